@@ -20,7 +20,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -28,8 +28,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from precache.codecs.windows import Windows
 from precache.errors import UsageError
 from precache.recipe.ops import Operation
+from precache.recipe.resampling import resized_shape
 from precache.runtime.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
@@ -92,6 +94,17 @@ class Draw:
         )
         mixed = _mix(mixed + columns * _signed(0xD1B54A32D192ED03))
         return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
+
+    def part(self, start: int, stop: int) -> Draw:
+        """Return the draw of some samples of the batch."""
+        return Draw(self.key, self.step, self.numbers[start:stop])
+
+    def at(self, path: Iterable[int]) -> Draw:
+        """Return the draw of a step by the indices of the transforms that it is in."""
+        draw = self
+        for index in path:
+            draw = draw.inside(index)
+        return draw
 
     def numpy(self) -> np.random.Generator:
         """Return a generator on the host, a function of (key, step)."""
@@ -289,6 +302,8 @@ def is_drawn(step: Any) -> bool:
     """Return whether any thread may run a transform: it uses the batch and the draw alone."""
     if isinstance(step, Compose):
         return type(step).apply is Compose.apply and all(map(is_drawn, step.steps))
+    if isinstance(step, Later):
+        return all(is_drawn(later) for _, later in step.placed)
     return isinstance(step, Transform)
 
 
@@ -334,11 +349,41 @@ def require_fitting(
 
 def _steps(transform: Any) -> Iterator[Any]:
     """Yield the steps of a transform, those within a `Compose` one by one."""
-    if isinstance(transform, Compose):
-        for step in transform.steps:
-            yield from _steps(step)
+    for _, step in _placed(transform):
+        yield step
+
+
+Place = tuple[int, ...]
+"""Indices of a step in the transforms that it is in, the outermost first."""
+
+
+def _placed(transform: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Yield the steps of a transform with their places."""
+    if isinstance(transform, Compose) and type(transform).apply is Compose.apply:
+        for index, step in enumerate(transform.steps):
+            yield from _placed(step, (*place, index))
+    elif isinstance(transform, Later):
+        yield from transform.placed
     else:
-        yield transform
+        yield place, transform
+
+
+class Later(Transform):
+    """The steps that are left of a transform whose first ones are done; they draw as before.
+
+    Attributes
+    ----------
+    placed
+        The steps with their places in the whole transform.
+    """
+
+    def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
+        self.placed = placed
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        for place, step in self.placed:
+            batch = run(step, batch, draw.at(place))
+        return batch
 
 
 def _number(name: str, value: Any, least: float, most: float = sys.float_info.max) -> float:
@@ -359,10 +404,155 @@ def _range(name: str, value: Any) -> tuple[float, float]:
     return low, high
 
 
+# --- windows of ragged images -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View:
+    """Views of N images of different sizes, before anything is read of them.
+
+    Attributes
+    ----------
+    sizes
+        (N, 2) float64 height and width of what is seen, whole numbers.
+    windows
+        Where that is in each image.
+    """
+
+    sizes: np.ndarray
+    windows: Windows
+
+    @classmethod
+    def whole(cls, sizes: np.ndarray) -> View:
+        """Return the view of whole images of these (N, 2) sizes."""
+        sizes = sizes.astype(np.float64)
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        mirrored = np.zeros(len(sizes), np.bool_)
+        return cls(sizes, Windows(boxes, np.zeros_like(sizes), np.ones_like(sizes), mirrored))
+
+    def require(self, size: tuple[int, int]) -> None:
+        """Raise `UsageError` if a crop does not fit."""
+        small = np.flatnonzero((self.sizes < size).any(axis=1))
+        if len(small):
+            high, wide = self.sizes[small[0]].astype(int).tolist()
+            raise UsageError(
+                f"a crop of {size[0]} x {size[1]} does not fit an image of {high} x {wide}; put "
+                f"Resize({max(size)}) before it"
+            )
+
+    def cropped(self, corners: np.ndarray, sizes: np.ndarray) -> View:
+        """Return a part: (N, 2) top and left, height and width, in what is seen now."""
+        windows, sizes = self.windows, np.broadcast_to(sizes, self.sizes.shape)
+        corners = corners.astype(np.float64)
+        behind = self.sizes[:, 1] - corners[:, 1] - sizes[:, 1]
+        corners[:, 1] = np.where(windows.mirrored, behind, corners[:, 1])
+        if (windows.scales == 1).all():  # pixels beside the part take no part in a resize
+            boxes = np.concatenate([windows.boxes[:, :2] + corners, sizes], axis=1)
+            return View(sizes, replace(windows, boxes=boxes))
+        return View(sizes, replace(windows, starts=windows.starts + corners * windows.scales))
+
+    def resized(self, sizes: np.ndarray) -> View:
+        """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
+        sizes = np.broadcast_to(sizes, self.sizes.shape)
+        return View(sizes, replace(self.windows, scales=self.sizes / sizes))
+
+    def mirrored(self, flips: np.ndarray) -> View:
+        """Return the view with left and right exchanged where `flips` (N,) is true."""
+        return View(self.sizes, replace(self.windows, mirrored=self.windows.mirrored ^ flips))
+
+
+class WindowStep(ABC):
+    """A transform that chooses what of an image is seen, which can be done while it is read.
+
+    Attributes
+    ----------
+    resizes
+        Whether it resizes; of several steps, one may.
+    padding
+        Pixels around an image that it adds; then it cannot be done so.
+    """
+
+    resizes: ClassVar[bool] = False
+    padding = 0
+    fields: tuple[str, ...] | None
+
+    @abstractmethod
+    def view(self, view: View, draw: Draw) -> View:
+        """Return what is seen after the step."""
+
+    @abstractmethod
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return height and width after the step, given those before; None if images differ."""
+
+
+@dataclass(frozen=True)
+class WindowSteps:
+    """The first steps of a transform, done while rows are read.
+
+    Attributes
+    ----------
+    size
+        Height and width of the result.
+    """
+
+    placed: Sequence[tuple[Place, WindowStep]]
+    size: tuple[int, int]
+
+    def __call__(self, sizes: np.ndarray, draw: Draw) -> Windows:
+        """Return the windows of images of (N, 2) heights and widths."""
+        view = View.whole(sizes)
+        for place, step in self.placed:
+            view = step.view(view, draw.at(place))
+        return view.windows
+
+
+def _named(step: Any) -> str:
+    name = step.__name__ if hasattr(step, "__name__") else type(step).__name__
+    return f"Resize({step.size})" if isinstance(step, Resize) else str(name)
+
+
+def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[WindowSteps, Any]:
+    """Split a transform into what is done while ragged rows are read, and the steps after that.
+
+    Raises
+    ------
+    UsageError
+        Its first steps do not bring the images to one size.
+    """
+    first: list[tuple[Place, WindowStep]] = []
+    size, placed = None, list(_placed(transform))
+    for place, step in placed:
+        fits = isinstance(step, WindowStep) and not step.padding
+        if not fits or (step.resizes and any(before.resizes for _, before in first)):
+            break
+        if set(step.fields or ("image",)) != set(ragged):
+            raise UsageError(
+                f"{type(step).__name__} changes {' and '.join(step.fields or ('image',))} while "
+                f"rows are read, and {' and '.join(ragged)} of {where} have shapes of their own: "
+                f"give it fields={tuple(ragged)}, and the Loader no other fields of images"
+            )
+        if isinstance(step, RandomResizedCrop) and "nearest" in step.interpolation.values():
+            raise UsageError("rows with shapes of their own are read bilinearly, not by nearest")
+        size = step.size_after(size)
+        first.append((place, step))
+    if size is None:
+        begins = (
+            f", and this one begins with {_named(placed[0][1])}" if transform is not None else ""
+        )
+        raise UsageError(
+            f"rows of {' and '.join(ragged)} of {where} have shapes of their own, and a batch has "
+            "one: begin the transform with a crop, as Loader(…, transform=RandomResizedCrop(224)), "
+            f"or Compose([Resize(256), CenterCrop(224), …]){begins}; or read rows one by one, by "
+            "CachedDataset"
+        )
+    later = placed[len(first) :]
+    return WindowSteps(first, size), Later(later) if later else None
+
+
 # --- geometry -----------------------------------------------------------------------------------
 
 
-class RandomCrop(ImageTransform):
+class RandomCrop(ImageTransform, WindowStep):
     """A random window of `size`, after `padding` zeros on every side, of masks, too.
 
     Parameters
@@ -380,6 +570,15 @@ class RandomCrop(ImageTransform):
         self.size = sides("size", size)
         self.padding = whole("padding", padding, 0)
 
+    def view(self, view: View, draw: Draw) -> View:
+        sides = np.array(self.size)
+        view.require(self.size)
+        spare = torch.from_numpy((view.sizes - sides + 1).astype(np.float32))
+        return view.cropped((draw.uniform(2) * spare).long().numpy(), sides)
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return self.size
+
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
         height, width = self.size
@@ -395,12 +594,76 @@ class RandomCrop(ImageTransform):
         return windows[number, :, corner[:, 0], corner[:, 1]]
 
 
-class RandomResizedCrop(ImageTransform):
+class CenterCrop(ImageTransform, WindowStep):
+    """The middle of each image, of `size`.
+
+    Parameters
+    ----------
+    fields
+        Fields that are cropped alike; see `FieldTransform`.
+    """
+
+    moves = True
+
+    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
+        super().__init__(fields)
+        self.size = sides("size", size)
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        (height, width), (high, wide) = self.size, images.shape[2:]
+        if high < height or wide < width:
+            raise UsageError(f"a crop of {height} x {width} does not fit images of {high} x {wide}")
+        top, left = round((high - height) / 2), round((wide - width) / 2)
+        return images[:, :, top : top + height, left : left + width]
+
+    def view(self, view: View, draw: Draw) -> View:
+        view.require(self.size)
+        return view.cropped(np.rint((view.sizes - self.size) / 2), np.array(self.size))
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return self.size
+
+
+class Resize(ImageTransform, WindowStep):
+    """Resize with antialiasing, bilinearly; a whole number is the shorter side.
+
+    Parameters
+    ----------
+    fields
+        Fields that are resized alike; see `FieldTransform`.
+    """
+
+    moves = True
+    resizes = True
+
+    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
+        super().__init__(fields)
+        self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
+
+    def _size_of(self, height: int, width: int) -> tuple[int, int]:
+        return resized_shape(height, width, self.size)
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        size = self._size_of(*images.shape[2:])
+        resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
+        return _like(resized, images)
+
+    def view(self, view: View, draw: Draw) -> View:
+        sizes = [self._size_of(height, width) for height, width in view.sizes.astype(int).tolist()]
+        return view.resized(np.array(sizes, np.float64).reshape(-1, 2))
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        if isinstance(self.size, tuple):
+            return self.size
+        return None if size is None else self._size_of(*size)
+
+
+class RandomResizedCrop(ImageTransform, WindowStep):
     """A random area and aspect ratio of each image, resized bilinearly to `size`.
 
     Area uniform in `scale`, aspect ratio log-uniform in `ratio`, as torchvision draws them; a box
-    that does not fit is narrowed to the image instead of drawn again. Not antialiased: cache at
-    about the size you train on.
+    that does not fit is narrowed to the image instead of drawn again. Not antialiased, unless rows
+    are ragged, which are cropped as they are read: else cache at about the size you train on.
 
     Parameters
     ----------
@@ -411,6 +674,7 @@ class RandomResizedCrop(ImageTransform):
     """
 
     moves = True
+    resizes = True
 
     def __init__(
         self,
@@ -425,14 +689,24 @@ class RandomResizedCrop(ImageTransform):
         self.scale = _range("scale", scale)
         self.ratio = _range("ratio", ratio)
 
-    def boxes(self, height: int, width: int, draw: Draw) -> torch.Tensor:
-        """(N, 4) float32 top, left, height, width, in whole pixels."""
+    def view(self, view: View, draw: Draw) -> View:
+        height, width = torch.from_numpy(view.sizes.astype(np.float32)).unbind(1)
+        boxes = self.boxes(height, width, draw).numpy().astype(np.float64)
+        return view.cropped(boxes[:, :2], boxes[:, 2:]).resized(np.array(self.size, np.float64))
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return self.size
+
+    def boxes(
+        self, height: int | torch.Tensor, width: int | torch.Tensor, draw: Draw
+    ) -> torch.Tensor:
+        """(N, 4) float32 top, left, height, width, in whole pixels, of images of these sizes."""
         u = draw.uniform(4)
         area = height * width * (self.scale[0] + u[:, 0] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratio = torch.exp(low + u[:, 1] * (high - low))
-        h = torch.sqrt(area / ratio).round().clamp(1, height)
-        w = torch.sqrt(area * ratio).round().clamp(1, width)
+        h = torch.sqrt(area / ratio).round().clamp(min=1).clamp(max=height)
+        w = torch.sqrt(area * ratio).round().clamp(min=1).clamp(max=width)
         top = (u[:, 2] * (height - h + 1)).floor()
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
@@ -497,7 +771,7 @@ def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> tor
     return (2 * pixel + 1) / size - 1
 
 
-class HorizontalFlip(ImageTransform):
+class HorizontalFlip(ImageTransform, WindowStep):
     """Mirror left and right with probability `p`.
 
     Parameters
@@ -512,8 +786,17 @@ class HorizontalFlip(ImageTransform):
         super().__init__(fields)
         self.p = _number("p", p, 0, 1)
 
+    def _drawn(self, draw: Draw) -> torch.Tensor:
+        return draw.uniform(1)[:, 0] < self.p
+
+    def view(self, view: View, draw: Draw) -> View:
+        return view.mirrored(self._drawn(draw).numpy())
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return size
+
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        flip = draw.uniform(1)[:, 0] < self.p
+        flip = self._drawn(draw)
         pixels = images.view(SIGNED.get(images.dtype, images.dtype))
         return torch.where(flip[:, None, None, None], pixels.flip(3), pixels).view(images.dtype)
 

@@ -1,5 +1,5 @@
-/* The costliest work on a batch, compiled: copy rows, check them, decompress them, and undo the
-   filter of `image`. Python does the same, slower, where no C compiler was at hand.
+/* The costliest work on a batch, compiled: copy rows, check them, decompress them, undo the filter
+   of `image`, and resize windows of images. Python does the same, slower, where no C compiler was at hand.
 
    All functions release the interpreter lock, and check every offset before they read. */
 
@@ -13,6 +13,8 @@
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 /* The instructions for CRC32C, and whether this machine has them. */
@@ -644,6 +646,371 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/* ---- windows -------------------------------------------------------------------------------- */
+
+/* A window of an image of uint8, resized by an antialiased triangle filter. Between its two passes
+   numbers are 8.8 fixed point; weights have 16 bits, and sum up to 65535. Products lose half of
+   their last digit on average, which is added up front: with at most MOST_TAPS of them, a sum does
+   not overflow. */
+#define LANES 16
+#define MOST_TAPS 128
+
+/* One axis of a window: `size` pixels from `first` on. The centre of output pixel i lies at
+   start + (i + 0.5) * scale among them. */
+typedef struct {
+    int64_t first, size;
+    double start, scale;
+} Axis;
+
+/* Pixels of the window that an output pixel is made of. */
+typedef struct {
+    int64_t first, count;
+    const uint16_t *weights;
+} Taps;
+
+static int is_window(const Axis *axis, int64_t pixels)
+{
+    return axis->first >= 0 && axis->size > 0 && axis->first <= pixels - axis->size &&
+           axis->scale > 0 && axis->scale <= (double)axis->size + 1 &&
+           axis->start >= -1 && axis->start <= (double)axis->size;
+}
+
+static double support_of(const Axis *axis) { return axis->scale > 1 ? axis->scale : 1; }
+
+static size_t most_taps(const Axis *axis) { return 2 * (size_t)support_of(axis) + 3; }
+
+/* The taps of `out` pixels; `weights` and `values` have room for `most_taps` of each, and of one. */
+static void plan(Taps *taps, uint16_t *weights, double *values, const Axis *axis, int64_t out,
+                 int mirrored)
+{
+    double support = support_of(axis);
+    for (int64_t i = 0; i < out; i++) {
+        double centre = axis->start + ((double)i + 0.5) * axis->scale, total = 0;
+        double from = centre - support + 0.5, to = centre + support + 0.5;
+        int64_t first = from > 0 ? (int64_t)from : 0, end = (int64_t)to, largest = 0;
+        first = first < axis->size ? first : axis->size - 1;
+        end = end < axis->size ? end : axis->size;
+        end = end > first ? end : first + 1;
+        Taps *tap = &taps[mirrored ? out - 1 - i : i];
+        *tap = (Taps){first, end - first, weights};
+        for (int64_t k = 0; k < tap->count; k++) {
+            double distance = ((double)(first + k) + 0.5 - centre) / support;
+            double value = 1 - (distance < 0 ? -distance : distance);
+            values[k] = value > 0 ? value : 0;
+            total += values[k];
+            largest = values[k] > values[largest] ? k : largest;
+        }
+        int64_t left = UINT16_MAX;
+        for (int64_t k = 0; k < tap->count; k++) {
+            weights[k] = total > 0 ? (uint16_t)(values[k] * UINT16_MAX / total) : 0;
+            left -= weights[k];
+        }
+        weights[largest] += (uint16_t)left;
+        weights += tap->count;
+    }
+}
+
+static inline uint16_t times(uint16_t value, uint16_t weight)
+{
+    return (uint16_t)((uint32_t)value * weight >> 16);
+}
+
+/* The sum of lines of bytes by their weights, four at a time. */
+static void sum_lines(uint16_t *restrict sum, const uint8_t *window, size_t stride,
+                      const Taps *taps, size_t width)
+{
+    uint16_t start = (uint16_t)(taps->count / 2);
+    for (int64_t k = 0; k < taps->count; k += 4) {
+        const uint8_t *line[4];
+        uint16_t w[4];
+        for (int64_t i = 0; i < 4; i++) {
+            int used = k + i < taps->count;
+            line[i] = window + (size_t)(taps->first + (used ? k + i : k)) * stride;
+            w[i] = used ? taps->weights[k + i] : 0;
+        }
+        const uint8_t *a = line[0], *b = line[1], *c = line[2], *d = line[3];
+        if (k + 2 >= taps->count)
+            for (size_t x = 0; x < width; x++)
+                sum[x] = (uint16_t)((k ? sum[x] : start) + times((uint16_t)(a[x] << 8), w[0]) +
+                                    times((uint16_t)(b[x] << 8), w[1]));
+        else
+            for (size_t x = 0; x < width; x++)
+                sum[x] = (uint16_t)((k ? sum[x] : start) + times((uint16_t)(a[x] << 8), w[0]) +
+                                    times((uint16_t)(b[x] << 8), w[1]) +
+                                    times((uint16_t)(c[x] << 8), w[2]) +
+                                    times((uint16_t)(d[x] << 8), w[3]));
+    }
+}
+
+#if defined(__SSE2__)
+
+/* Eight lines of words, `pitch` apart -> their columns, LANES apart. */
+static void turn_words(uint16_t *out, const uint16_t *in, size_t pitch)
+{
+    __m128i a[8], b[8];
+    for (size_t i = 0; i < 8; i++)
+        a[i] = _mm_load_si128((const __m128i *)(in + i * pitch));
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 4; i++) {
+            b[2 * i] = _mm_unpacklo_epi16(a[i], a[i + 4]);
+            b[2 * i + 1] = _mm_unpackhi_epi16(a[i], a[i + 4]);
+        }
+        memcpy(a, b, sizeof a);
+    }
+    for (size_t i = 0; i < 8; i++)
+        _mm_store_si128((__m128i *)(out + i * LANES), a[i]);
+}
+
+/* The transpose of (LANES, LANES) bytes. */
+static void turn_bytes(uint8_t out[LANES][LANES], const uint8_t in[LANES][LANES])
+{
+    __m128i a[LANES], b[LANES];
+    memcpy(a, in, sizeof a);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+            b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
+            b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+        }
+        memcpy(a, b, sizeof a);
+    }
+    memcpy(out, a, sizeof a);
+}
+
+#else
+
+static void turn_words(uint16_t *out, const uint16_t *in, size_t pitch)
+{
+    for (size_t i = 0; i < 8; i++)
+        for (size_t j = 0; j < 8; j++)
+            out[j * LANES + i] = in[i * pitch + j];
+}
+
+static void turn_bytes(uint8_t out[LANES][LANES], const uint8_t in[LANES][LANES])
+{
+    for (size_t i = 0; i < LANES; i++)
+        for (size_t j = 0; j < LANES; j++)
+            out[j][i] = in[i][j];
+}
+
+#endif
+
+/* The sum of columns of LANES words by their weights, as bytes. */
+static inline void sum_column(uint8_t out[LANES], const uint16_t *column, size_t step,
+                              const Taps *tap)
+{
+    uint16_t start = (uint16_t)(tap->count / 2 + 128);
+#if defined(__SSE2__)
+    __m128i low = _mm_set1_epi16((short)start), high = low;
+    for (int64_t k = 0; k < tap->count; k++, column += step * LANES) {
+        __m128i weight = _mm_set1_epi16((short)tap->weights[k]);
+        const __m128i *words = (const __m128i *)column;
+        low = _mm_add_epi16(low, _mm_mulhi_epu16(_mm_load_si128(words), weight));
+        high = _mm_add_epi16(high, _mm_mulhi_epu16(_mm_load_si128(words + 1), weight));
+    }
+    low = _mm_packus_epi16(_mm_srli_epi16(low, 8), _mm_srli_epi16(high, 8));
+    _mm_store_si128((__m128i *)out, low);
+#elif defined(__ARM_NEON)
+    uint16x8_t sums[2] = {vdupq_n_u16(start), vdupq_n_u16(start)};
+    for (int64_t k = 0; k < tap->count; k++, column += step * LANES)
+        for (int half = 0; half < 2; half++) {
+            uint16x8_t words = vld1q_u16(column + 8 * half);
+            uint16x4_t low = vshrn_n_u32(vmull_n_u16(vget_low_u16(words), tap->weights[k]), 16);
+            uint16x4_t high = vshrn_n_u32(vmull_n_u16(vget_high_u16(words), tap->weights[k]), 16);
+            sums[half] = vaddq_u16(sums[half], vcombine_u16(low, high));
+        }
+    vst1q_u8(out, vcombine_u8(vshrn_n_u16(sums[0], 8), vshrn_n_u16(sums[1], 8)));
+#else
+    uint16_t sum[LANES];
+    for (int lane = 0; lane < LANES; lane++)
+        sum[lane] = start;
+    for (int64_t k = 0; k < tap->count; k++, column += step * LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            sum[lane] = (uint16_t)(sum[lane] + times(column[lane], tap->weights[k]));
+    for (int lane = 0; lane < LANES; lane++)
+        out[lane] = (uint8_t)(sum[lane] >> 8);
+#endif
+}
+
+/* Columns of LANES words, of which each `step`th is of this channel -> lines of bytes. */
+static void sum_columns(uint8_t *out, const uint16_t *columns, size_t step, const Taps *taps,
+                        size_t lines, size_t width)
+{
+    for (size_t x = 0; x < width; x += LANES) {
+        _Alignas(16) uint8_t block[LANES][LANES], turned[LANES][LANES];
+        size_t used = width - x < LANES ? width - x : LANES;
+        for (size_t i = 0; i < LANES; i++) {
+            const Taps *tap = &taps[x + (i < used ? i : 0)];
+            sum_column(block[i], columns + (size_t)tap->first * step * LANES, step, tap);
+        }
+        turn_bytes(turned, block);
+        for (size_t i = 0; i < lines; i++)
+            memcpy(out + i * width + x, turned[i], used);
+    }
+}
+
+/* An image, planar (C, H, W) or interleaved (H, W, C), and what of it to resize. */
+typedef struct {
+    const uint8_t *pixels;
+    Shape shape;
+    int interleaved, mirrored;
+    Axis down, across;
+} Window;
+
+/* Any number of taps, one output pixel after another. */
+static void sum_exactly(uint8_t *out, const uint8_t *window, size_t stride, size_t step,
+                        const Taps *down, const Taps *across, Shape size)
+{
+    for (int64_t y = 0; y < size.height; y++)
+        for (int64_t x = 0; x < size.width; x++) {
+            const Taps *high = &down[y], *wide = &across[x];
+            uint64_t sum = (uint64_t)UINT16_MAX * UINT16_MAX / 2;
+            for (int64_t i = 0; i < high->count; i++) {
+                const uint8_t *line = window + (size_t)(high->first + i) * stride;
+                uint64_t part = 0;
+                for (int64_t k = 0; k < wide->count; k++)
+                    part += (uint64_t)wide->weights[k] * line[(size_t)(wide->first + k) * step];
+                sum += part * high->weights[i];
+            }
+            out[y * size.width + x] = (uint8_t)(sum / ((uint64_t)UINT16_MAX * UINT16_MAX));
+        }
+}
+
+static size_t aligned(size_t size) { return (size + LINE - 1) & ~(size_t)(LINE - 1); }
+
+typedef struct {
+    uint8_t *memory;
+    size_t size;
+} Scratch;
+
+static int make_room(Scratch *scratch, size_t size)
+{
+    if (size > scratch->size) {
+        free(scratch->memory);
+        scratch->memory = aligned_alloc(LINE, aligned(size));
+        scratch->size = scratch->memory ? size : 0;
+    }
+    return scratch->memory != NULL;
+}
+
+/* Resize a window to planar `out`, of a height and width; 0 if there is no memory. */
+static int resize_window(uint8_t *out, const Window *in, Shape size, Scratch *scratch)
+{
+    size_t channels = (size_t)in->shape.channels, step = in->interleaved ? channels : 1;
+    size_t height = (size_t)size.height, width = (size_t)size.width;
+    size_t high = most_taps(&in->down), wide = most_taps(&in->across);
+    size_t stride = (size_t)in->shape.width * step, plane = stride * (size_t)in->shape.height;
+    size_t count = (size_t)in->across.size * step, pitch = (count + 31) & ~(size_t)31;
+    size_t taps_size = aligned((height + width) * sizeof(Taps));
+    size_t weights_size = aligned((height * high + width * wide) * sizeof(uint16_t));
+    size_t values_size = aligned((high > wide ? high : wide) * sizeof(double));
+    size_t lines_size = LANES * pitch * sizeof(uint16_t);
+    if (!make_room(scratch, taps_size + weights_size + values_size + 2 * lines_size))
+        return 0;
+    uint8_t *at = scratch->memory;
+    Taps *down = (Taps *)at, *across = down + height;
+    uint16_t *weights = (uint16_t *)(at += taps_size);
+    double *values = (double *)(at += weights_size);
+    uint16_t *lines = (uint16_t *)(at += values_size), *columns = (uint16_t *)(at + lines_size);
+    plan(down, weights, values, &in->down, size.height, 0);
+    plan(across, weights + height * high, values, &in->across, size.width, in->mirrored);
+    size_t corner = (size_t)in->down.first * stride + (size_t)in->across.first * step;
+    for (size_t channel = 0; channel < channels; channel += step) {
+        const uint8_t *window = in->pixels + channel * plane + corner;
+        uint8_t *planes = out + channel * height * width;
+        if (high > MOST_TAPS || wide > MOST_TAPS) {
+            for (size_t c = 0; c < step; c++)
+                sum_exactly(planes + c * height * width, window + c, stride, step, down, across,
+                            size);
+            continue;
+        }
+        for (size_t y = 0; y < height; y += LANES) {
+            size_t used = height - y < LANES ? height - y : LANES;
+            for (size_t i = 0; i < LANES; i++)
+                if (i < used)
+                    sum_lines(lines + i * pitch, window, stride, &down[y + i], count);
+                else
+                    memset(lines + i * pitch, 0, pitch * sizeof(uint16_t));
+            for (size_t i = 0; i < LANES; i += 8)
+                for (size_t x = 0; x < count; x += 8)
+                    turn_words(columns + x * LANES + i, lines + i * pitch + x, pitch);
+            for (size_t c = 0; c < step; c++)
+                sum_columns(planes + (c * height + y) * width, columns + c * LANES, step, across,
+                            used, width);
+        }
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(resize_doc,
+"resize(images, shapes, boxes, places, mirrored, interleaved, out, height, width)\n--\n\n"
+"Resize a window of each image by an antialiased triangle filter, and mirror some.\n\n"
+"`shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
+"`boxes` (n, 4) int64 top, left, height and width of the pixels that are used; `places` (n, 4)\n"
+"float64 start down and across, and pixels for each of the result down and across; `mirrored` (n,)\n"
+"bool. `out` takes (n, channels, height, width).");
+
+static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list, *result = NULL;
+    Py_buffer shapes, boxes, places, mirrored, out;
+    Sources images;
+    Shape size = {0, 0, 0};
+    int interleaved;
+    if (!PyArg_ParseTuple(args, "O!y*y*y*y*pw*nn:resize", &PyList_Type, &list, &shapes, &boxes,
+                          &places, &mirrored, &interleaved, &out, &size.height, &size.width))
+        return NULL;
+    if (open_sources(&images, list, NULL) == 0) {
+        Py_ssize_t count = images.count;
+        const int64_t *shape = shapes.buf, *box = boxes.buf;
+        const double *place = places.buf;
+        size.channels = count ? (Py_ssize_t)shape[0] : 1;
+        int fits = shapes.len == count * 24 && boxes.len == count * 32 &&
+                   places.len == count * 32 && mirrored.len == count &&
+                   holds_rows(size, out.len) &&
+                   out.len == count * size.channels * size.height * size.width;
+        Window *windows = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(Window));
+        for (Py_ssize_t i = 0; windows && fits && i < count; i++) {
+            Window *in = &windows[i];
+            *in = (Window){
+                .pixels = images.views[i].buf,
+                .shape = {(Py_ssize_t)shape[3 * i], (Py_ssize_t)shape[3 * i + 1],
+                          (Py_ssize_t)shape[3 * i + 2]},
+                .interleaved = interleaved,
+                .mirrored = ((const uint8_t *)mirrored.buf)[i],
+                .down = {box[4 * i], box[4 * i + 2], place[4 * i], place[4 * i + 2]},
+                .across = {box[4 * i + 1], box[4 * i + 3], place[4 * i + 1], place[4 * i + 3]},
+            };
+            fits = in->shape.channels == size.channels && holds_rows(in->shape, images.views[i].len) &&
+                   images.views[i].len == in->shape.channels * in->shape.height * in->shape.width &&
+                   is_window(&in->down, in->shape.height) &&
+                   is_window(&in->across, in->shape.width);
+        }
+        if (windows == NULL) {
+            PyErr_NoMemory();
+        } else if (!fits) {
+            PyErr_SetString(PyExc_ValueError, "windows that do not lie in their images");
+        } else {
+            Scratch scratch = {NULL, 0};
+            Py_ssize_t done = 0, row = size.channels * size.height * size.width;
+            Py_BEGIN_ALLOW_THREADS
+            while (done < count &&
+                   resize_window((uint8_t *)out.buf + done * row, &windows[done], size, &scratch))
+                done++;
+            free(scratch.memory);
+            Py_END_ALLOW_THREADS
+            result = done < count ? PyErr_NoMemory() : Py_NewRef(Py_None);
+        }
+        PyMem_Free(windows);
+        close_sources(&images);
+    }
+    PyBuffer_Release(&shapes);
+    PyBuffer_Release(&boxes);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&mirrored);
+    PyBuffer_Release(&out);
+    return result;
+}
+
 /* ---- the module ----------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
@@ -653,6 +1020,7 @@ static PyMethodDef methods[] = {
     {"undo_image", undo_image, METH_VARARGS, undo_image_doc},
     {"load_zstd", load_zstd, METH_VARARGS, load_zstd_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -41,6 +41,7 @@ from precache.transforms import (
     label_mixing,
     require_fitting,
     run,
+    split_windows,
 )
 
 log = logging.getLogger(__name__)
@@ -97,12 +98,16 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
-        if self.reader.ragged:
-            raise UsageError(
-                f"rows of {', '.join(self.reader.ragged)} of {self.version.path} have shapes of "
-                "their own, and a batch has one: read them by CachedDataset, or build rows of one "
-                "shape, by --crop"
-            )
+        self._transform, self._crops = options.transform, bool(self.reader.ragged)
+        if self._crops:
+            names, where = list(self.reader.ragged), self.version.path
+            windows, self._transform = split_windows(options.transform, names, where)
+            if options.resident:
+                raise UsageError(
+                    f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
+                    "shapes of their own; leave resident out"
+                )
+            self.reader.crop(windows, windows.size)
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
@@ -112,14 +117,14 @@ class BatchSource:
         self._selection = Selection.of(
             self.reader, options.rows, options.weights, as_stored=as_stored
         )
-        self._mixing = label_mixing(options.transform)
+        self._mixing = label_mixing(self._transform)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
-        if options.transform is not None:
+        if self._transform is not None:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(options.transform, kinds)
+            require_fitting(self._transform, kinds)
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -136,7 +141,7 @@ class BatchSource:
         self._transforms_early = (
             options.device.type != "cuda"
             and isinstance(self.stream, BatchStream)
-            and is_drawn(options.transform)
+            and is_drawn(self._transform)
         )
         if self.reader.cached:  # last: an error above must leave nothing behind
             self.reader.cached.join()
@@ -222,11 +227,13 @@ class BatchSource:
         order, stop = self.order, self.order.stop(first)
         starts = range(first, stop, order.global_batch)
         finish = (functools.partial(self._finish, epoch, start) for start in starts)
-        early = [finish] if self._transforms_early else []
+        early = finish if self._transforms_early else None
+        draw = (functools.partial(self._draw, epoch, start) for start in starts)
+        draws = draw if self._crops else None
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         following, ready = iter(starts[1:]), self.stream.ready
         for rows in self._runs(epoch, first):
-            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early)
+            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, early, draws)
             with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
@@ -257,13 +264,9 @@ class BatchSource:
         mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
         if mark is not None:
             batch = {**batch, "repeated": mark}
-        transform = self._options.transform
+        transform = self._transform
         if transform is not None:
-            numbers, again = batch["row"], self.order.again(first)
-            if again is not None:
-                positions = torch.from_numpy(again).to(numbers.device, non_blocking=numbers.is_cuda)
-                numbers = torch.where(positions < 0, positions, numbers)
-            draw = Draw((self.order.seed, epoch), first // self.order.global_batch, numbers)
+            draw = self._draw(epoch, first, batch["row"])
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
@@ -271,6 +274,14 @@ class BatchSource:
             self._require_mark(batch)
         output = self._tuple_of(batch, mark is not None) if self.output is not None else batch
         return rows, count, [output]
+
+    def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:
+        """Return the random numbers of the batch from a position on, by its row numbers."""
+        again = self.order.again(first)
+        if again is not None:
+            positions = torch.from_numpy(again).to(rows.device, non_blocking=rows.is_cuda)
+            rows = torch.where(positions < 0, positions, rows)
+        return Draw((self.order.seed, epoch), first // self.order.global_batch, rows)
 
     def _tuple_of(self, batch: Any, marked: bool) -> Any:
         """Return a dict as a tuple, with the mark that it has; anything else as it is."""

@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from precache.errors import StoreError, UsageError
 from precache.loading.job_store import job_store, key_prefix
+from precache.store.commit_log import short
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,7 @@ class RankCheck:
             raise StoreError(
                 f"{self._what} opened version {opened} of {store} {here}, and {version} {there}: a "
                 "build committed in between, or each rank names its own; open "
-                f"'{store}@{version[:12]}' on all ranks, or start them again"
+                f"'{store}@{short(version, 12)}' on all ranks, or start them again"
             )
         values = [f"{n} ({v} {here}, {theirs[n]} {there})" for n, v in mine.items() if n in names]
         raise UsageError(

@@ -37,12 +37,15 @@ from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
-from precache.transforms import Batch
+from precache.transforms import Batch, Draw
 
 Rows = Generator[np.ndarray, None, None]
 
 Finish = Callable[[Batch], Any]
 """Turns a batch on the CPU into what is handed out, on the thread that decoded its last part."""
+
+DrawOf = Callable[[torch.Tensor], Draw]
+"""Returns the random numbers of a batch, by its row numbers."""
 
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from the caller."""
@@ -120,6 +123,8 @@ class _Batch:
         Applied once all parts are decoded, if the batch stays on the CPU; its result is `finished`.
     parts_left
         Parts that are not decoded yet.
+    draw
+        Random numbers of its rows, where they are cropped while they are read.
     out
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
     filled
@@ -131,6 +136,7 @@ class _Batch:
     rows: np.ndarray
     finish: Finish | None
     parts_left: int
+    draw: Draw | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
     out: dict[str, np.ndarray] = field(default_factory=dict)
@@ -150,6 +156,11 @@ class _Span:
     @property
     def rows(self) -> np.ndarray:
         return self.batch.rows[self.start : self.stop]
+
+    @property
+    def draw(self) -> Draw | None:
+        draw = self.batch.draw
+        return None if draw is None else draw.part(self.start, self.stop)
 
     @property
     def last(self) -> bool:
@@ -280,7 +291,11 @@ class BatchStream:
         return self._schedule.together
 
     def batches(
-        self, rows: Rows, epoch: int = 0, finishes: Iterator[Finish] | None = None
+        self,
+        rows: Rows,
+        epoch: int = 0,
+        finishes: Iterator[Finish] | None = None,
+        draws: Iterator[DrawOf] | None = None,
     ) -> Generator[Any, None, None]:
         """Yield a batch for each array of row numbers; closing the generator joins every thread.
 
@@ -290,6 +305,8 @@ class BatchStream:
             Selects the variants that are read.
         finishes
             For batches on the CPU: one function per batch, whose result is yielded.
+        draws
+            Where rows are cropped while they are read: the random numbers of each batch, by rows.
         """
         reader, schedule = self._reader.at_epoch(epoch), self._schedule
         with contextlib.ExitStack() as ends:
@@ -301,14 +318,14 @@ class BatchStream:
             self._ready = own.ready
             parts: Generator[_Part, None, None]
             if feed:
-                parts = feed.around(self._split(rows, finishes))
+                parts = feed.around(self._split(rows, finishes, draws))
             else:
                 ahead = self._read_ahead
                 if reader is not self._reader:
                     ahead = self._make_read_ahead(reader)
                 advised = ahead.around(rows, schedule.ahead * schedule.together)
                 ends.enter_context(contextlib.closing(advised))
-                parts = ((part, NOTHING) for part in self._split(advised, finishes))
+                parts = ((part, NOTHING) for part in self._split(advised, finishes, draws))
             ends.enter_context(contextlib.closing(parts))
             work = prefetch(
                 functools.partial(self._decode_job, own),
@@ -334,12 +351,16 @@ class BatchStream:
         return ReadAhead(list(reader.readers.values()), self.thread_time)
 
     def _split(
-        self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None = None
+        self,
+        batches: Iterable[np.ndarray],
+        finishes: Iterator[Finish] | None = None,
+        draws: Iterator[DrawOf] | None = None,
     ) -> Generator[_Span, None, None]:
         """Split each batch into its parts."""
         for rows in batches:
             finish = next(finishes) if finishes else None
-            batch = _Batch(rows, finish, min(self._schedule.parts, len(rows)))
+            draw = next(draws)(torch.from_numpy(rows)) if draws else None
+            batch = _Batch(rows, finish, min(self._schedule.parts, len(rows)), draw)
             bounds = np.linspace(0, len(rows), batch.parts_left + 1).astype(int).tolist()
             for start, stop in itertools.pairwise(bounds):
                 yield _Span(batch, start, stop)
@@ -402,9 +423,9 @@ class BatchStream:
         for renewed in (own.feed is None, True):
             try:
                 if self._device:
-                    batch.filled = self._device[0].fill(own.reader, rows, out, slot)
+                    batch.filled = self._device[0].fill(own.reader, rows, out, slot, part.draw)
                 else:
-                    own.reader.read(rows, out)
+                    own.reader.read(rows, out, draw=part.draw)
                 return
             except DamageError:
                 if renewed or own.feed is None:

@@ -10,7 +10,7 @@ import torch.distributed
 from precache.errors import PrecacheError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.commit_log import ROOT, read_commits
+from precache.store.commit_log import ROOT, read_log, short
 from precache.store.open import split_uri
 from precache.store.version import Version
 
@@ -67,14 +67,14 @@ class VersionFollower:
     def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str:
         """Return the id of the version that the epoch reads."""
         try:
-            commits = read_commits(self._folder)
-            if not commits:
+            entry = read_log(self._folder).current
+            if entry is None:
                 raise StoreError(f"{shown(self._store)} has no commits, or is gone")
-            current = commits[-1].version
+            current = entry.version
             if current != own.id:
                 open_uri(self.uri_of(current))
-                log.info("version %s follows %s", current[:12], own.id[:12])
+                log.info("version %s follows %s", short(current, 12), short(own.id, 12))
             return current
         except PrecacheError as error:
-            log.error("the next epoch reads version %s again: %s", own.id[:12], error)
+            log.error("the next epoch reads version %s again: %s", short(own.id, 12), error)
             return own.id

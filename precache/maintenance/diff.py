@@ -15,6 +15,7 @@ from precache.messages import as_text
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
+from precache.store.commit_log import short
 from precache.store.json_documents import Attributes
 from precache.store.labels import label_texts
 from precache.store.open import open_version
@@ -166,7 +167,7 @@ class Difference:
             "classes": [f"{words}: {', '.join(n)}" for words, n in classes.items() if n],
             "libraries": [str(change) for change in self.libraries],
         }
-        lines = [f"changes from {self.before[:12]} to {self.after[:12]}"]
+        lines = [f"changes from {short(self.before, 12)} to {short(self.after, 12)}"]
         for heading, part in parts.items():
             if part:
                 lines += [heading, *(f"  {line}" for line in part)]

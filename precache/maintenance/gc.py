@@ -1,21 +1,15 @@
 """Remove versions that are out of use, by age and by which one is current.
 
 Readers leave no mark in a store, so only age tells that a version is out of use. Ages are
-differences of times that the store itself gave (`scan`). Unfinished builds and copies (``_pull``)
-that show no sign of life are removed by age as well. Only what is a version by its own metadata is
-removed; links are neither followed nor removed. A version is made unreachable before its bytes go:
+differences of times that the store itself gave (`scan`). Unfinished builds and copies that show no
+sign of life are removed by age as well. Only what is a version by its own metadata is removed;
+links are neither followed nor removed.
 
-- On a local disk its folder is renamed into ``_gc`` and removed there.
-- In a bucket its `zarr.json`, or whatever else marks it as ours, is copied to ``_gc`` and removed;
-  then the rest goes.
-
-Then the log is read again. A build that makes the version current in the meantime checks, after its
-entry, that the version exists (`commit_log.append_commit`). So one of the two notices the other,
-and a version that has become current is put back. Both hold the lease to decide about the version,
-so no other run removes what this one puts back. ``_gc`` records what was in progress when a process
-was killed, and the next run finishes it. A build that reuses objects of a version that is being
-removed finds them gone and computes them; a build that loses objects of its own notices at its
-commit (`precache_workers.driver.commit`).
+A removal is an entry of the log: from then on no process makes the version current or builds it.
+Then its bytes go, its `zarr.json` first, so that readers see that it is gone. If `gc` is killed,
+the log says what the next run is to remove. An unfinished version is removed by who holds its
+lease, as a build does. A build that reuses objects of a version that is being removed finds them
+gone and computes them.
 
 Scratch files in ``_build``, left by a process that was killed right after a commit, are removed
 from versions that stay. So are old indexes and records of sources (``_listings``) that no version
@@ -27,25 +21,19 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from precache.errors import BuildError, StoreError
+from precache.errors import StoreError
 from precache.maintenance.scan import (
-    COPIES,
-    TRASH,
     StoredVersion,
-    dated_log,
+    dated_commits,
     list_objects,
-    pull_lease_name,
     recorded_place,
-    recorded_version,
     scan_folder,
     scan_store,
     store_clock,
@@ -55,25 +43,19 @@ from precache.messages import as_text
 from precache.runtime.integers import whole
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.folders import is_link, remove_if_empty
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
-from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
-from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
-from precache.store.lease import (
-    QUIET_SECONDS,
-    ExclusiveLease,
-    NamedLease,
-    decision_lease,
-    remove_ended_leases,
-)
+from precache.store.build_status import COPY, remove_abandoned_scratch
+from precache.store.commit_log import ROOT, SCRATCH, Commit, Log, read_log, record_removal
+from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
 from precache.units import ago, parse_age, size
 
-_MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
-"""Names below ``_gc`` on a local disk; in a bucket they are version ids."""
-
 REMOVALS = 16
 """Objects of a bucket that are removed at the same time."""
+
+BEGUN = "its removal was not finished"
+IN_USE = "in use by a process"
 
 
 @dataclass(frozen=True)
@@ -84,15 +66,12 @@ class Removal:
     ----------
     nbytes, freed_nbytes
         Size of all its objects, and of those that no remaining hard link shares.
-    place
-        Name of the removed folder below the store: the version, or a copy in progress.
     """
 
     version: str
     why: str
     nbytes: int
     freed_nbytes: int
-    place: str
 
     def __str__(self) -> str:
         nbytes = size(self.nbytes)
@@ -185,51 +164,38 @@ def gc(
         older_than = f"{older_than.total_seconds():f}s"
     min_age = parse_age(older_than if isinstance(older_than, str) else f"{older_than:g}")
     folder = open_folder(store, storage_options)
-    refuse_link(folder, TRASH)
-    if not dry_run:
-        _finish_interrupted_removals(folder)
-    log = read_commits(folder)
+    log = read_log(folder)
     folders = scan_store(folder, log)
-    if not log and all(item.link for item in folders):
+    if log.current is None and all(item.link for item in folders):
         raise StoreError(f"there is no store at {folder}, and no build has started there")
     clock = partial(_latest_time, folders) if dry_run else store_clock(folder)
-    plan = plan_gc(dated_log(folder, log), folders, keep, min_age, clock())
+    plan = plan_gc(log, dated_commits(folder, log), folders, keep, min_age, clock())
     kept = list(plan.kept)
     stay = {version.version for version in kept}
     listings = _stale_listings(folder, log, stay, min_age, clock())
     removed = _removals(plan.removed, folders)
     if not dry_run:
-        done = []
-        for removal in removed:
-            with decision_lease(folder, removal.version) as decision:
-                try:
-                    refusal = _remove(folder, removal.place, clock, decision)
-                except BuildError:  # the lease was lost
-                    refusal = "in use by a process"
-            if refusal:
-                kept.append(Kept(removal.version, refusal))
-            else:
-                done.append(removal)
-        removed = done
+        refused = _remove(folder, log, [removal.version for removal in removed], clock)
+        kept += [Kept(version, why) for version, why in refused.items()]
+        removed = [removal for removal in removed if removal.version not in refused]
         for name in plan.swept:
             remove_abandoned_scratch(folder.folder(name))
-            if folder.local("") is None:
-                folder.remove(f"{COPIES}/{name}")
         for name in listings:
             folder.remove(name)
-        for name in (TRASH, COPIES, LISTINGS_FOLDER):
-            remove_if_empty(folder, name)
+        for name in filter(SCRATCH.fullmatch, folder.names("commits")):
+            folder.remove(f"commits/{name}")
+        remove_if_empty(folder, LISTINGS_FOLDER)
         remove_ended_leases(folder)
     return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept, listings)
 
 
 def _stale_listings(
-    store: Folder, log: Sequence[Commit], stay: Collection[str], min_age: float, now: float
+    store: Folder, log: Log, stay: Collection[str], min_age: float, now: float
 ) -> tuple[str, ...]:
     """Return the names of old indexes and records of sources of which no version stays."""
     if is_link(store, LISTINGS_FOLDER):
         return ()
-    used = {listing_prefix(commit.source) for commit in log if commit.version in stay}
+    used = {listing_prefix(commit.source) for commit in log.commits if commit.version in stay}
     used |= {record_prefix(recorded_place(store.folder(version))) for version in stay}
     return tuple(
         f"{LISTINGS_FOLDER}/{item.name}"
@@ -265,14 +231,19 @@ class GcPlan:
 
 
 def plan_gc(
-    log: Sequence[Commit], folders: Sequence[StoredVersion], keep: int, min_age: float, now: float
+    log: Log,
+    commits: Sequence[Commit],
+    folders: Sequence[StoredVersion],
+    keep: int,
+    min_age: float,
+    now: float,
 ) -> GcPlan:
     """Decide about each folder of a store.
 
     Parameters
     ----------
-    log
-        Oldest first, with the store's times.
+    commits
+        Those of the log, with the store's times.
     keep
         Committed versions that stay at any age: those that were current last.
     min_age
@@ -280,10 +251,14 @@ def plan_gc(
     now
         Unix time, by the store's clock.
     """
-    periods = current_periods(log)
-    current = log[-1].version if log else None
-    by_name = {folder.name: folder for folder in folders if not folder.link}
-    committed = [name for name in periods if name in by_name and by_name[name].complete]
+    periods = current_periods(commits)
+    current = commits[-1].version if commits else None
+    by_name = {folder.version: folder for folder in folders if not folder.link}
+    committed = [
+        name
+        for name in periods
+        if name in by_name and by_name[name].complete and name not in log.removed
+    ]
     newest = committed[-keep:] if keep else []
     removed: dict[str, str] = {}
     kept = []
@@ -293,20 +268,22 @@ def plan_gc(
         replaced = periods[name][1] if name in committed else None
         idle = folder.idle_seconds(now, committed=name in committed)
         unused, reason = _time_out_of_use(folder, replaced, idle, now)
-        if name == current:
+        if name in log.removed:
+            removed[name] = BEGUN
+        elif name == current:
             kept.append(Kept(name, "current"))
         elif idle < QUIET_SECONDS:
-            kept.append(Kept(folder.version, f"in use by a process, last changed {ago(idle)}"))
+            kept.append(Kept(name, f"{IN_USE}, last changed {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
         elif unused < min_age:
-            kept.append(Kept(folder.version, reason))
+            kept.append(Kept(name, reason))
         else:
             removed[name] = reason
         stays = name in committed and name not in removed
         if stays and folder.scratch and idle >= QUIET_SECONDS:
             swept.append(name)
-    links = [Kept(f.name, "a link, which gc never touches") for f in folders if f.link]
+    links = [Kept(f.version, "a link, which gc never touches") for f in folders if f.link]
     return GcPlan(removed, (*kept, *links), tuple(swept))
 
 
@@ -318,13 +295,14 @@ def _time_out_of_use(
         return now - replaced, f"replaced {ago(max(0.0, now - replaced))}"
     if not folder.objects:
         return idle, "empty"
-    kind = "unfinished copy" if folder.name != folder.version else "unfinished build"
+    is_copy = any(item.name == COPY for item in folder.objects)
+    kind = "unfinished copy" if is_copy else "unfinished build"
     return idle, f"{kind}, last changed {ago(idle)}"
 
 
 def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> list[Removal]:
     """Compute the bytes that each removal frees: those whose last hard link goes."""
-    by_name = {folder.name: folder for folder in folders}
+    by_name = {folder.version: folder for folder in folders}
     removed_links: Counter[tuple[int, int]] = Counter()
     removals = []
     for name, why in removed.items():
@@ -334,114 +312,51 @@ def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> l
                 removed_links[item.inode] += 1
             if item.inode is None or removed_links[item.inode] == item.links:
                 freed += item.size
-        removals.append(Removal(folder.version, why, folder.nbytes, freed, name))
+        removals.append(Removal(folder.version, why, folder.nbytes, freed))
     return removals
 
 
 # --- removal ------------------------------------------------------------------------------------
 
 
-def _remove(store: Folder, name: str, clock: Callable[[], float], decision: ExclusiveLease) -> str:
-    """Remove a folder unless its state has changed since the plan; returns why it was kept."""
-    log = read_commits(store)
-    folder = scan_folder(store, name, log)
-    if folder is None or folder.link:
-        return "another process is removing it"
-    committed = folder.complete and name in current_periods(log)
-    if folder.idle_seconds(clock(), committed) < QUIET_SECONDS:
-        return "in use by a process"
-    if log and log[-1].version == name:
-        return "current"
-    if not decision.is_held():
-        return "in use by a process"
-    if name != folder.version:
-        if NamedLease(store, pull_lease_name(folder.version)).holder() is not None:
-            return "in use by a process"
-        store.remove(name)  # a copy in progress has no readers
-        return ""
-    return "current" if remove_version(store, name, decision) else ""
+def _remove(
+    store: Folder, log: Log, versions: Sequence[str], clock: Callable[[], float]
+) -> dict[str, str]:
+    """Remove versions whose state is still that of the plan; returns why others were kept."""
+    refused: dict[str, str] = {}
+    unfinished = [v for v in versions if v not in log.versions and v not in log.removed]
+    with contextlib.ExitStack() as held:
+        for version in unfinished:
+            leases, last = Leases.of_version(store.folder(version)), latest(store.folder(version))
+            folder = scan_folder(store, version, log)
+            if folder is None or folder.link:
+                refused[version] = "another process is removing it"
+            elif folder.idle_seconds(clock(), committed=False) < QUIET_SECONDS:
+                refused[version] = IN_USE
+            elif lease := leases.take(ended=last):  # as a build of it would
+                held.enter_context(lease)
+            else:
+                refused[version] = IN_USE
+        going = [version for version in versions if version not in refused]
+        log = record_removal(store, going, unfinished)
+    for version in going:
+        if version in log.removed:
+            remove_folder(store, version)
+        else:
+            is_current = log.current is not None and log.current.version == version
+            refused[version] = "current" if is_current else "it was committed at this moment"
+    return refused
 
 
-def remove_version(store: Folder, version: str, decision: ExclusiveLease) -> bool:
-    """Remove a version; returns True if it became current in the meantime and stays.
+def remove_folder(store: Folder, version: str) -> None:
+    """Remove a version of which the log says that it is removed, its root first.
 
     A kill at any moment is safe: the next `gc` finishes the removal.
-
-    Parameters
-    ----------
-    decision
-        The lease to decide about the version, which the caller holds.
     """
-    if store.local(version) is not None:
-        trash = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        stays = move(store, version, trash) and _empty_trash_of(store, trash, decision)
-        remove_if_empty(store, TRASH)
-        return stays
-    trash = f"{TRASH}/{version}"
-    root = store.get(f"{version}/{ROOT}")
-    store.put(trash, [root] if root is not None and recorded_version(root) == version else [])
-    for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
-        decision.require()
-        store.remove(name)
-    return _empty_trash_of(store, trash, decision)
-
-
-def _finish_interrupted_removals(store: Folder) -> None:
-    local = store.local("") is not None
-    for name in store.names(TRASH):
-        trash, version = f"{TRASH}/{name}", name.partition(".")[0]
-        if local and _MOVED.fullmatch(name):
-            with decision_lease(store, version) as decision:
-                _empty_trash_of(store, trash, decision)
-        elif not local and VERSION.fullmatch(name):
-            with decision_lease(store, version) as decision:
-                record = store.get(trash)
-                if record is not None and (not record or recorded_version(record) == version):
-                    _empty_trash_of(store, trash, decision)
-
-
-def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool:
-    """Remove what is in the trash for good, or put it back and return True if it is current."""
-    path = store.local(trash)
-    if path is not None and is_link(store, trash):  # remove only the link
-        path.unlink(missing_ok=True)
-        return False
-    version = trash.removeprefix(f"{TRASH}/").partition(".")[0]
-    log, rebuilt = read_commits(store), store.exists(f"{version}/{ROOT}")
-    is_current = bool(log) and log[-1].version == version and not rebuilt
-    started = rebuilt or store.exists(f"{version}/{DESCRIPTION}")
-    if path is None:
-        started = started or store.size(f"{COPIES}/{version}") is not None
-        document = store.get(trash)
-        decision.require()
-        if is_current and document:
-            store.put(f"{version}/{ROOT}", [document])
-        elif not started:
-            _remove_objects(store, version, decision)
-        store.remove(trash)
-        return is_current
-    if is_current:
-        store.remove(f"{version}/{BUILD}")  # temporary files of a committer
-        with contextlib.suppress(OSError):
-            os.utime(path / ROOT)  # shows readers that it was gone for a while
-        if not move(store, trash, version) and not store.exists(f"{version}/{ROOT}"):
-            return True  # another process rebuilds it: a later run decides
-    _remove_all(store, trash)
-    return is_current
-
-
-def _remove_objects(store: Folder, version: str, decision: ExclusiveLease) -> None:
-    """Remove a version's objects from a bucket, one by one: the lease may be lost meanwhile."""
-
-    def remove(name: str) -> None:
-        decision.require()
-        store.remove(name)
-
-    while names := store.sizes(version):
-        deque(prefetch(remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
-
-
-def _remove_all(store: Folder, name: str) -> None:
-    """Remove a folder, even if another process removes it at the same time."""
-    while store.exists(name):
-        store.remove(name)
+    store.remove(f"{version}/{ROOT}")
+    if store.local(version) is None:
+        while names := store.sizes(version):
+            deque(prefetch(store.remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
+        return
+    while store.exists(version):  # another process may put or remove files at the same time
+        store.remove(version)

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precache.errors import UsageError
-from precache.maintenance.scan import COPIES, TRASH
+from precache.maintenance.scan import CLOCK
 from precache.messages import shown
 from precache.storage.backends import EXTRAS, WEB
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.remote import RemoteFolder
-from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import LEASES_FOLDER
 from precache.store.open import possible_versions, split_uri
 from precache.store.row_table import LISTINGS_FOLDER
 
-_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, LISTINGS_FOLDER}
+_OWN_FOLDERS = {CLOCK, LEASES_FOLDER, LISTINGS_FOLDER}
 _NAMED = 3
 """Foreign files that an error names."""
 
@@ -83,7 +83,7 @@ def open_for_writing(
         raise UsageError(f"{named} is a Zarr group, not a store; choose another folder")
     if folder.kind() == "file":
         raise UsageError(f"{named} is a file; choose a folder for the store")
-    if read_commits(folder, newest=True):
+    if read_log(folder, newest=True, appends=True).number:
         return folder
     # In a bucket those of the first objects: if they are not a store's, none is.
     listed = set(folder.names(first=True)) - {"lost+found"}

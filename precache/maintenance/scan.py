@@ -1,8 +1,8 @@
-"""Scan a store: folders of versions, copies in progress, and their times of change.
+"""Scan a store: folders of versions, finished or begun, and their times of change.
 
 A folder counts as a version only if its `zarr.json` or the description of its build names it, or if
-the log or a record of the store names it and it holds only objects that versions have. Any other
-folder is foreign, whatever its name, and so is the target of a link.
+the log names it, or it was begun, and it holds only objects that versions have. Any other folder is
+foreign, whatever its name, and so is the target of a link.
 
 Ages are differences of times that the store gave, so wrong clocks of builders or of this machine do
 not matter. A copied object gets a new time.
@@ -17,7 +17,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,30 +26,24 @@ from pydantic_core import from_json
 
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
-from precache.store.commit_log import BUILD, ROOT, VERSION, Commit
+from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, Log, id_of
 
-COPIES = "_pull"
-"""Folder of a store for copies in progress: on a local disk it holds their folders; in a bucket, by
-version, the `zarr.json` that is put last."""
-
-TRASH = "_gc"
-"""Folder of a store for versions that are being removed."""
+CLOCK = "_clock"
+"""Folder of a bucket for objects that are put to read its time."""
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _TABLES = "(shards|_checks|_sums)"
-_SCRATCH = r"build\.json|rows\.parquet|receipts/[0-9]{8}\.json|(leases|tmp)/[0-9a-f]{32}(\.json)?"
+_SCRATCH = (
+    r"build\.json|copy\.json|rows\.parquet|receipts/[0-9]{8}\.json|leases/[0-9]{6,}\.json"
+    r"|tmp/[0-9a-f]{32}"
+)
 _OBJECT = re.compile(
     rf"zarr\.json|{_TABLES}/zarr\.json|({_TABLES}/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
 """Names of objects that a version has, during and after its build."""
-
-
-def pull_lease_name(version: str) -> str:
-    """Return the name of the lease to copy a version."""
-    return f"{version}-pull"
 
 
 class ListedObject(NamedTuple):
@@ -74,11 +68,11 @@ class ListedObject(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """The folder of a version, or of a copy in progress, and its objects.
+    """The folder of a version, finished or begun, and its objects.
 
     Attributes
     ----------
-    name
+    version
         Name below the store.
     complete
         Whether its `zarr.json` exists.
@@ -88,17 +82,12 @@ class StoredVersion:
         Whether it has files that are removed after a commit.
     """
 
-    name: str
+    version: str
     complete: bool
     objects: tuple[ListedObject, ...]
     build: BuildStatus | None
     link: bool = False
     scratch: bool = False
-
-    @property
-    def version(self) -> str:
-        """Id of the version."""
-        return self.name.rpartition("/")[2]
 
     @property
     def nbytes(self) -> int:
@@ -114,58 +103,40 @@ class StoredVersion:
         committed
             Only scratch files count, since nothing else of a committed version changes.
         """
-        prefixes = (f"{BUILD}/", f"{COPIES}/") if committed else ""
-        changed = [item.mtime for item in self.objects if item.name.startswith(prefixes)]
+        prefix = f"{BUILD}/" if committed else ""
+        changed = [item.mtime for item in self.objects if item.name.startswith(prefix)]
         return max(0.0, now - max(changed, default=0.0))
 
 
-def scan_store(store: Folder, log: Sequence[Commit]) -> list[StoredVersion]:
-    """List the folders of versions and copies of a store, and links with such names."""
-    names = {name for name in store.names() if VERSION.fullmatch(name)}
-    records = _records(store)
-    copies = []
-    if store.local("") is not None and not is_link(store, COPIES):
-        copies = [f"{COPIES}/{name}" for name in store.names(COPIES) if VERSION.fullmatch(name)]
-    candidates = [*sorted(names | records.keys()), *copies]
-    folders = (scan_folder(store, name, log, records) for name in candidates)
+def scan_store(store: Folder, log: Log) -> list[StoredVersion]:
+    """List the folders of versions of a store, and links with such names."""
+    names = [name for name in store.names() if VERSION.fullmatch(name)]
+    folders = (scan_folder(store, name, log) for name in names)
     return [folder for folder in folders if folder is not None]
 
 
-def scan_folder(
-    store: Folder,
-    name: str,
-    log: Sequence[Commit],
-    records: Mapping[str, ListedObject] | None = None,
-) -> StoredVersion | None:
+def scan_folder(store: Folder, name: str, log: Log) -> StoredVersion | None:
     """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
     if is_link(store, name):
         return StoredVersion(name, False, (), None, link=True)
     if path is not None and not path.is_dir():
         return None
-    version = name.rpartition("/")[2]
-    record = (_records(store) if records is None else records).get(version)
     objects = tuple(list_objects(folder))
     names = {item.name for item in objects}
     build = read_build_or_none(folder) if DESCRIPTION in names else None
     scratch = any(item.startswith(f"{BUILD}/") for item in names)
-    build_path = None if path is None else path / BUILD
-    scratch = scratch or (build_path is not None and os.path.lexists(build_path))
+    scratch = scratch or (path is not None and os.path.lexists(path / BUILD))
     # Folders of others do not have only scratch files of ours.
-    copy = path is not None and name != version
-    logged = any(commit.version == version for commit in log)
-    marked = copy or logged or (scratch and ROOT not in names)
+    marked = name in log.versions or name in log.removed or (scratch and ROOT not in names)
     ours = (
         build is not None
-        or (ROOT in names and recorded_version(_get(folder, ROOT)) == version)
-        or (record is not None and recorded_version(_get(store, record.name)) == version)
+        or (ROOT in names and recorded_version(_get(folder, ROOT)) == id_of(name))
         or (marked and all(map(_OBJECT.fullmatch, names)))
     )
     if not ours:
         return None
-    if record is not None:
-        objects += (record,)
-    return StoredVersion(name, ROOT in names, objects, build, scratch=scratch or record is not None)
+    return StoredVersion(name, ROOT in names, objects, build, scratch=scratch)
 
 
 def recorded_version(document: bytes | None) -> str | None:
@@ -203,17 +174,6 @@ def _get(folder: Folder, name: str) -> bytes | None:
         return None
 
 
-def _records(store: Folder) -> dict[str, ListedObject]:
-    """Return the records of copies in progress in a bucket, by version."""
-    if store.local("") is not None:
-        return {}
-    return {
-        record.name: record._replace(name=f"{COPIES}/{record.name}")
-        for record in list_objects(store.folder(COPIES))
-        if VERSION.fullmatch(record.name)
-    }
-
-
 def list_objects(folder: Folder) -> Iterator[ListedObject]:
     """Yield the objects of a folder; none if it is missing."""
     path = folder.local("")
@@ -245,12 +205,12 @@ def _files(root: Path) -> Iterator[ListedObject]:
 # --- times --------------------------------------------------------------------------------------
 
 
-def dated_log(store: Folder, log: Sequence[Commit]) -> list[Commit]:
-    """Return the log with the times that the store gave its entries; infinite if unknown."""
+def dated_commits(store: Folder, log: Log) -> list[Commit]:
+    """Return the commits with the times that the store gave their entries; infinite if unknown."""
     times = {entry.name: entry.mtime for entry in list_objects(store.folder("commits"))}
     return [
         dataclasses.replace(commit, time=times.get(f"{commit.number:06d}.json", math.inf))
-        for commit in log
+        for commit in log.commits
     ]
 
 
@@ -271,8 +231,8 @@ def _touch(store: Folder) -> float:
             raise StorageError(f"cannot write to {path}: {error.strerror}") from error
     while True:
         name = uuid.uuid4().hex
-        store.put(f"{TRASH}/now/{name}", [b"now"])
-        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{TRASH}/now"))}
-        store.remove(f"{TRASH}/now")  # also those of killed runs
+        store.put(f"{CLOCK}/now/{name}", [b"now"])
+        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{CLOCK}/now"))}
+        store.remove(f"{CLOCK}/now")  # also those of killed runs
         if name in times:  # unless another run removed it
             return times[name] if times[name] < math.inf else time.time()

@@ -1,55 +1,55 @@
 """Pull and push: copy a whole version from one store to another, object by object, resumably.
 
 Only objects that the version's tree of digests names are copied, never what a listing finds. Each
-is checked before it is put.
+is checked before it is put; those that are there with the same bytes are not copied again. The root
+comes last. So a copy that was cut off is resumed, and a damaged version mended, by the same call.
 
-- On a local disk the copy is assembled in ``_pull`` and renamed into place when it is complete. A
-  damaged or unfinished version that was there is replaced by the same rename.
-- In a bucket the objects are put in their final place, `zarr.json` last. A version that is
-  committed there is only repaired, by objects that its own tree names.
-
-If the target has the version undamaged, it is only made current.
+The copy is a build of its version as far as others see: it holds the version's lease. Where the
+other store has the same id with another root, the copy is a generation of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from precache.errors import (
-    DamageError,
-    GoneError,
-    PrecacheError,
-    StorageError,
-    StoreError,
-)
+from precache.errors import DamageError, GoneError, PrecacheError, StorageError, StoreError
 from precache.maintenance.location import open_for_writing
-from precache.maintenance.mending import mended_objects
-from precache.maintenance.scan import COPIES, TRASH, pull_lease_name, scan_folder
+from precache.maintenance.scan import scan_folder
 from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions
-from precache.storage.rename import exchange, move, refuse_link, remove_if_empty
-from precache.store.build_status import remove_abandoned_scratch
+from precache.store.build_status import COPY, DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import (
     BUILD,
     ROOT,
-    Commit,
-    append_commit,
+    VERSION,
+    Log,
+    folder_name,
+    generation_of,
+    id_of,
+    make_current,
+    read_log,
     require_create_only,
+    short,
 )
-from precache.store.lease import ExclusiveLease, NamedLease, decision_lease, live_leases
+from precache.store.json_documents import LeaseDocument
+from precache.store.lease import Leases
 from precache.store.open import open_own, open_version, split_uri
 from precache.store.small_arrays import READ_TOGETHER
 from precache.store.tree import CHECKSUM, Leaf, seal_of, spare_objects
 from precache.store.version import REPAIR_HINT, VERIFY_HINT, Version
 from precache.units import size
+
+log = logging.getLogger(__name__)
 
 THREADS = 4
 """Objects that are copied at the same time; each is in memory as a whole."""
@@ -71,8 +71,8 @@ class Transferred:
     def __str__(self) -> str:
         skipped = f"; {self.skipped} existed" if self.skipped else ""
         return (
-            f"version {self.version[:8]} is at {printable(self.path)}: {self.objects} objects, "
-            f"{size(self.nbytes)} copied{skipped}"
+            f"version {short(self.version)} is at {printable(self.path)}: "
+            f"{self.objects} objects, {size(self.nbytes)} copied{skipped}"
         )
 
 
@@ -94,22 +94,6 @@ class _Progress:
             self.skipped += existed
             self.add_objects([] if existed else [shard.size])
             self._tick(shard.size)
-
-
-@dataclass(frozen=True)
-class _Copied:
-    """A version to copy: its root, its other objects but the shards, and what its shards are.
-
-    Attributes
-    ----------
-    objects
-        Name -> bytes.
-    """
-
-    version: Version
-    root: bytes
-    objects: dict[str, bytes]
-    shards: list[Leaf]
 
 
 def pull(
@@ -183,86 +167,146 @@ def push(
 
 
 def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
-    target, progress = store.folder(version.id), _Progress(tick)
-    refuse_link(store, COPIES)
-    with NamedLease(store, pull_lease_name(version.id)).acquire():
-        shards = _undamaged_shards(target)
-        if shards is not None:
-            progress.add_shards((shard, True) for shard in shards)
-        else:
-            _require_free_or_committed(store, version.id)
-            on_disk = store.local("") is not None
-            destination = store.folder(_copy_name(version.id)) if on_disk else target
-            require_create_only(destination, TEMPORARY)
-            metadata = _read(version)
-            if on_disk:
-                _copy_to_disk(version.folder, metadata, store, progress)
-            else:
-                with decision_lease(store, version.id) as decision:
-                    if _require_free_or_committed(store, version.id):
-                        _repair(metadata, target, progress, decision)
-                    else:
-                        store.put(_copy_name(version.id), [metadata.root])
-                        _copy_to_bucket(version.folder, metadata, target, progress, decision)
-        append_commit(store, version.id)
-        # Not needed once the version is complete and current.
-        store.remove(_copy_name(version.id))
-        remove_if_empty(store, COPIES)
-        remove_abandoned_scratch(target)
-    return Transferred(version.id, str(target), progress.objects, progress.nbytes, progress.skipped)
+    progress = _Progress(tick)
+    while True:
+        target = _place(store, version)
+        with Leases.of_version(target).wait(partial(_say_waiting, target)):
+            if _is_free(read_log(store), store, target.name, version):
+                if not _is_whole(target, version, progress):
+                    _copy(version, target, store, progress)
+                make_current(store, target.name)
+                break
+    remove_abandoned_scratch(target)  # not needed once the version is complete and current
+    return Transferred(
+        target.name, str(target), progress.objects, progress.nbytes, progress.skipped
+    )
 
 
-# --- checks -------------------------------------------------------------------------------------
+def _say_waiting(target: Folder, lease: LeaseDocument) -> None:
+    log.warning("waiting for %s, which works on %s", lease.holder, target)
 
 
-def _undamaged_shards(folder: Folder) -> list[Leaf] | None:
-    """Return the shards of a version if it is whole by its own tree; otherwise None."""
-    try:
-        version = open_own(folder)
-        if version.flaws():
-            return None
-        shards = _shards(version)
-    except PrecacheError:
-        return None
-    present = prefetch(lambda leaf: _is_in(folder, leaf), shards, THREADS, 2 * THREADS)
-    with contextlib.closing(present):
-        return shards if all(present) else None
+# --- places -------------------------------------------------------------------------------------
 
 
-def _is_in(folder: Folder, leaf: Leaf) -> bool:
-    try:
-        return not leaf.fault_in(folder)
-    except StorageError:
+def _place(store: Folder, version: Version) -> Folder:
+    """Return the folder of a version in another store: the one that has it, or is a copy begun.
+
+    Or else that of the next generation, of the version's own number if that is free.
+    """
+    entries, names = read_log(store), store.names()
+    free = [
+        name for name in _generations(store, version.id) if _is_free(entries, store, name, version)
+    ]
+    # What others put into its place is none, though the log names it.
+    free = [name for name in free if scan_folder(store, name, entries)]
+    if free:
+        return store.folder(max(free, key=lambda n: _root_of(store.folder(n), entries) is not None))
+    own = id_of(version.id)
+    generation = max(generation_of(version.id), entries.next_generation(own, names))
+    return store.folder(folder_name(own, generation))
+
+
+def _generations(store: Folder, version: str) -> list[str]:
+    """Return the folders that a store has of a version's id, the newest first."""
+    names = [name for name in store.names() if VERSION.fullmatch(name)]
+    own = [name for name in names if id_of(name) == id_of(version) and not is_link(store, name)]
+    return sorted(own, key=generation_of, reverse=True)
+
+
+def _root_of(target: Folder, entries: Log) -> str | None:
+    """Return the digest of the root that a folder has, had, or is to get; None if it is unknown."""
+    return (
+        entries.root_of(target.name)
+        or seal_of(target.get(ROOT) or b"")
+        or seal_of(target.get(COPY) or b"")
+    )
+
+
+def _is_free(entries: Log, store: Folder, name: str, version: Version) -> bool:
+    """Return whether a folder is that of this version, or nothing is known to be made there.
+
+    A build may have begun there, or `gc` removed it, before the lease was taken.
+    """
+    if name in entries.removed:
         return False
+    target = store.folder(name)
+    root = _root_of(target, entries)
+    return root == version.digest or (root is None and target.get(DESCRIPTION) is None)
 
 
-def _require_free_or_committed(store: Folder, version: str) -> bool:
-    """Raise if a version's place is taken or a build runs; return whether it is committed."""
-    target = store.folder(version)
-    scanned = scan_folder(store, version, [Commit(0, version, None, 0.0)])
-    if (scanned is None and target.exists()) or (scanned is not None and scanned.link):
-        raise StoreError(
-            f"{target} is not a version of precache but a link or files of others; move it "
-            "elsewhere and run the same command again"
-        )
-    committed = target.size(ROOT) is not None
-    is_built = False
-    with contextlib.suppress(StoreError):  # if the description of the build is damaged
-        # In a bucket nothing is replaced: what is missing is put beside a repair.
-        is_replaced = not committed or store.local("") is not None
-        is_built = is_replaced and bool(live_leases(target))
-    if is_built:
-        how = "repaired" if committed else "built"
-        raise StoreError(f"version {version} is being {how} in {store}; wait for its end")
-    return committed
+def _is_whole(target: Folder, version: Version, progress: _Progress) -> bool:
+    """Return whether a folder has the version without a fault; then its shards are counted."""
+    try:
+        copy = open_own(target)
+        if copy.digest != version.digest or copy.flaws():
+            return False
+        shards = _shards(copy)
+    except PrecacheError:
+        return False
+    present = prefetch(lambda leaf: leaf.is_in(target), shards, THREADS, 2 * THREADS)
+    with contextlib.closing(present):
+        if not all(present):
+            return False
+    progress.add_shards((shard, True) for shard in shards)
+    return True
 
 
 def _shards(version: Version) -> list[Leaf]:
     return [leaf for name in version.stored for leaf in version.shard_leaves(name)]
 
 
-def _read(version: Version) -> _Copied:
-    """Read all objects of a version but its shards; raises `DamageError` if one is damaged."""
+# --- copying ------------------------------------------------------------------------------------
+
+
+def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) -> None:
+    """Put what a folder lacks of a version: shards, other objects, and the root last.
+
+    An object is put only if it has the bytes that the version's tree names, so whatever else wrote
+    to the folder wrote the same ones.
+    """
+    require_create_only(target, TEMPORARY)
+    shards, objects, root = _shards(version), *_read(version)
+    if target.size(ROOT) is None:
+        target.put(COPY, [root], scratch=TEMPORARY)
+    relatives = [name for name in _generations(store, target.name) if name != target.name]
+
+    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
+        if shard.is_in(target):
+            return shard, True
+        for folder in map(store.folder, relatives):
+            if folder.size(shard.name) == shard.size and shard.is_in(folder):
+                with contextlib.suppress(StorageError):  # another process may remove it
+                    target.copy(shard.name, folder, shard.name, scratch=TEMPORARY)
+                    return shard, True
+        target.put(shard.name, [shard.read(version.folder, VERIFY_HINT)], scratch=TEMPORARY)
+        return shard, False
+
+    def put(item: tuple[str, bytes]) -> int:
+        name, data = item
+        if target.get(name) == data:
+            return -1
+        target.put(name, [data], scratch=TEMPORARY)
+        return len(data)
+
+    progress.add_shards(prefetch(put_shard, shards, THREADS, 2 * THREADS))
+    sizes = prefetch(put, objects.items(), THREADS, 2 * THREADS)
+    progress.add_objects(nbytes for nbytes in sizes if nbytes >= 0)
+    expected = {shard.name: shard.size for shard in shards}
+    expected |= {name: len(data) for name, data in objects.items()}
+    found = target.sizes()
+    if gone := [name for name, nbytes in expected.items() if found.get(name) != nbytes]:
+        raise StorageError(
+            f"{target.path(gone[0])} was removed during the copy; run the same command again"
+        )
+    put((ROOT, root))
+
+
+def _read(version: Version) -> tuple[dict[str, bytes], bytes]:
+    """Read all objects of a version but its shards: name -> bytes, and the root.
+
+    Raises `DamageError` if one is damaged.
+    """
     version.prefetch(version.stored)
     names = list(version.leaves)
     parts = [names[start : start + READ_TOGETHER] for start in range(0, len(names), READ_TOGETHER)]
@@ -272,159 +316,4 @@ def _read(version: Version) -> _Copied:
     if seal_of(root) != version.digest:
         where = version.folder.path(ROOT)
         raise DamageError(f"{where} has changed: {CHECKSUM}; {REPAIR_HINT}")
-    objects |= spare_objects(root, objects.values())
-    return _Copied(version, root, objects, _shards(version))
-
-
-# --- copying ------------------------------------------------------------------------------------
-
-
-def _copy_to_bucket(
-    source: Folder,
-    metadata: _Copied,
-    target: Folder,
-    progress: _Progress,
-    decision: ExclusiveLease,
-) -> None:
-    """Put the objects of a version in their final place in a bucket, `zarr.json` last.
-
-    A build of the version waits until `decision` ends, and so changes none of them.
-    """
-
-    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
-        if _is_in(target, shard):
-            return shard, True
-        data = shard.read(source, VERIFY_HINT)
-        _require_held(decision, target)
-        if not target.create(shard.name, [data]):
-            target.put(shard.name, [data])  # a copy or build that was cut off left other bytes
-        return shard, False
-
-    progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
-    _put_objects(metadata, target, progress, decision)
-    _require_all(metadata, target)
-    _require_held(decision, target)
-    if not target.create(ROOT, [metadata.root]):
-        raise _written_by_another(target)
-
-
-def _require_held(decision: ExclusiveLease, target: Folder) -> None:
-    if not decision.is_held():
-        raise _written_by_another(target)
-
-
-def _written_by_another(target: Folder) -> StorageError:
-    return StorageError(f"another process wrote {target}; run the same command again")
-
-
-def _put_objects(
-    metadata: _Copied,
-    target: Folder,
-    progress: _Progress,
-    decision: ExclusiveLease | None = None,
-) -> None:
-    """Put all objects of a version but its shards and its `zarr.json`."""
-
-    def put(item: tuple[str, bytes]) -> int:
-        if decision is not None:
-            _require_held(decision, target)
-        target.put(item[0], [item[1]], scratch=TEMPORARY)
-        return len(item[1])
-
-    progress.add_objects(prefetch(put, metadata.objects.items(), THREADS, 2 * THREADS))
-
-
-def _require_all(metadata: _Copied, target: Folder) -> None:
-    """Raise if another process has removed an object since it was put."""
-    sizes = target.sizes()
-    expected = {shard.name: shard.size for shard in metadata.shards}
-    expected |= {name: len(data) for name, data in metadata.objects.items()}
-    gone = [name for name, size in expected.items() if sizes.get(name) != size]
-    if gone:
-        raise StorageError(
-            f"{target.path(gone[0])} was removed during the copy; run the same command again"
-        )
-
-
-def _repair(
-    metadata: _Copied, target: Folder, progress: _Progress, decision: ExclusiveLease
-) -> None:
-    """Put the missing and damaged objects of a committed version in a bucket, by its own tree."""
-    source, known = metadata.version.folder, set(metadata.shards)
-
-    def put(name: str, data: bytes) -> None:
-        _require_held(decision, target)
-        target.put(name, [data])
-
-    def repair(leaf: Leaf) -> tuple[Leaf, bool]:
-        put(leaf.name, leaf.read(source, VERIFY_HINT))
-        return leaf, False
-
-    try:
-        version = open_own(target, mends=True)
-        objects = mended_objects(
-            version, version.flaws(), lambda leaf: metadata.objects.get(leaf.name)
-        )
-        shards = _shards(version)
-        sound = prefetch(lambda leaf: _is_in(target, leaf), shards, THREADS, 2 * THREADS)
-        damaged = [leaf for leaf, is_sound in zip(shards, sound, strict=True) if not is_sound]
-        for leaf in damaged:
-            if leaf not in known:
-                raise StoreError(f"{target.path(leaf.name)} is damaged, and other bytes lie there")
-    except (DamageError, StoreError) as error:
-        raise StoreError(
-            f"version {target.name} of {target} is damaged and cannot be repaired from {source}: "
-            f"{error}; repair it with the precache build command that built it, or remove that "
-            "folder and run the same command again"
-        ) from None
-    for name, data in objects.items():
-        put(name, data)
-    progress.add_objects(map(len, objects.values()))
-    progress.add_shards((leaf, True) for leaf in shards if leaf not in damaged)
-    progress.add_shards(prefetch(repair, damaged, THREADS, 2 * THREADS))
-
-
-def _copy_to_disk(source: Folder, metadata: _Copied, store: Folder, progress: _Progress) -> None:
-    """Assemble a version beside its place on a local disk, then rename it into place."""
-    version = metadata.version.id
-    target, copy = store.folder(version), store.folder(_copy_name(version))
-
-    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
-        if _is_in(copy, shard):
-            return shard, True
-        if _is_in(target, shard):
-            with contextlib.suppress(StorageError):  # another process may remove it
-                copy.copy(shard.name, target, shard.name, scratch=TEMPORARY)
-                return shard, True
-        copy.put(shard.name, [shard.read(source, VERIFY_HINT)], scratch=TEMPORARY)
-        return shard, False
-
-    progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
-    _put_objects(metadata, copy, progress)
-    _require_all(metadata, copy)
-    copy.put(ROOT, [metadata.root], scratch=TEMPORARY)
-    copy.remove(BUILD)
-    with decision_lease(store, version) as decision:
-        if _undamaged_shards(target) is None:
-            _require_free_or_committed(store, version)
-            _require_held(decision, target)
-            _replace(store, version)
-
-
-def _replace(store: Folder, version: str) -> None:
-    """Rename a complete copy to the place of a version, and replace what is there."""
-    name = _copy_name(version)
-    if move(store, name, version) or exchange(store, name, version):
-        return  # an exchange leaves the old version in place of the copy
-    refuse_link(store, TRASH)
-    old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-    move(store, version, old)
-    if not move(store, name, version):
-        raise StorageError(f"{store.path(name)} was removed; run the same command again")
-    store.remove(old)
-    remove_if_empty(store, TRASH)
-
-
-def _copy_name(version: str) -> str:
-    """Return the name of the copy in progress; in a bucket that of its record."""
-    return f"{COPIES}/{version}"
+    return {**objects, **spare_objects(root, objects.values())}, root

@@ -13,6 +13,7 @@ from precache.reading.ragged_reader import open_reader
 from precache.reading.remote_shards import RangedShardFiles
 from precache.storage.base import required
 from precache.storage.open import StorageOptions
+from precache.store.commit_log import short
 from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
 from precache.store.open import open_damaged
 from precache.store.tree import CHECKSUM, Flaw, Leaf
@@ -80,7 +81,7 @@ class Verified:
             *(f"damaged: {damage}" for damage in self.damage),
             *(f"not checked: {part}" for part in self.unchecked),
         ]
-        version = f"version {self.version[:8]}"
+        version = f"version {short(self.version)}"
         checked = f"{self.objects} shards, {self.rows:,} rows, {size(self.nbytes)} read"
         if self.ok:
             return as_text([*lines, f"{version} is whole: {checked}"])

@@ -17,7 +17,7 @@ from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, Commit, append_commit, read_commits
+from precache.store.commit_log import ROOT, Commit, Log, make_current, read_log, short
 from precache.store.json_documents import Attributes
 from precache.store.open import open_version, split_uri
 from precache.store.version import read_attributes
@@ -64,7 +64,7 @@ class VersionSummary:
         """Return what stands below `_HEADINGS` in the table of versions."""
         return (
             "*" if self.current else "",
-            self.version[:12],
+            short(self.version, 12),
             ago(time.time() - self.committed),
             "" if self.rows is None else f"{self.rows:,}",
             "" if self.holes is None else f"{self.holes:,}",
@@ -76,7 +76,7 @@ class VersionSummary:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A version whose build or copy is in progress or was interrupted.
+    """A version whose build, copy or removal is in progress or was interrupted.
 
     Attributes
     ----------
@@ -97,8 +97,8 @@ class Unfinished:
         if self.build is not None:
             kind, done = "build", f"{self.build.done:,} of {self.build.shards:,} shards, "
         return (
-            f"unfinished {kind} of {self.version[:12]}: {done}{size(self.nbytes)}; last change "
-            f"{ago(self.idle_seconds)}"
+            f"unfinished {kind} of {short(self.version, 12)}: {done}{size(self.nbytes)}; "
+            f"last change {ago(self.idle_seconds)}"
         )
 
 
@@ -140,9 +140,9 @@ class UseResult:
 
     def __str__(self) -> str:
         if self.previous == self.version:
-            return f"version {self.version[:12]} is already current"
-        previous = "" if self.previous is None else f"; it replaces {self.previous[:12]}"
-        return f"version {self.version[:12]} is now current{previous}"
+            return f"version {short(self.version, 12)} is already current"
+        previous = "" if self.previous is None else f"; it replaces {short(self.previous, 12)}"
+        return f"version {short(self.version, 12)} is now current{previous}"
 
 
 # --- listing ------------------------------------------------------------------------------------
@@ -164,21 +164,24 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
         There is no store.
     """
     folder = open_folder(store, storage_options)
-    log = read_commits(folder)
+    log = read_log(folder)
     scanned = scan_store(folder, log)
-    if not log and all(stored.link for stored in scanned):
+    if log.current is None and all(stored.link for stored in scanned):
         raise StoreError(f"there is no store at {folder}, and no build has started there")
-    periods = current_periods(log)
+    periods = current_periods(log.commits)
     shared = _shared_nbytes(scanned)
     committed = []
     unfinished = []
     for stored in scanned:
-        if stored.name in periods and (stored.complete or stored.link):
+        kept = stored.version in periods and stored.version not in log.removed
+        if kept and (stored.complete or stored.link):
             committed.append(_summarize(folder, stored, log, shared))
         elif not stored.link:
             idle = stored.idle_seconds(time.time(), committed=False)
             unfinished.append(
-                Unfinished(stored.version, stored.nbytes, shared[stored.name], idle, stored.build)
+                Unfinished(
+                    stored.version, stored.nbytes, shared[stored.version], idle, stored.build
+                )
             )
     order = {version: -number for number, version in enumerate(periods)}
     return StoreListing(
@@ -189,28 +192,31 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     )
 
 
-def current_periods(log: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
+def current_periods(commits: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
     """Return for each version when it last became current, and when another replaced it.
 
     The current version is the last one, and its second time is None.
 
     Parameters
     ----------
-    log
+    commits
         Oldest first.
     """
     periods: dict[str, tuple[float, float | None]] = {}
-    for number, commit in enumerate(log):
-        after = log[number + 1].time if number + 1 < len(log) else None
+    began = 0.0
+    for number, commit in enumerate(commits):
+        is_new = number == 0 or commits[number - 1].version != commit.version
+        began = commit.time if is_new else began
+        after = commits[number + 1].time if number + 1 < len(commits) else None
         periods.pop(commit.version, None)
-        periods[commit.version] = commit.time, after
+        periods[commit.version] = began, after
     return periods
 
 
 def _shared_nbytes(scanned: Iterable[StoredVersion]) -> dict[str, int]:
     """Return for each folder the bytes that it shares with others by hard links."""
     sizes = {
-        folder.name: {item.inode: item.size for item in folder.objects if item.inode is not None}
+        folder.version: {item.inode: item.size for item in folder.objects if item.inode is not None}
         for folder in scanned
     }
     holders = Counter(inode for inodes in sizes.values() for inode in inodes)
@@ -221,21 +227,21 @@ def _shared_nbytes(scanned: Iterable[StoredVersion]) -> dict[str, int]:
 
 
 def _summarize(
-    store: Folder, folder: StoredVersion, log: Sequence[Commit], shared: dict[str, int]
+    store: Folder, folder: StoredVersion, log: Log, shared: dict[str, int]
 ) -> VersionSummary:
-    committed, replaced = current_periods(log)[folder.name]
+    committed, replaced = current_periods(log.commits)[folder.version]
     attributes, problem = None, "a link, which is not followed"
     if not folder.link:
-        attributes, problem = _attributes(store.folder(folder.name))
+        attributes, problem = _attributes(store.folder(folder.version))
     return VersionSummary(
-        version=folder.name,
-        current=folder.name == log[-1].version,
+        version=folder.version,
+        current=folder.version == log.commits[-1].version,
         committed=committed,
         replaced=replaced,
         rows=attributes.rows if attributes else None,
         holes=attributes.holes if attributes else None,
         nbytes=folder.nbytes,
-        shared_nbytes=shared[folder.name],
+        shared_nbytes=shared[folder.version],
         recipe=_summarize_recipe(attributes.recipe) if attributes else "",
         problem=problem,
     )
@@ -286,8 +292,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     version = open_version(uri, None, storage_options)
     require_whole(version)
     store = open_folder(base, storage_options)
-    log = read_commits(store)
-    previous = log[-1].version
-    commit = append_commit(store, version.id)
+    before = read_log(store).current
+    commit = make_current(store, version.id)
     remove_abandoned_scratch(version.folder)
-    return UseResult(version.id, commit.number, previous)
+    return UseResult(version.id, commit.number, None if before is None else before.version)

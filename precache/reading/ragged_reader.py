@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Generator
 
 import numpy as np
 
 from precache.codecs.kernels import UNCHECKED
-from precache.errors import DamageError
+from precache.codecs.windows import Windows, resize_windows
+from precache.errors import DamageError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import ShardFiles
 from precache.store.version import Version
+
+CROPPED_TOGETHER = 8
+"""Rows that are decoded before they are cropped: few, as their pixels are to stay in the cache."""
 
 
 class RaggedReader(ArrayReader):
@@ -27,8 +33,46 @@ class RaggedReader(ArrayReader):
     ) -> None:
         super().__init__(version, name, verify, objects)
         self.shapes = version.row_shapes(name)
+        assert version.attributes is not None
+        self._usual = version.attributes.fields[name].shape
+        self._version = version
 
-    def rows(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+    @property
+    def channels(self) -> int:
+        """Channels of images (C, H, W).
+
+        Raises
+        ------
+        UsageError
+            Rows are no images of uint8.
+        """
+        if len(self._usual) != 3 or self.array.dtype != "uint8":
+            raise UsageError(f"rows of {self.name} are no images of uint8, which could be cropped")
+        return self._usual[0]
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        """Return height and width of images: (n, 2)."""
+        sizes: np.ndarray = self.shapes[rows][:, 1:]
+        return sizes
+
+    def crop(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> None:
+        """Read a window of each of some images, resized to ``out`` (n, C, height, width).
+
+        Raises
+        ------
+        DamageError
+            As `rows`.
+        """
+        with contextlib.closing(self.rows(rows)) as images:
+            for start in range(0, len(rows), CROPPED_TOGETHER):
+                part = slice(start, start + CROPPED_TOGETHER)
+                several = list(itertools.islice(images, len(out[part])))
+                for row, image in zip(rows[part].tolist(), several, strict=True):
+                    if image.shape[0] != out.shape[1]:
+                        raise self.damage(row, f"it has {image.shape[0]} channels")
+                resize_windows(several, windows.part(part), out[part])
+
+    def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
         Plain rows are read-only views of the mapped file.
@@ -53,8 +97,9 @@ class RaggedReader(ArrayReader):
                     value = decode(data, shape, self.array.dtype, verify=check != UNCHECKED)
                 except DamageError as error:
                     raise self._objects.damage(number, tail, row, str(error)) from None
+                if check != UNCHECKED and self._objects.mapped:
+                    self._checked[number, chunk] = True
                 yield value
-        self._mark_checked(numbers, chunks)
 
     def probe(self, row: int) -> None:
         for _ in self.rows(np.array([row])):

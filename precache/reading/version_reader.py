@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from precache.codecs import kernels
+from precache.codecs.windows import Windows
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
@@ -22,6 +23,9 @@ from precache.storage.open import StorageOptions
 from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
+
+FindWindows = Callable[[np.ndarray, Any], Windows]
+"""Finds the windows of images of (n, 2) heights and widths, by the random numbers of their rows."""
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -54,7 +58,7 @@ class VersionReader:
     shapes
         Name -> (row shape, dtype), `row` (int64) last; without ragged fields.
     ragged
-        Name -> reader, of fields whose rows have shapes of their own.
+        Name -> reader, of fields whose rows have shapes of their own, and are not cropped.
     cached
         The large fields' shards in a disk cache, if there is one.
     """
@@ -92,6 +96,8 @@ class VersionReader:
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
+        self._windows: FindWindows | None = None
+        self._size = (0, 0)
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -116,8 +122,11 @@ class VersionReader:
             opened = self._opened.get(array)
             if opened is None:
                 opened = self._opened[array] = self._open(array)
-            if isinstance(opened, RaggedReader):
+            if isinstance(opened, RaggedReader) and self._windows is None:
                 self.ragged[name] = opened
+            elif isinstance(opened, RaggedReader):
+                self.readers[name] = opened
+                self.shapes[name] = ((opened.channels, *self._size), opened.array.dtype)
             elif isinstance(opened, ArrayReader):
                 self.readers[name] = opened
                 self.shapes[name] = (opened.array.row_shape, opened.array.dtype)
@@ -125,6 +134,12 @@ class VersionReader:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
         self.shapes["row"] = ((), "int64")
+
+    def crop(self, windows: FindWindows, size: tuple[int, int]) -> None:
+        """Read ragged fields through windows from now on, as rows of one height and width."""
+        self._windows, self._size = windows, size
+        self._by_epoch.clear()
+        self._open_at(list(self.arrays), self._epoch)
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
@@ -178,10 +193,26 @@ class VersionReader:
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }
 
-    def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
-        """Fill ``out[name]`` (n, ...) with rows: all small fields, and the large ones in `out`."""
+    def read(
+        self,
+        rows: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        *,
+        undo: bool = True,
+        draw: Any = None,
+    ) -> None:
+        """Fill ``out[name]`` (n, ...) with rows: all small fields, and the large ones in `out`.
+
+        Parameters
+        ----------
+        draw
+            Random numbers of these rows, for the windows that `crop` was given.
+        """
         for name, reader in self.readers.items():
-            if name in out:
+            if isinstance(reader, RaggedReader):
+                assert self._windows is not None
+                reader.crop(rows, self._windows(reader.sizes(rows), draw), out[name])
+            elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             kernels.take(values, rows, out[name])

@@ -41,8 +41,8 @@ _KINDS = {
 _AT_FDCWD = -100
 """The current folder, in ``linux/fcntl.h``."""
 
-NOREPLACE, EXCHANGE = 1, 2
-"""Flags of `rename`, in ``linux/fs.h``."""
+_NOREPLACE = 1
+"""Flag of renameat2(2), in ``linux/fs.h``."""
 
 _NO_SUCH_WAY = frozenset(
     (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
@@ -256,12 +256,12 @@ def publish(temporary: Path, target: Path) -> bool:
     raise AssertionError("unreachable")
 
 
-def rename(source: Path, target: Path, flag: int = NOREPLACE) -> None:
-    """Rename without replacing, or exchange two names: Linux's ``renameat2``."""
+def rename(source: Path, target: Path) -> None:
+    """Rename without replacing: Linux's ``renameat2``."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
+    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _NOREPLACE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from precache.errors import StorageError, StoreError
 from precache.messages import aligned, as_text
 from precache.storage.base import FileInfo, Folder
+from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.rename import is_link
-from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.commit_log import BUILD, ROOT, VERSION, read_log, short
 from precache.store.json_documents import Identity
-from precache.store.lease import live_leases, read_leases
+from precache.store.lease import is_built, latest
 from precache.store.receipts import RECEIPTS
 from precache.units import duration, local_time
 
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
+
+COPY = f"{BUILD}/copy.json"
+"""Root of the version of which a folder is an unfinished copy."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class StoreStatus:
         for build in self.building:
             done = f"{build.done:,} of {build.shards:,} shards, {build.rows:,} rows in all"
             idle = f"idle for {duration(build.idle_seconds)}"
-            rows.append((f"building {build.version[:8]}", f"{done}; {idle}"))
+            rows.append((f"building {short(build.version)}", f"{done}; {idle}"))
         return as_text(aligned(rows))
 
 
@@ -75,21 +78,20 @@ def read_status(
         The folder holds no store and no begun build.
     """
     folder = open_folder(store, storage_options)
-    log = read_commits(folder)
-    logged = {commit.version for commit in log}
+    log = read_log(folder)
     begun = {
         name: read_build_or_none(folder.folder(name))
         for name in folder.names()
-        if VERSION.fullmatch(name)
+        if VERSION.fullmatch(name) and name not in log.removed
     }
     building = tuple(
         build
         for name, build in begun.items()
-        if build is not None and not (name in logged and folder.exists(f"{name}/{ROOT}"))
+        if build is not None and not (name in log.versions and folder.exists(f"{name}/{ROOT}"))
     )
-    if not log and not building:
+    current = log.current
+    if current is None and not building:
         raise StoreError(f"there is no store at {folder}, and no build has begun there")
-    current = log[-1] if log else None
     return StoreStatus(
         str(folder),
         None if current is None else current.version,
@@ -116,8 +118,9 @@ def read_build(version: Folder) -> BuildStatus | None:
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment
         receipts = list(version.folder(RECEIPTS).walk())
-    beats = [lease.time for lease in read_leases(version).values()]
-    last = max([identity.begun, *beats, *(file.mtime_ns / 1e9 for file in receipts)])
+    lease = latest(version)
+    beat = 0.0 if lease is None else lease.time
+    last = max([identity.begun, beat, *(file.mtime_ns / 1e9 for file in receipts)])
     return BuildStatus(
         identity.version,
         identity.rows,
@@ -137,5 +140,5 @@ def remove_scratch(version: Folder) -> None:
 
 def remove_abandoned_scratch(version: Folder) -> None:
     """Remove the scratch files unless a build of the version is alive, such as a repair."""
-    if is_link(version, BUILD) or (version.exists(BUILD) and not live_leases(version)):
+    if is_link(version, BUILD) or (version.exists(BUILD) and not is_built(version)):
         remove_scratch(version)

@@ -1,4 +1,13 @@
-"""The log of a store's commits: which version is current, and which were before."""
+"""The log of a store: which version is current, which were before, and which were removed.
+
+Commits and removals are entries under one numbering. An entry is created, and never changed: of two
+processes that append at once one gets the number, and the other decides anew by the longer log. So
+a version that is removed never becomes current, and the current one is never removed.
+
+A version is a folder `ID.G`. The id is a digest of all that decides its rows; the generation G,
+from 1 on, is above any that the log or the store has of that id. So no name is used for other
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +15,15 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from precache.errors import BuildError, StorageError, StoreError
 from precache.messages import shown
 from precache.storage.base import Folder
-from precache.store.json_documents import CommitEntry
+from precache.store.json_documents import LogEntry
 from precache.store.tree import seal_of
 
 ROOT = "zarr.json"
@@ -22,19 +32,44 @@ ROOT = "zarr.json"
 BUILD = "_build"
 """Folder of a version for scratch objects, which are removed after its commit."""
 
-VERSION = re.compile("[0-9a-f]{32}")
+VERSION = re.compile(r"[0-9a-f]{32}\.[1-9][0-9]{0,8}")
 """Names of versions' folders; a folder of such a name need not be a version."""
 
 NUMBERED = re.compile(r"[0-9]{6,}\.json")
-"""Names of objects that are created under the next number: commits, leases, log entries."""
+"""Names of objects that are created under the next number: log entries and leases."""
+
+
+def folder_name(version_id: str, generation: int) -> str:
+    """Return the name of a version's folder."""
+    return f"{version_id}.{generation}"
+
+
+def id_of(version: str) -> str:
+    """Return the id of a version by the name of its folder."""
+    return version.partition(".")[0]
+
+
+def generation_of(version: str) -> int:
+    """Return the generation of a version by the name of its folder."""
+    return int(version.partition(".")[2])
+
+
+def short(version: str, digits: int = 8) -> str:
+    """Return the name of a version for people: the first digits, and its generation from 2 on."""
+    generation = version.partition(".")[2]
+    return version[:digits] + (f".{generation}" if generation not in ("", "1") else "")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the log; the one with the highest number is current.
+    """One entry of the log: the version that is current from there on.
 
     Attributes
     ----------
+    parent
+        The version that it replaced.
+    time
+        Seconds since 1970 at which it became current.
     root
         Digest of the version's root.
     """
@@ -47,11 +82,173 @@ class Commit:
     root: str | None = None
 
 
+@dataclass(frozen=True)
+class Log:
+    """All entries of a log, or the newest one.
+
+    Attributes
+    ----------
+    commits
+        Oldest first; an entry that removes other versions is among them, with the current one.
+    removed
+        Names of all versions that were removed.
+    number
+        The highest number by name, of an empty entry, too; 0 if there is none.
+    """
+
+    commits: tuple[Commit, ...] = ()
+    removed: frozenset[str] = frozenset()
+    number: int = 0
+
+    @property
+    def current(self) -> Commit | None:
+        """The entry of the current version."""
+        return self.commits[-1] if self.commits else None
+
+    @property
+    def versions(self) -> dict[str, Commit]:
+        """Version -> its latest entry; the version that was current last comes first."""
+        latest: dict[str, Commit] = {}
+        for commit in reversed(self.commits):
+            latest.setdefault(commit.version, commit)
+        return latest
+
+    def root_of(self, version: str) -> str | None:
+        """Return the digest of the root that a version was last committed with, if known."""
+        commit = self.versions.get(version)
+        return None if commit is None else commit.root
+
+    def source_of(self, version: str) -> str | None:
+        """Return the source that a version was last built from, as far as the log has it."""
+        sources = (entry.source for entry in reversed(self.commits) if entry.version == version)
+        return next(filter(None, sources), None)
+
+    def next_generation(self, version_id: str, names: Iterable[str]) -> int:
+        """Return the generation above all that an id has in the log, and among names of a store."""
+        taken = {*self.versions, *self.removed, *filter(VERSION.fullmatch, names)}
+        return 1 + max((generation_of(n) for n in taken if id_of(n) == version_id), default=0)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
 EMPTY_SECONDS = 2.0
 """Longest wait for an entry that is being created."""
 
+
+def read_log(store: Folder, *, newest: bool = False, appends: bool = False) -> Log:
+    """Read the log.
+
+    Parameters
+    ----------
+    newest
+        Read only the last entry: then `removed` is incomplete.
+    appends
+        Pass over a last entry that stays empty, as a process leaves it that is killed on a disk
+        without links: the next one gets a higher number.
+
+    Raises
+    ------
+    StoreError
+        An entry is damaged: no other says what it made current.
+    """
+    names = [name for name in store.names("commits") if NUMBERED.fullmatch(name)]
+    names.sort(key=lambda name: int(name[:-5]))
+    paths = [f"commits/{name}" for name in (names[-1:] if newest else names)]
+    commits: list[Commit] = []
+    removed: set[str] = set()
+    for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+        if isinstance(data, StorageError):
+            raise data
+        is_last = path == paths[-1]
+        written = data or (_once_written(store, path) if is_last else b"")
+        if not written and (appends or not is_last):
+            continue  # nothing was committed by it
+        entry = _entry(written, store.path(path))
+        removed.update(entry.removed)
+        if entry.version is not None:
+            commits.append(_commit(entry, _number(path)))
+    return Log(tuple(commits), frozenset(removed), _number(names[-1]) if names else 0)
+
+
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2].removesuffix(".json"))
+
+
+def _once_written(store: Folder, path: str) -> bytes:
+    """Read an entry that was found empty: on a disk without links it may be being created."""
+    until = time.monotonic() + EMPTY_SECONDS
+    while not (data := store.read(path)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return data
+
+
+def _entry(data: bytes, where: str) -> LogEntry:
+    try:
+        return LogEntry.read(data, where)
+    except StoreError as error:
+        why = str(error).removeprefix(f"{where} is damaged or forged: ") if data else "it is empty"
+        raise StoreError(
+            f"{where} is damaged or forged: {why}; it alone "
+            "says which version was made current. Versions are still read by name "
+            "(STORE@VERSION). Remove that file, and before any gc run again what wrote it, "
+            "precache build or precache use: a build finds its version whole, computes nothing and "
+            "makes it current"
+        ) from None
+
+
+def _commit(entry: LogEntry, number: int) -> Commit:
+    assert entry.version is not None
+    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.root)
+
+
+# --- appending ----------------------------------------------------------------------------------
+
 CREATE_TRIES = 3
 """Attempts to create an object twice: another build's commit may remove it in between."""
+
+READ_BACK_SECONDS = (0.1, 0.5, 2.0)
+"""Pauses before an entry is read back of which no answer came."""
+
+Decide = Callable[[Log], LogEntry | None]
+"""From the log to the entry that is to follow; None for none. Raises if it is refused."""
+
+
+def append(store: Folder, decide: Decide) -> Log:
+    """Append the entry that is decided by the log as it is at that moment; returns the log then.
+
+    Parameters
+    ----------
+    decide
+        A pure function. It is called again if another process appended meanwhile.
+
+    Raises
+    ------
+    StorageError
+        The store cannot be written to, or lets an object be created twice.
+    """
+    while True:
+        log = read_log(store, appends=True)
+        entry = decide(log)
+        if entry is None:
+            return log
+        number = log.number + 1
+        require_create_only(store, "commits")
+        if _created(store, f"commits/{number:06d}.json", entry.to_json()):
+            commits = () if entry.version is None else (_commit(entry, number),)
+            return Log((*log.commits, *commits), log.removed.union(entry.removed), number)
+
+
+def _created(store: Folder, name: str, data: bytes) -> bool:
+    """Create an entry; its nonce shows whose it is where an answer was lost."""
+    try:
+        return store.create(name, [data]) or store.get(name) == data
+    except StorageError as error:
+        for seconds in READ_BACK_SECONDS:
+            time.sleep(seconds)
+            with contextlib.suppress(StorageError):
+                if found := store.get(name):
+                    return found == data
+        raise error from None
 
 
 def require_create_only(folder: Folder, scratch: str) -> None:
@@ -87,52 +284,147 @@ def require_create_only(folder: Folder, scratch: str) -> None:
     )
 
 
-def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
-    """Read the log, oldest entry first; versions that it names may have been removed.
+# --- commits and removals -----------------------------------------------------------------------
+
+
+class ReplacedError(BuildError):
+    """The version whose place another was to take is not current any more."""
+
+
+def commit_entry(
+    log: Log,
+    version: str,
+    root: str | None = None,
+    source: str | None = None,
+    replaces: str | None = None,
+    since: int | None = None,
+) -> LogEntry | None:
+    """Decide about the entry that makes a version current; None if nothing is to be added.
+
+    A version that is current already gets another entry only if it was built from another source,
+    or has another root; that entry differs from the last in nothing else.
 
     Parameters
     ----------
-    newest
-        Read only the last entry.
+    root
+        Digest of its root; None if that is not known.
+    source
+        The source that it was built from, as `recordable_source` returns it.
+    replaces
+        The version that must be current at that moment; by default any.
+    since
+        The number of an entry. If `version` was current at it or later, and has been replaced,
+        nothing is added.
 
     Raises
     ------
-    StoreError
-        An entry is damaged: no other says what it made current.
+    BuildError
+        The version was removed.
+    ReplacedError
+        Neither `replaces` nor `version` itself is current.
     """
-    names = [name for name in store.names("commits") if NUMBERED.fullmatch(name)]
-    names.sort(key=lambda name: int(name[:-5]))
-    paths = [f"commits/{name}" for name in (names[-1:] if newest else names)]
-    log: list[Commit] = []
-    for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
-        if isinstance(data, StorageError):
-            raise data
-        log.append(_commit(data or _once_written(store, path), store.path(path)))
-    return log
+    if version in log.removed:
+        raise BuildError(f"version {version} was removed meanwhile; run the same command again")
+    last = log.current
+    parent, began = last.version if last else None, time.time()
+    if last is not None and last.version == version:
+        if root in (None, last.root) and source in (None, log.source_of(version)):
+            return None
+        parent, began = last.parent, last.time
+    elif since is not None and any(
+        commit.version == version and commit.number >= since for commit in log.commits
+    ):
+        return None
+    elif replaces is not None and (last is None or last.version != replaces):
+        now = f"version {short(last.version, 12)}" if last else "no version"
+        raise ReplacedError(
+            f"{now} of the store is current, and no longer {short(replaces, 12)}, of which a "
+            "child was built; refresh it again"
+        )
+    return LogEntry(version=version, root=root, parent=parent, time=began, source=source)
 
 
-def _once_written(store: Folder, path: str) -> bytes:
-    """Read an entry that was found empty: on a disk without links it may be being created."""
-    until = time.monotonic() + EMPTY_SECONDS
-    while not (data := store.read(path)) and time.monotonic() < until:
-        time.sleep(0.01)
-    return data
+def removal_entry(
+    log: Log, versions: Iterable[str], unfinished: Collection[str] = ()
+) -> LogEntry | None:
+    """Decide about the entry that removes versions, except the current one.
+
+    Parameters
+    ----------
+    unfinished
+        Those of the versions that stay if they were ever committed.
+    """
+    last = log.current
+    stay = {*log.removed, *(log.versions.keys() & set(unfinished))}
+    stay |= set() if last is None else {last.version}
+    removed = tuple(version for version in versions if version not in stay)
+    if not removed:
+        return None
+    if last is None:
+        return LogEntry(time=time.time(), removed=removed)
+    return LogEntry(
+        version=last.version,
+        root=last.root,
+        parent=last.parent,
+        time=last.time,
+        source=last.source,
+        removed=removed,
+    )
 
 
-def _commit(data: bytes, where: str) -> Commit:
+def make_current(
+    store: Folder,
+    version: str,
+    source: str | None = None,
+    replaces: str | None = None,
+    since: int | None = None,
+) -> Commit:
+    """Make a complete version the current one; returns the entry that is current then.
+
+    Parameters
+    ----------
+    source, replaces, since
+        As in `commit_entry`.
+
+    Raises
+    ------
+    BuildError
+        As by `commit_entry`.
+    StorageError
+        The version is not there, or the store cannot be written to.
+    """
+    document = store.get(f"{version}/{ROOT}")
+    if document is None:
+        raise StorageError(
+            f"version {version} of {store} was removed before it was made current; run the same "
+            "command again"
+        )
+    decide = partial(
+        commit_entry,
+        version=version,
+        root=seal_of(document),
+        source=source,
+        replaces=replaces,
+        since=since,
+    )
     try:
-        entry = CommitEntry.read(data, where)
-    except StoreError as error:
-        why = str(error).removeprefix(f"{where} is damaged or forged: ") if data else "it is empty"
-        raise StoreError(
-            f"{where} is damaged or forged: {why}; it alone "
-            "says which version was made current. Versions are still read by name "
-            "(STORE@VERSION). Remove that file, and before any gc run again what wrote it, "
-            "precache build or precache use: a build finds its version whole, computes nothing and "
-            "makes it current"
-        ) from None
-    number = int(where.rpartition("/")[2].removesuffix(".json"))
-    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.root)
+        log = append(store, decide)
+    except StorageError:
+        log = read_log(store)
+        if log.current is None or log.current.version != version:
+            raise
+        # A store that cannot be written to is current as it is.
+    assert log.current is not None
+    return log.current
+
+
+def record_removal(store: Folder, versions: Sequence[str], unfinished: Collection[str] = ()) -> Log:
+    """Record in the log that versions are removed, as `removal_entry`; returns the log then."""
+    return append(store, partial(removal_entry, versions=versions, unfinished=unfinished))
+
+
+SCRATCH = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.tmp")
+"""Names of objects that a killed process may leave in the folder of the log."""
 
 
 def recordable_source(source: str) -> str | None:
@@ -142,119 +434,3 @@ def recordable_source(source: str) -> str | None:
     if "://" not in source:
         return str(Path(source).absolute())
     return source if shown(source) == source else None
-
-
-def recorded_root(log: Sequence[Commit], version: str) -> str | None:
-    """Return the digest of the root that a version was last committed with, if the log has it."""
-    return next((entry.root for entry in reversed(log) if entry.version == version), None)
-
-
-def recorded_source(log: Sequence[Commit], version: str) -> str | None:
-    """Return the source that a version was last built from, as far as the log has it."""
-    sources = (entry.source for entry in reversed(log) if entry.version == version)
-    return next(filter(None, sources), None)
-
-
-class ReplacedError(BuildError):
-    """The version whose place another was to take is not current any more."""
-
-
-def append_entry(
-    store: Folder,
-    version: str,
-    source: str | None = None,
-    replaces: str | None = None,
-    since: int | None = None,
-) -> Commit:
-    """Append the next entry; of two concurrent committers, one gets the number after the other's.
-
-    A version that is current already gets another entry only if it was built from another source,
-    or has another root; that entry differs from the last in nothing else.
-
-    Parameters
-    ----------
-    replaces
-        The version that must be current at that moment; by default any.
-    since
-        The number of an entry. If `version` was current at it or later, and has been replaced,
-        nothing is appended.
-
-    Raises
-    ------
-    ReplacedError
-        Neither `replaces` nor `version` itself is current.
-    """
-    number = 0
-    while True:
-        root = seal_of(store.get(f"{version}/{ROOT}") or b"")
-        log = read_commits(store)
-        last = log[-1] if log else None
-        was_current = since is not None and any(
-            entry.version == version and entry.number >= since for entry in log
-        )
-        if last is not None and last.version != version and was_current:
-            return last
-        if last is not None and last.version == version:
-            same_root = root in (None, last.root)
-            if same_root and source in (None, recorded_source(log, version)):
-                return last
-            parent, began = last.parent, last.time
-        elif replaces is not None and (last is None or last.version != replaces):
-            now = f"version {last.version[:12]}" if last else "no version"
-            raise ReplacedError(
-                f"{now} of {store} is current, and no longer {replaces[:12]}, of which a child was "
-                "built; refresh it again"
-            )
-        else:
-            parent, began = last.version if last else None, time.time()
-        entry = CommitEntry(version=version, root=root, parent=parent, time=began, source=source)
-        number = max(number, last.number if last else 0) + 1
-        name, data = f"commits/{number:06d}.json", entry.to_json()
-        scratch = f"{version}/{BUILD}/tmp"
-        try:
-            require_create_only(store, scratch)
-            created = store.create(name, [data], scratch=scratch)
-        except StorageError:
-            if last is None or last.version != version:
-                raise
-            return last  # a store that cannot be written to is current as it is
-        if created:
-            return Commit(number, version, parent, began, source, root)
-
-
-def append_commit(
-    store: Folder,
-    version: str,
-    source: str | None = None,
-    replaces: str | None = None,
-    since: int | None = None,
-) -> Commit:
-    """Make a complete version the current one.
-
-    A version may be removed until the log names it as current. A process that removes one reads
-    the log again after removing its `zarr.json`, so that one of the two processes sees the other.
-
-    Parameters
-    ----------
-    source
-        The source that it was built from, as `recordable_source` returns it.
-    replaces, since
-        As in `append_entry`.
-
-    Raises
-    ------
-    ReplacedError
-        As by `append_entry`.
-    StorageError
-        The version was removed meanwhile; the version that was current before is current again.
-    """
-    commit = append_entry(store, version, source, replaces, since)
-    if commit.version != version or store.exists(f"{version}/{ROOT}"):
-        return commit
-    if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):
-        with contextlib.suppress(ReplacedError):
-            append_entry(store, commit.parent, replaces=version)
-    raise StorageError(
-        f"version {version} of {store} was removed while it was made current; run the same "
-        "command again"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import uuid
 from collections.abc import Mapping
 from typing import Annotated, Self, TypeVar
 
@@ -31,7 +32,8 @@ from precache.store.layout import RowShape
 FORMAT = 5
 """The store format; a version of any other number is refused."""
 
-_HEX = re.compile("[0-9a-f]{16,64}")
+_HEX = re.compile("[0-9a-f]{32}")
+_NAME = re.compile(r"[0-9a-f]{32}\.[1-9][0-9]{0,8}")
 _VARIANT = re.compile(r"\.[0-9]{1,9}\Z")
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,6 +41,12 @@ Model = TypeVar("Model", bound=BaseModel)
 def _hex(value: str) -> str:
     if not _HEX.fullmatch(value):
         raise ValueError(f"{value!r} is no version id")
+    return value
+
+
+def _folder_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is no version")
     return value
 
 
@@ -54,6 +62,9 @@ def _array_name(value: str) -> str:
 
 
 VersionId = Annotated[str, AfterValidator(_hex)]
+VersionName = Annotated[str, AfterValidator(_folder_name)]
+"""Name of a version's folder, `ID.G`."""
+
 ArrayName = Annotated[str, AfterValidator(_array_name)]
 """Name of a field, or ``image.4`` for variant 4 of the field `image`."""
 
@@ -92,16 +103,9 @@ class _Document(BaseModel):
             raise document_error(error, where) from None
 
 
-def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries: int = 0) -> str:
-    """Compute the id of the version of a recipe, a row table and a number of rows per shard.
-
-    Parameters
-    ----------
-    retries
-        Times that the version was built again: because samples that had failed could be decoded
-        after all, or because everything was recomputed.
-    """
-    parts = [fingerprint, rows_digest, rows_per_shard, retries]
+def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int) -> str:
+    """Compute the id of the version of a recipe, a row table and a number of rows per shard."""
+    parts = [fingerprint, rows_digest, rows_per_shard]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
 
 
@@ -112,18 +116,38 @@ def document_error(error: ValidationError, where: str) -> StoreError:
     return StoreError(f"{where} is damaged or forged: {place}: {first['msg']}")
 
 
-class CommitEntry(_Document):
-    """A file of the commit log: the version made current, the one before, seconds since 1970.
+class LogEntry(_Document):
+    """An entry of the log: the version that is current from there on, and versions removed.
 
-    `root` is the digest of the version's root. `source` is the source that a build was given,
-    unless it has credentials.
+    Attributes
+    ----------
+    version
+        None while no version is current.
+    root
+        Digest of its root.
+    parent, time
+        The version that it replaced, and when: seconds since 1970.
+    source
+        The source that a build was given, unless it has credentials.
+    removed
+        Versions that are removed from there on.
+    nonce
+        Makes the entry differ from all others.
     """
 
-    version: VersionId
+    version: VersionName | None = None
     root: Digest | None = None
-    parent: VersionId | None = None
+    parent: VersionName | None = None
     time: Time
     source: str | None = None
+    removed: tuple[VersionName, ...] = ()
+    nonce: str = Field(default_factory=lambda: uuid.uuid4().hex)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.version is None and not self.removed:
+            raise ValueError("it names no version")
+        return self
 
     def to_json(self) -> bytes:
         """Serialise; an unknown source is left out."""
@@ -172,27 +196,32 @@ class Identity(_Document):
     is recomputed: then no other build resumes it.
     """
 
-    version: VersionId
+    version: VersionName
     fingerprint: str
     rows_digest: str
     rows_per_shard: Length
     fields: Mapping[ArrayName, RowAttributes]
-    retries: NonNegativeInt
     source: str
     rows: Length
     begun: Time
     by: Process
-    refreshes: VersionId | None
+    refreshes: VersionName | None
     recompute: bool
     failed: str | None = None
 
 
 class LeaseDocument(_Document):
-    """A lease: its holder, a note for others, seconds since 1970 of its last heartbeat."""
+    """A lease: its holder, a note for others, seconds since 1970 of its last heartbeat.
+
+    `nonce` makes it differ from those of all other holders; `released` is true once its holder has
+    given it back.
+    """
 
     holder: Process
     note: str = ""
     time: Time
+    nonce: str = ""
+    released: bool = False
 
 
 class Attributes(_Document):
@@ -214,7 +243,6 @@ class Attributes(_Document):
     fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
     rows: Length
     holes: NonNegativeInt
-    retries: NonNegativeInt
     classes: tuple[str, ...]
     label: LabelAttributes
     mean: dict[str, list[FiniteFloat]]

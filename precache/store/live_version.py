@@ -15,7 +15,7 @@ from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import Attributes, Identity, LeaseDocument
 from precache.store.labels import are_classes
-from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, NamedLease, read_leases
+from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, Leases, latest
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import Leaf
@@ -47,8 +47,8 @@ class LiveVersion(Version):
         Columns of the frozen row table.
     removed
         Rows whose samples are no longer in the source.
-    lease
-        The lease under which it is built.
+    leases
+        Those of `ensure`, under which it may be built.
 
     Attributes
     ----------
@@ -69,17 +69,17 @@ class LiveVersion(Version):
         keys: Sequence[str],
         labels: np.ndarray,
         removed: frozenset[int],
-        lease: NamedLease,
+        leases: Leases,
     ) -> None:
         super().__init__(
             folder,
-            version_id=attributes.version,
+            version_id=folder.name,
             attributes=attributes,
             arrays=arrays,
             rows=attributes.rows,
         )
         self._row_keys = keys
-        self._lease = lease
+        self._leases = leases
         self.labels = labels.copy()
         self.valid = np.ones(self.rows, np.bool_)
         self.valid[list(removed)] = False
@@ -246,15 +246,15 @@ class LiveVersion(Version):
         if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
-        data, holder = self.folder.get(DESCRIPTION), self._lease.holder()
-        leases = read_leases(self.folder)
-        silence = self._signs.seconds((data, leases, self.finished, holder and holder.time))
+        data, holder = self.folder.get(DESCRIPTION), self._leases.holder()
+        lease = latest(self.folder)
+        silence = self._signs.seconds((data, lease, self.finished, holder and holder.time))
         if holder is not None or self.folder.size(ROOT) is not None:
             reason = ""  # it is being decided about, or committed
         elif data is None:
             reason = "its description was removed"
         else:
-            reason = self._why_ended(data, leases)
+            reason = self._why_ended(data, lease)
             if not reason and silence > patience:
                 reason = f"it shows no sign of life for {patience:.0f} seconds"
         if self._end.seconds(reason) >= TAKEOVER_SECONDS and reason:
@@ -264,10 +264,10 @@ class LiveVersion(Version):
                 f"where it was ({self.path})"
             )
 
-    def _why_ended(self, description: bytes, leases: Mapping[str, LeaseDocument]) -> str:
+    def _why_ended(self, description: bytes, lease: LeaseDocument | None) -> str:
         """Return why no build is running, as far as its processes tell."""
         identity = Identity.read(description, self.folder.path(DESCRIPTION))
-        if any(not has_ended(lease.holder) for lease in leases.values()):
+        if lease is not None and not lease.released and not has_ended(lease.holder):
             return ""
         if identity.failed is not None:
             return identity.failed

@@ -14,9 +14,16 @@ from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.prefetched_folder import PrefetchedFolder, Readable
 from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout, shapes_name
-from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
+from precache.store.commit_log import (
+    BUILD,
+    ROOT,
+    VERSION,
+    Commit,
+    Log,
+    read_log,
+    short,
+)
 from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.tree import spare_root
@@ -24,6 +31,7 @@ from precache.store.version import (
     REPAIR_HINT,
     Version,
     gone_error,
+    read_ahead,
     read_attributes,
 )
 from precache.store.zarr_metadata import Array, parse_array, parse_json
@@ -118,10 +126,10 @@ def _find(
     return store.folder(commit.version), None, commit
 
 
-def _log(store: Folder, newest: bool) -> list[Commit] | None:
+def _log(store: Folder, newest: bool) -> Log | None:
     """Read the log, or its newest entry; None for a damaged log that is not needed as a whole."""
     try:
-        return read_commits(store, newest=newest)
+        return read_log(store, newest=newest)
     except StoreError:
         if newest:
             raise
@@ -130,7 +138,7 @@ def _log(store: Folder, newest: bool) -> list[Commit] | None:
 
 def _pick_whole(store: Folder, base: str, prefix: str) -> str:
     """Return the one whole version whose name begins so, whatever the log says."""
-    fitting = possible_versions(v for v in store.names() if prefix and v.startswith(prefix))
+    fitting = possible_versions(v for v in store.names() if fits(v, prefix))
     whole = [version for version in fitting if store.exists(f"{version}/{ROOT}")]
     if len(whole) != 1:
         what = "more than one version" if whole else "no version"
@@ -138,31 +146,38 @@ def _pick_whole(store: Folder, base: str, prefix: str) -> str:
     return whole[0]
 
 
+def fits(version: str, prefix: str) -> bool:
+    """Return whether a version is one that `prefix` names: digits of its id, or ``ID.G`` so."""
+    digits, dot, generation = prefix.partition(".")
+    own, _, of_version = version.partition(".")
+    return digits != "" and own.startswith(digits) and (not dot or generation == of_version)
+
+
 def _is_remote(folder: Folder) -> bool:
     return folder.local("") is None
 
 
-def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> Commit:
+def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> Commit:
     base = shown(base)
-    if not log:
+    if log.current is None:
         if not store.exists():
             raise StoreError(
                 f"there is no store at {base}; build one: precache build SOURCE {base}"
             )
         raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
     if prefix is None:
-        return log[-1]
-    latest = {commit.version: commit for commit in log}
-    known = list(dict.fromkeys(commit.version for commit in reversed(log)))
-    matches = [v for v in known if prefix and v.startswith(prefix)]
+        return log.current
+    known = [*log.versions]
+    matches = [v for v in known if fits(v, prefix)]
     if len(matches) != 1:  # some may have been removed
         existing = set(store.names())
-        known = [v for v in known if v in existing]
-        matches = [v for v in known if prefix and v.startswith(prefix)]
+        known = [v for v in known if v in existing and v not in log.removed]
+        matches = [v for v in known if fits(v, prefix)]
     if len(matches) != 1:
         what = "fits more than one version" if matches else "fits no version"
-        raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))
-    return latest[matches[0]]
+        names = ", ".join(short(version, 12) for version in known)
+        raise StoreError(f"'{prefix}' {what} of {base}; it has {names}")
+    return log.versions[matches[0]]
 
 
 def _hint(store: Folder, base: str) -> str:
@@ -209,9 +224,14 @@ def open_own(
     StoreError
         The root is invalid or damaged, or is not the one that was committed.
     """
-    ahead, loads = PrefetchedFolder(folder), loads and _is_remote(folder)
+    ahead, loads = dict[str, bytes | StorageError](), loads and _is_remote(folder)
+
+    def prefetch(names: Iterable[str]) -> None:
+        wanted = list(dict.fromkeys(names))
+        ahead.update(zip(wanted, folder.read_many(wanted, [-1] * len(wanted)), strict=True))
+
     if loads:
-        ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
+        prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     root = document or _read_root(folder, ahead)
     try:
         attributes = _attributes(folder, root, commit)
@@ -226,13 +246,13 @@ def open_own(
     if loads:
         names = [part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS]
         ragged = [name for name, field in attributes.fields.items() if field.ragged]
-        ahead.prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
+        prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
     where = folder.path(ROOT)
     arrays = {name: field_layout(attributes, name, where) for name in attributes.fields}
     arrays["label"] = label_layout(attributes)
     return Version(
         folder,
-        version_id=attributes.version,
+        version_id=folder.name if VERSION.fullmatch(folder.name) else attributes.version,
         attributes=attributes,
         arrays={name: (name, array) for name, array in arrays.items()},
         rows=attributes.rows,
@@ -251,8 +271,8 @@ def _attributes(folder: Folder, root: bytes, commit: Commit | None) -> Attribute
     return attributes
 
 
-def _read_root(folder: Folder, ahead: Readable) -> bytes:
-    [document] = ahead.read_many([ROOT], [-1])
+def _read_root(folder: Folder, ahead: dict[str, bytes | StorageError]) -> bytes:
+    [document] = read_ahead(folder, ahead, [ROOT])
     if isinstance(document, StorageError):
         raise gone_error(str(folder)) if is_missing(document) else document
     return document

@@ -1,9 +1,8 @@
 """A version of a store: its metadata, and its small arrays.
 
 All bytes that are read are compared with the version's tree of digests. A missing or damaged object
-may belong to a version that was removed since it was opened, and perhaps built or pulled again. So
-before any such error is raised, `Version.is_gone` checks whether the version is still the one that
-was opened.
+may belong to a version that was removed since it was opened. So before any such error is raised,
+`Version.is_gone` checks whether its root is still there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
-from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 from precache.store.array_metadata import (
     CHECKS,
@@ -44,7 +42,7 @@ from precache.store.array_metadata import (
     shapes_layout,
     shapes_name,
 )
-from precache.store.commit_log import ROOT, VERSION
+from precache.store.commit_log import ROOT, VERSION, id_of, short
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
 from precache.store.small_arrays import (
@@ -173,11 +171,11 @@ class Version:
         attributes: Attributes | None,
         arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
         rows: int,
-        ahead: Readable | None = None,
+        ahead: Mapping[str, bytes | StorageError] | None = None,
         mends: bool = False,
     ) -> None:
         self.folder = folder
-        self._ahead = ahead or folder
+        self._ahead = dict(ahead or {})
         self._mends = mends
         self.id = version_id
         self.path = str(folder)
@@ -195,7 +193,7 @@ class Version:
         return True
 
     def __repr__(self) -> str:
-        return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
+        return f"<precache version {short(self.id)} at {self.path}: {self.rows} rows>"
 
     def __fspath__(self) -> str:
         return self.path
@@ -463,7 +461,7 @@ class Version:
         """
         with self.unless_gone():
             leaves = [self._leaf(name) for name in names]
-            read = self._ahead.read_many(names, [-1] * len(names))
+            read = read_ahead(self.folder, self._ahead, names)
             return [self._checked(*pair) for pair in zip(leaves, read, strict=True)]
 
     def _leaf(self, name: str) -> Leaf:
@@ -534,21 +532,13 @@ class Version:
         return self.attributes.digest if self.attributes else ""
 
     def is_gone(self) -> bool:
-        """Return whether the version was removed since it was opened, even if it was made again.
-
-        A root that is damaged, or another version's, is damage.
-        """
+        """Return whether the version was removed since it was opened: its root goes first."""
         if self.attributes is None:
             return not self.folder.exists()
         try:
-            root = self.folder.get(ROOT)
+            return self.folder.size(ROOT) is None
         except StorageError:  # it is unreachable
             return False
-        return root is None or self.was_made_again(root)
-
-    def was_made_again(self, root: bytes) -> bool:
-        """Return whether a root is an intact one of this version, and not the one that was read."""
-        return seal_of(root) not in (None, self.digest) and self.id.encode() in root
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
@@ -576,7 +566,7 @@ class Version:
         names = [f"{SHARDS}/{name}" for name in arrays] + [shapes_name(name) for name in ragged]
         self._prefetched = self._read(["valid", "label", *names])
         self._read_checks(arrays, 0)
-        self._ahead = self.folder  # anything else read ahead is not needed
+        self._ahead = {}  # anything else read ahead is not needed
 
     def _small(self, name: str) -> np.ndarray:
         prefetched = self._prefetched.get(name)
@@ -601,6 +591,15 @@ class Version:
         if kind == SHARDS:
             return small_layout((layout.objects, 3), "uint64")
         return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
+
+
+def read_ahead(
+    folder: Folder, ahead: dict[str, bytes | StorageError], names: Sequence[str]
+) -> list[bytes | StorageError]:
+    """Read small objects; what was read ahead is taken from there, once."""
+    rest = [name for name in names if name not in ahead]
+    read = dict(zip(rest, folder.read_many(rest, [-1] * len(rest)) if rest else (), strict=True))
+    return [read[name] if name in read else ahead.pop(name) for name in names]
 
 
 def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
@@ -681,7 +680,7 @@ def read_attributes(data: bytes, folder: Folder) -> Attributes:
         parsed = Attributes.read(json.dumps(own).encode(), where)
     except StoreError as error:
         raise StoreError(f"{error}; {REPAIR_HINT}") from None
-    if VERSION.fullmatch(folder.name) and parsed.version != folder.name:
+    if VERSION.fullmatch(folder.name) and parsed.version != id_of(folder.name):
         raise StoreError(
             f"{where} is damaged: it is that of version {parsed.version}; {REPAIR_HINT}"
         )

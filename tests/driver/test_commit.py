@@ -11,7 +11,7 @@ import pytest
 
 import precache
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_commits
+from precache.store.commit_log import read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import narrow
 from precache.store.receipts import ChannelSums, Receipt
@@ -20,6 +20,7 @@ from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
 from tests.conftest import BuiltStore
 from tests.support.building import (
+    append_commit,
     build_here,
     cut,
     encoded,
@@ -153,7 +154,7 @@ def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
     again = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     assert again.version == first.version
     second = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=20))
-    log = read_commits(open_folder(tmp_path / "store"))
+    log = read_log(open_folder(tmp_path / "store")).commits
     assert [(c.number, c.version, c.parent) for c in log] == [
         (1, first.version, None),
         (2, second.version, first.version),
@@ -169,19 +170,19 @@ def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> N
     back = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     assert back.shards_skipped == back.shards == first.shards
     assert precache.open(tmp_path / "store").id == first.version
-    assert len(read_commits(open_folder(tmp_path / "store"))) == 3
+    assert len(read_log(open_folder(tmp_path / "store")).commits) == 3
 
 
 def commit_many(store: Path, version: str, times: int) -> None:
     for number in range(times):
-        append_entry(open_folder(store), f"{version}{number:04x}")
+        append_commit(open_folder(store), f"{version}{number:04x}.1")
 
 
 def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
     names = ["a" * 28, "b" * 28, "c" * 28]
     processes = [start(commit_many, tmp_path, name, 30) for name in names]
     assert [end(process) for process in processes] == [0, 0, 0]
-    log = read_commits(open_folder(tmp_path))
+    log = read_log(open_folder(tmp_path)).commits
     assert [commit.number for commit in log] == list(range(1, 91))
     assert len({commit.version for commit in log}) == 90
     for before, after in itertools.pairwise(log):

@@ -33,7 +33,7 @@ import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
-from precache.errors import BuildError, FetchError, PrecacheError
+from precache.errors import BuildError, FetchError, GoneError, PrecacheError
 from precache.maintenance import gc as garbage
 from precache.maintenance import transfer
 from precache.maintenance.verify import verify
@@ -41,10 +41,11 @@ from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as leases
 from precache.store.array_metadata import SHARDS
-from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.build_status import remove_abandoned_scratch
+from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
-from precache.store.lease import ExclusiveLease, NamedLease
+from precache.store.lease import Lease, Leases
 from precache.store.open import open_own
 from precache.store.tree import Leaf
 from precache_workers.cluster.executor import run_serial
@@ -88,11 +89,11 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (leases, "_remove_until"),
-    (NamedLease, "numbers"),
-    (leases.BuildLease, "end"),
-    (leases.BuildLease, "others"),
+    (leases, "_highest"),
+    (Lease, "end"),
+    (Lease, "is_held"),
     (precache_workers.driver.commit, "_write"),
-    (precache_workers.driver.commit, "append_commit"),
+    (precache_workers.driver.commit, "make_current"),
     (precache_workers.driver.build, "commit"),
     (precache_workers.driver.build, "remove_scratch"),
     (MemoryFolder, "remove"),
@@ -117,16 +118,14 @@ def json_of_the_actor(value: object) -> bytes:
     return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
 
 
-def forgetting(
-    take: Callable[[NamedLease], ExclusiveLease | None],
-) -> Callable[[NamedLease], ExclusiveLease | None]:
+def forgetting(take: Callable[..., Lease | None]) -> Callable[..., Lease | None]:
     """Whoever waits for a lease knows no more than before: however often it looked is one state."""
 
-    def taken(leases: NamedLease) -> ExclusiveLease | None:
+    def taken(own: Leases, *given: Any, **named: Any) -> Lease | None:
         known, name = ACTORS.turns.known, ACTORS.name
-        before = vars(leases).setdefault("before", known[name])
+        before = vars(own).setdefault("before", known[name])
         known[name] = before
-        lease = take(leases)
+        lease = take(own, *given, **named)
         if lease is None:
             known[name] = digest(before, "waits")
         return lease
@@ -134,17 +133,9 @@ def forgetting(
     return taken
 
 
-def await_end(version: MemoryFolder, names: Iterable[str]) -> None:
-    """As `await_builds`, without silence: however often it looked is one state."""
-    known, name = ACTORS.turns.known, ACTORS.name
-    before = known[name]
-    while any(
-        other in names and not leases.has_ended(lease.holder)
-        for other, lease in leases.read_leases(version).items()
-    ):
-        known[name] = digest(before, "waits")
-        sleep(1)
-    known[name] = digest(before, "waited")
+def is_alive(own: Leases, lease: LeaseDocument) -> bool:
+    """As `Leases._is_alive`, without silence."""
+    return not lease.released and not leases.has_ended(lease.holder)
 
 
 def of_the_dead(number: int) -> bytes:
@@ -175,7 +166,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.build, "source_of", lambda asked: asked.source)
     monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
-    monkeypatch.setattr(precache_workers.driver.build, "await_builds", await_end)
+    monkeypatch.setattr(Leases, "_is_alive", is_alive)
+    monkeypatch.setattr(Leases, "holder", lambda own: None)
     for module in (precache_workers.driver.commit, garbage):  # on the actor's own thread
         monkeypatch.setattr(module, "prefetch", one_by_one)
     for module in (
@@ -199,7 +191,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
-    monkeypatch.setattr(NamedLease, "try_acquire", forgetting(NamedLease.try_acquire))
+    monkeypatch.setattr(Leases, "take", forgetting(Leases.take))
     monkeypatch.setattr(leases, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
@@ -275,7 +267,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
             assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
     require_whole(memory)
     version = alone(memory, partial(build, source))
-    [*_, last] = read_commits(MemoryFolder(memory))
+    [*_, last] = read_log(MemoryFolder(memory)).commits
     assert last.version == version
     require_whole(memory)
     assert not [name for name in memory.objects if name.startswith(f"{version}/{BUILD}")]
@@ -284,7 +276,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
 def require_whole(memory: Memory) -> None:
     """The version that the log names as current is there, without a fault."""
     ACTORS.store = MemoryFolder(memory)
-    if read_commits(ACTORS.store):
+    if read_log(ACTORS.store).commits:
         assert verify("store").damage == ()
 
 
@@ -314,7 +306,7 @@ def test_one_at_a_time_holds_a_lease_in_every_order(ended: int) -> None:
     inside: list[str] = []
 
     def hold() -> None:
-        with NamedLease(ACTORS.store, "x").acquire():
+        with Leases.named(ACTORS.store, "x").wait(lambda lease: None):
             assert not inside
             inside.append(ACTORS.name)
             ACTORS.store.size("work")
@@ -391,7 +383,8 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
         outcomes = Turns(memory, random.Random(seed).choice).run({"first": again, "second": again})
         assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
         require_whole(memory)
-        assert memory.objects.keys() == before.objects.keys()
+        added = memory.objects.keys() - before.objects.keys()
+        assert all(name.startswith("commits/") for name in added)  # the removals
 
 
 @pytest.mark.heavy
@@ -402,7 +395,7 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     elsewhere, source = Memory(), rows(8)
     Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
     there = MemoryFolder(elsewhere)
-    [commit] = read_commits(there)
+    [commit] = read_log(there).commits
     version = open_own(there.folder(commit.version))
     monkeypatch.setattr(transfer, "open_for_writing", lambda uri, source, options: ACTORS.store)
     monkeypatch.setattr(transfer, "open_version", lambda *given: version)
@@ -452,11 +445,17 @@ def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
     return BuildResult(version=goal.version, path="", **dict.fromkeys(counts, 0))
 
 
+def tidied(build: _Build, goal: TargetVersion) -> TargetVersion:
+    """As `_Build._nothing_to_do`, without reading the version."""
+    remove_abandoned_scratch(goal.folder)
+    return goal
+
+
 def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
     """One of the two committed; what its documents say of the other objects is so."""
     for name, outcome in outcomes.items():
         assert isinstance(outcome, str | BuildError), (name, repr(outcome))
-    [commit] = read_commits(MemoryFolder(memory))
+    [commit] = read_log(MemoryFolder(memory)).commits
     version = MemoryFolder(memory).folder(commit.version)
     attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
     assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))
@@ -477,7 +476,7 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
     )
-    monkeypatch.setattr(_Build, "_nothing_to_do", lambda build, goal: goal)
+    monkeypatch.setattr(_Build, "_nothing_to_do", tidied)
     monkeypatch.setattr(precache_workers.driver.build, "committed_result", bare_result)
     actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
     every_order(actors, require_minimal)
@@ -491,13 +490,64 @@ def test_two_builds_in_every_order_with_two_switches() -> None:
     every_order(actors, partial(check, source=source), switches=2)
 
 
+def read_old(version: str) -> object:
+    """All small objects of a version, and sizes of its shards; or that it is gone."""
+    try:
+        found = open_own(ACTORS.store.folder(version))
+        return (found.flaws(), found.lost_objects())
+    except GoneError:
+        return "gone"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_removals_and_a_reader_in_every_order_with_two_switches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "QUIET_SECONDS", -1.0)
+    before = store_with(rows(1))
+    alone(before, partial(build, rows(2)))
+    log = read_log(MemoryFolder(before))
+    old, current = (commit.version for commit in log.commits)
+
+    def check_removals(memory: Memory, outcomes: Mapping[str, object]) -> None:
+        for name in ("first", "second"):
+            assert isinstance(outcomes[name], garbage.GcResult), repr(outcomes[name])
+        assert outcomes["third"] in (([], {}), "gone")
+        require_whole(memory)
+        after = read_log(MemoryFolder(memory))
+        assert (after.removed, after.number) == ({old}, log.number + 1)
+        assert {name.partition("/")[0] for name in memory.objects} == {"commits", current}
+
+    actors = {"first": remove_old, "second": remove_old, "third": partial(read_old, old)}
+    every_order(actors, check_removals, switches=2, objects=before.objects)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_build_and_a_removal_in_every_order_with_two_switches(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gc` takes the build for one that is silent, at whatever moment it looks."""
+    monkeypatch.setattr(garbage, "QUIET_SECONDS", -1.0)
+    source, before = rows(2), store_with(rows(1))
+    if begun:
+        turns = turns_of(Memory(before.objects), source)
+        choose: Choose = lambda able: able[0]  # noqa: E731
+        Turns(before, choose, {"first": turns // 2}).run({"first": partial(build, source)})
+    actors = {"first": partial(build, source), "second": remove_old}
+    every_order(actors, partial(check, source=source), switches=2, objects=before.objects)
+
+
 def every_order(
     actors: Mapping[str, Callable[[], object]],
     check: Callable[[Memory, Mapping[str, object]], None],
     switches: float = math.inf,
+    objects: Mapping[str, bytes] | None = None,
 ) -> None:
     def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
-        memory = Memory()
+        memory = Memory(objects)
         turns = Turns(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(actors)

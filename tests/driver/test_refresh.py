@@ -16,7 +16,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
 from precache.storage.local import LocalFolder
-from precache.store.commit_log import read_commits, recordable_source
+from precache.store.commit_log import read_log, recordable_source
 from precache_workers.driver.commit import commit
 from tests.support.building import (
     ask,
@@ -156,7 +156,7 @@ def test_what_a_build_commits_meanwhile_stays_current(
     assert version.id == result.version
     assert "fox/0099.jpg" in list(version.keys)
     assert list(version.variants("image")) == ["image.1", "image.2", "image.3"]
-    assert read_commits(LocalFolder(store))[-1].parent == committed[0]
+    assert read_log(LocalFolder(store)).commits[-1].parent == committed[0]
     assert precache.verify(store).ok
 
 
@@ -227,7 +227,7 @@ def test_a_sample_that_changed_is_named(source: Path, store: Path) -> None:
 def test_the_source_is_known_or_asked_for(
     source: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [commit] = read_commits(LocalFolder(store))
+    [commit] = read_log(LocalFolder(store)).commits
     assert commit.source == str(source)
     precache.pull(store, tmp_path / "copy")
     copy = str(tmp_path / "copy")
@@ -253,7 +253,7 @@ def test_a_source_that_was_moved_is_known_once_it_was_built_from(
     refreshed = precache.refresh(store, **SERIAL)
     assert refreshed.version != built.version
     build_here(moved, store, precache.open(store).recipe)
-    assert len(read_commits(LocalFolder(store))) == 3
+    assert len(read_log(LocalFolder(store)).commits) == 3
 
 
 def test_samples_that_are_missing_become_holes_if_that_is_accepted(

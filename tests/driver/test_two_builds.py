@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,15 @@ from numcodecs import zstd
 from PIL import Image
 
 import precache
-from precache.errors import BuildError, GoneError, StoreError
-from precache.maintenance import transfer
-from precache.maintenance.gc import remove_version
+from precache.errors import BuildError, StoreError
+from precache.maintenance.gc import remove_folder
 from precache.storage.base import Folder
-from precache.storage.local import LocalFolder
 from precache.store import lease as leases
-from precache.store.commit_log import ROOT
-from precache.store.lease import NamedLease, await_builds, decision_lease
+from precache.store.commit_log import ROOT, record_removal
+from precache.store.json_documents import LeaseDocument
+from precache.store.lease import Lease, Leases
 from precache.store.receipts import Receipt
 from precache_workers.driver import build as driver
-from precache_workers.driver import repair
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards import field_writer, shard_objects, shard_task
 from precache_workers.shards.shard_task import ShardTask
@@ -119,7 +116,7 @@ def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variab
 
 def take_over(*arguments: Any) -> Any:
     """A build to which all others seem silent, and its own lease stays."""
-    leases.STALE_SECONDS = leases.ALIVE_SECONDS = 0.0
+    leases.ALIVE_SECONDS = leases.OBSERVE_SECONDS = 0.0
     leases.RENEWAL_SECONDS = 1e6
     return build_here(*arguments)
 
@@ -127,11 +124,16 @@ def take_over(*arguments: Any) -> Any:
 def when_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something as soon as a build of this process waits for another one."""
 
-    def act_and_wait(folder: Folder, names: Any) -> None:
-        act()
-        await_builds(folder, names)
+    wait = Leases.wait
 
-    monkeypatch.setattr(driver, "await_builds", act_and_wait)
+    def act_and_wait(own: Leases, say: Callable[[LeaseDocument], None]) -> Lease:
+        def say_and_act(lease: LeaseDocument) -> None:
+            say(lease)
+            act()
+
+        return wait(own, say_and_act)
+
+    monkeypatch.setattr(Leases, "wait", act_and_wait)
 
 
 def test_the_second_of_two_equal_builds_waits_and_has_nothing_to_do(
@@ -405,15 +407,15 @@ def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
     commit = driver.commit
 
     def commit_late(folder: Folder, target: TargetVersion, *args: Any, **options: Any) -> None:
-        with decision_lease(folder, target.version) as decision:
-            remove_version(folder, target.version, decision)
+        record_removal(folder, [target.version])
+        remove_folder(folder, target.version)
         others = {**OPTIONS, "max_failures": 0}
         assert end(start(build_here, source, store, recipe, others, {"LUCKY": ""})) == 1
-        assert target.folder.sizes("image")
+        assert not target.folder.sizes("image")  # that one is another generation
         commit(folder, target, *args, **options)
 
     monkeypatch.setattr(driver, "commit", commit_late)
-    with pytest.raises(BuildError, match=r"meanwhile; run the same command again"):
+    with pytest.raises(BuildError, match=r"meanwhile.*; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
     monkeypatch.setattr(driver, "commit", commit)
     build_here(source, store, recipe, OPTIONS)
@@ -424,126 +426,25 @@ def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
 def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pulled one has a row where the damaged one has a hole."""
+    """The pulled one has a row where the damaged one has a hole: it is another generation."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     assert build_here(source, store, recipe, OPTIONS).failed == 1
     assert end(start(build_here, source, tmp_path / "other", recipe, OPTIONS, {"LUCKY": "1"})) == 0
     version = Path(precache.open(store).path)
     (version / "valid/c/0").write_bytes(b"damaged")
     (version / "label/c/0").write_bytes(b"damaged")
-    make = repair.mended_objects
+    mend = driver.mend_small
 
-    def make_late(*given: Any) -> Any:
-        made = make(*given)
+    def mend_late(*given: Any) -> None:
         precache.pull(tmp_path / "other", store)
-        return made
+        mend(*given)
 
-    monkeypatch.setattr(repair, "mended_objects", make_late)
-    with pytest.raises(StoreError, match="changed by another process; run the same command again"):
-        build_here(source, store, recipe, OPTIONS)
+    monkeypatch.setattr(driver, "mend_small", mend_late)
+    build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
     assert not precache.open(store).holes
-
-
-def test_a_loader_reads_no_shard_of_the_version_that_a_pull_put_meanwhile(tmp_path: Path) -> None:
-    """The pulled one has a hole where the damaged one has a row."""
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    assert end(start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
-    assert build_here(source, tmp_path / "other", recipe, OPTIONS).failed == 1
-    version = precache.open(store)
-    row = list(version.keys).index("cat/0099.jpg")
-    damaged = next(n for n in range(4) if n != row // 3)
-    with precache.Loader(store, batch_size=1, shuffle=False) as loader:
-        Path(version.path, f"image/c/{damaged}/0/0/0").write_bytes(b"damaged")
-        precache.pull(tmp_path / "other", store)
-        with pytest.raises(GoneError):
-            list(loader)
-    assert precache.open(store).id == version.id
-    assert precache.open(store).hole_rows.tolist() == [row]
-
-
-# --- a version that another process replaces or takes over --------------------------------------
-
-
-@pytest.fixture
-def with_hole(tmp_path: Path) -> Path:
-    """A store whose version has a hole; the same version in the store `other` has none."""
-    source, recipe = source_of(tmp_path), recipe_of(tmp_path, 112, "raw")
-    lucky = {"LUCKY": "1"}
-    assert build_here(source, tmp_path / "store", recipe, OPTIONS).failed == 1
-    assert end(start(build_here, source, tmp_path / "other", recipe, OPTIONS, lucky)) == 0
-    assert not precache.open(tmp_path / "other").holes
-    return tmp_path / "store"
-
-
-def lose_a_shard(store: Path, number: int = 0) -> None:
-    Path(precache.open(store).path, f"image/c/{number}/0/0/0").unlink()
-
-
-def test_a_pull_leaves_a_version_that_is_being_repaired(
-    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lose_a_shard(with_hole)
-    copy = driver.copy_from_other_versions
-
-    def copy_late(*given: Any) -> Any:
-        with pytest.raises(StoreError, match=r"is being repaired in .*; wait for its end"):
-            precache.pull(tmp_path / "other", with_hole)
-        return copy(*given)
-
-    monkeypatch.setattr(driver, "copy_from_other_versions", copy_late)
-    build_here(tmp_path / "in", with_hole, recipe_of(tmp_path, 112, "raw"), OPTIONS)
-    assert_whole(with_hole)
-    assert precache.open(with_hole).holes
-    precache.pull(tmp_path / "other", with_hole)  # whole as it is
-
-
-def test_a_repair_leaves_the_version_that_replaced_its_own(
-    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if the repair had shown no sign of life for long."""
-    lose_a_shard(with_hole)
-    copy = driver.copy_from_other_versions
-
-    def copy_late(*given: Any) -> Any:
-        precache.pull(tmp_path / "other", with_hole)
-        return copy(*given)
-
-    monkeypatch.setattr(transfer, "live_leases", lambda folder: {})
-    monkeypatch.setattr(driver, "copy_from_other_versions", copy_late)
-    with pytest.raises(BuildError, match="run the same command again"):
-        build_here(tmp_path / "in", with_hole, recipe_of(tmp_path, 112, "raw"), OPTIONS)
-    assert_whole(with_hole)
-    folders = [Path(precache.open(store).path) for store in (with_hole, tmp_path / "other")]
-    assert contents(folders[0]) == contents(folders[1])
-
-
-def test_no_object_of_a_base_version_is_linked_that_another_replaced(
-    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its objects have the same sizes, and a hole more."""
-    store = tmp_path / "other"
-    lose_a_shard(store)
-    recipe = recipe_of(tmp_path, 112, "raw").to_dict()
-    small = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}]
-    recipe["fields"]["small"] = {"ops": small, "codec": "raw"}
-    copy, pulled = LocalFolder.copy, []
-
-    def copy_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> bool:
-        if name.startswith("image/") and options.get("create") and not pulled:
-            pulled.append(name)
-            precache.pull(with_hole, store)
-        return copy(folder, name, *given, **options)
-
-    monkeypatch.setenv("LUCKY", "1")
-    monkeypatch.setattr(LocalFolder, "copy", copy_late)
-    both = precache.Recipe.from_dict(recipe)
-    build_here(tmp_path / "in", store, both, OPTIONS)
-    assert pulled
-    assert precache.verify(store).ok
-    version = precache.open(store)
-    assert not version.holes
-    assert all(rows.any() for rows in pixels(store).values())
+    assert precache.verify(f"{store}@{version.name}").ok
+    assert precache.open(f"{store}@{version.name}").holes
 
 
 def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
@@ -559,40 +460,8 @@ def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
         before.append(contents(Path(precache.open(store).path)))
         return left
 
-    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
     monkeypatch.setattr(driver, "remaining", find_early)
     build_here(source, store, recipe, OPTIONS)
     assert before == [contents(Path(precache.open(store).path))]
     assert_whole(store)
     assert not precache.open(store).holes
-
-
-def test_a_repair_that_lost_its_lease_puts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, store = source_of(tmp_path), tmp_path / "store"
-    recipe = precache.Recipe.image(resize=(24, 24))
-    build_here(source, store, recipe, OPTIONS)
-    version = precache.open(store)
-    path = Path(version.path, "shards/image/c/0/0")
-    path.write_bytes(b"damaged")
-    before, taken = path.read_bytes(), []
-
-    @contextlib.contextmanager
-    def lease_lost(folder: Folder, name: str) -> Iterator[NamedLease]:
-        monkeypatch.setattr(repair, "decision_lease", decision_lease)
-        with decision_lease(folder, name) as decision:
-            with monkeypatch.context() as patched:
-                patched.setattr(leases, "STALE_SECONDS", 0.0)
-                taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
-            yield decision
-
-    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    monkeypatch.setattr(repair, "decision_lease", lease_lost)
-    with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
-        build_here(source, store, recipe, OPTIONS)
-    assert path.read_bytes() == before
-    with taken[0]:
-        pass
-    build_here(source, store, recipe, OPTIONS)
-    assert_whole(store)

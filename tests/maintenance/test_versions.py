@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import precache
 from precache.cli.main import main
 from precache.errors import StoreError, UsageError
-from precache.maintenance.scan import COPIES
 from precache.maintenance.versions import current_periods
+from precache.store.build_status import COPY
 from precache.store.commit_log import Commit
 from tests.support.building import remains, write_jpegs
 from tests.support.servers import S3Server
@@ -163,7 +163,10 @@ def test_in_a_bucket(source: Path, s3: S3Server) -> None:
 
 def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     path, (first, second) = store
-    shutil.copytree(path / first / "image", path / COPIES / ("0" * 32) / "image")
+    left = path / ("0" * 32 + ".1")
+    shutil.copytree(path / first / "image", left / "image")
+    (left / "_build").mkdir()
+    shutil.copy(path / first / "zarr.json", left / COPY)
     assert main(["ls", str(path)]) == 0
     head, columns, new, old, unfinished = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{path}: ")

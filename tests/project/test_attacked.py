@@ -22,7 +22,7 @@ from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.json_documents import LeaseDocument
-from precache.store.lease import NamedLease, decision_lease
+from precache.store.lease import Leases
 from tests.support.building import age, build_here, contents, cut, encoded, environment, write_jpegs
 
 OTHER = precache.Recipe.image(resize=16, crop=16)
@@ -90,7 +90,7 @@ def test_a_wrong_clock_does_not_void_a_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = LocalFolder(tmp_path)
-    with decision_lease(folder, "v") as claim:
+    with Leases.named(folder, "v").wait(print) as claim:
         held = LeaseDocument.read(folder.read(claim.name), "").model_dump() | {"time": 1.0}
         held["holder"]["node"] = "another machine"
         monkeypatch.setattr("precache.store.lease.OBSERVE_SECONDS", 0.5)
@@ -103,16 +103,16 @@ def test_a_wrong_clock_does_not_void_a_claim(
 
         beating = threading.Thread(target=beat)
         beating.start()
-        assert NamedLease(folder, "v-decide").try_acquire() is None
+        assert Leases.named(folder, "v").take() is None
         beating.join()
-        assert NamedLease(folder, "v-decide").try_acquire() is not None  # silent now, and old
+        assert Leases.named(folder, "v").take() is not None  # silent now, and old
 
 
 def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = LocalFolder(tmp_path)
-    mine = NamedLease(folder, "x")
+    mine = Leases.named(folder, "x")
     get = LocalFolder.get
 
     def given_back(own: LocalFolder, name: str) -> bytes | None:
@@ -120,11 +120,11 @@ def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
             own.remove(name)
         return get(own, name)
 
-    assert NamedLease(folder, "x").try_acquire() is not None
+    assert Leases.named(folder, "x").take() is not None
     monkeypatch.setattr(LocalFolder, "get", given_back)
-    assert mine.try_acquire() is None
+    assert mine.take() is None
     monkeypatch.undo()
-    assert mine.try_acquire() is not None
+    assert mine.take() is not None
 
 
 @pytest.mark.parametrize("working", range(1, 8))
@@ -156,7 +156,7 @@ def test_what_others_put_into_a_store_stops_no_build(source: Path, store: Path) 
     (store / "mine").mkdir()
     os.mkfifo(store / "mine" / ROOT)
     (store / "latest").symlink_to("/etc")
-    (store / ("0" * 32)).symlink_to("/etc")
+    (store / ("0" * 32 + ".1")).symlink_to("/etc")
     (store / "folder" / ROOT).mkdir(parents=True)
     (store / "new").mkdir()
     (store / "new" / ROOT).write_text('{"attributes": {"precache": {"format": 99}}}')
@@ -165,7 +165,7 @@ def test_what_others_put_into_a_store_stops_no_build(source: Path, store: Path) 
 
 
 def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> None:
-    other = store / ("6" * 32)
+    other = store / ("6" * 32 + ".1")
     for name in (f"{BUILD}/x", "data/c/0/0"):
         (other / name).parent.mkdir(parents=True, exist_ok=True)
         (other / name).write_text("mine")

@@ -24,8 +24,9 @@ from precache.storage.fsspec_services import Fsspec
 from precache.storage.local import LocalFolder
 from precache.storage.object_store import ObjectStore
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_commits
+from precache.store.commit_log import read_log
 from tests.storage.conftest import SERVERS, Service, numbers, only
+from tests.support.building import append_commit
 from tests.support.servers import S3Server, passes, reset, status
 
 # --- all operations -----------------------------------------------------------------------------
@@ -205,6 +206,8 @@ def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
 @pytest.mark.parametrize("protocol", SERVERS)
 def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(SERVERS[protocol])
+    open_folder(f"{protocol}://bucket/some", server.options()).put("a", [b"1"])
+    assert open_folder(f"{protocol}://bucket", server.options()).kind() == "folder"
     folder = open_folder(f"{protocol}://nowhere/x", server.options())
     assert not folder.exists()
     assert folder.kind() is None
@@ -265,6 +268,17 @@ def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Any) -> No
     assert not disk.copy("b", folder, "a", create=True)
     assert not folder.copy("b", disk, "a", create=True)
     assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
+    assert folder.copy("b", disk, "b")
+    assert folder.copy("b", folder, "b")
+    assert folder.read("b") == b"another's"
+
+
+def test_a_name_with_a_wildcard_is_removed_and_no_other(folder: Folder) -> None:
+    for name in ("x*/b", "x*/deep/c", "x1/a", "y?"):
+        folder.put(name, [b"1"])
+    folder.remove("x*")
+    folder.remove("y?")
+    assert folder.sizes() == {"x1/a": 1}
 
 
 @only(*SERVERS)
@@ -289,7 +303,7 @@ def test_of_two_who_copy_to_one_name_at_once_one_succeeds(service: Service) -> N
 @only(*SERVERS)
 def test_two_who_commit_at_once_both_end_up_in_the_log(service: Service) -> None:
     """Neither commits before the other has read the log."""
-    barrier, versions = threading.Barrier(2), ["a" * 32, "b" * 32]
+    barrier, versions = threading.Barrier(2), ["a" * 32 + ".1", "b" * 32 + ".1"]
 
     def before(method: str, path: str) -> None:
         if method in ("PUT", "POST") and not barrier.broken:
@@ -298,12 +312,12 @@ def test_two_who_commit_at_once_both_end_up_in_the_log(service: Service) -> None
                 barrier.abort()
 
     service.proxy.before, store = before, service.behind
-    threads = [threading.Thread(target=append_entry, args=[store, v]) for v in versions]
+    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    first, second = read_commits(store)
+    first, second = read_log(store).commits
     assert (first.number, second.number) == (1, 2)
     assert {first.version, second.version} == set(versions)
     assert (first.parent, second.parent) == (None, first.version)

@@ -1,4 +1,4 @@
-"""The commit log: who is current, who wins a number, and what is refused."""
+"""The log: who is current, who wins a number, what is removed, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import dataclasses
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import precache
-from precache.errors import StoreError
+from precache.errors import BuildError, StorageError, StoreError
 from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import (
+    Commit,
+    Log,
     ReplacedError,
-    append_entry,
-    read_commits,
-    recorded_source,
+    commit_entry,
+    id_of,
+    make_current,
+    read_log,
+    record_removal,
+    removal_entry,
+    short,
 )
-from tests.support.building import end, poll, start
+from tests.support.building import append_commit, end, poll, start
 
 
 def _id(*digits: str) -> str:
-    return "".join(digits).ljust(32, "0")
+    return "".join(digits).ljust(32, "0") + ".1"
 
 
 def _forge(store: LocalFolder, name: str, entry: Any) -> None:
@@ -33,55 +42,175 @@ def _forge(store: LocalFolder, name: str, entry: Any) -> None:
     store.put(f"commits/{name}", [data])
 
 
+# --- decisions ----------------------------------------------------------------------------------
+
+NAMES = [f"{digit}{'0' * 31}.{generation}" for digit in "ab" for generation in (1, 2)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(NAMES)), max_size=12))
+def test_what_was_removed_never_becomes_current_and_the_current_is_never_removed(
+    steps: list[tuple[bool, str]],
+) -> None:
+    log = Log()
+    for number, (commits, version) in enumerate(steps, 1):
+        try:
+            entry = commit_entry(log, version) if commits else removal_entry(log, [version])
+        except BuildError:
+            assert version in log.removed
+            continue
+        if entry is None:
+            is_current = log.current is not None and log.current.version == version
+            assert is_current or version in log.removed
+            continue
+        if entry.version is not None:
+            commit = Commit(number, entry.version, entry.parent, entry.time)
+            log = dataclasses.replace(log, commits=(*log.commits, commit))
+        log = dataclasses.replace(log, removed=log.removed.union(entry.removed), number=number)
+        assert log.current is None or log.current.version not in log.removed
+    for version in NAMES:
+        generation = log.next_generation(id_of(version), NAMES[:1])
+        used = {*log.versions, *log.removed, NAMES[0]}
+        assert f"{id_of(version)}.{generation}" not in used
+        assert generation == 1 or f"{id_of(version)}.{generation - 1}" in used
+
+
+def test_a_generation_is_named_from_the_second_on() -> None:
+    assert short("0123456789abcdef" * 2 + ".1") == "01234567"
+    assert short("0123456789abcdef" * 2 + ".12", 12) == "0123456789ab.12"
+
+
+# --- entries ------------------------------------------------------------------------------------
+
+
 def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
     versions = [_id("a"), _id("b"), _id("a")]
-    commits = [append_entry(empty, version) for version in versions]
+    commits = [append_commit(empty, version) for version in versions]
     assert [c.number for c in commits] == [1, 2, 3]
     assert [c.version for c in commits] == versions
     assert [c.parent for c in commits] == [None, *versions[:-1]]
-    assert read_commits(empty) == commits
+    assert read_log(empty).commits == tuple(commits)
     assert empty.names("commits") == ["000001.json", "000002.json", "000003.json"]
 
 
 def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
-    first = append_entry(empty, _id("a"))
-    assert append_entry(empty, _id("a")) == first
-    assert len(read_commits(empty)) == 1
+    first = append_commit(empty, _id("a"))
+    assert append_commit(empty, _id("a")) == first
+    assert len(read_log(empty).commits) == 1
 
 
 def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
-    append_entry(empty, _id("a"), "/old")
-    second = append_entry(empty, _id("b"), "/old")
-    assert append_entry(empty, _id("b"), "/old") == second
-    assert append_entry(empty, _id("b")) == second
-    moved = append_entry(empty, _id("b"), "/new")
+    append_commit(empty, _id("a"), source="/old")
+    second = append_commit(empty, _id("b"), source="/old")
+    assert append_commit(empty, _id("b"), source="/old") == second
+    assert append_commit(empty, _id("b")) == second
+    moved = append_commit(empty, _id("b"), source="/new")
     assert moved == dataclasses.replace(second, number=3, source="/new")
-    assert append_entry(empty, _id("b"), "/new") == moved
-    assert recorded_source(read_commits(empty), _id("b")) == "/new"
-    assert append_entry(empty, _id("a")).parent == _id("b")
+    assert append_commit(empty, _id("b"), source="/new") == moved
+    assert read_log(empty).source_of(_id("b")) == "/new"
+    assert append_commit(empty, _id("a")).parent == _id("b")
+
+
+def test_a_removal_is_an_entry_that_names_the_current_version_too(empty: LocalFolder) -> None:
+    first, second = append_commit(empty, _id("a")), append_commit(empty, _id("b"), source="/in")
+    log = record_removal(empty, [_id("a"), _id("b"), _id("c")])
+    assert log == read_log(empty)
+    assert log.removed == {_id("a"), _id("c")}
+    assert log.commits == (first, second, dataclasses.replace(second, number=3))
+    assert read_log(empty, newest=True).current == log.current
+    assert record_removal(empty, [_id("c")]) == log
+    with pytest.raises(BuildError, match="was removed meanwhile; run the same command again"):
+        append_commit(empty, _id("a"))
+
+
+def test_a_build_that_no_version_came_of_is_removed_from_an_empty_log(empty: LocalFolder) -> None:
+    log = record_removal(empty, [_id("a")])
+    assert (log.current, log.removed, log.number) == (None, {_id("a")}, 1)
+    assert read_log(empty) == log
+    assert append_commit(empty, _id("b")).number == 2
+    assert record_removal(empty, [_id("b")], unfinished=[_id("b")]).removed == {_id("a")}
 
 
 def test_a_version_takes_the_place_of_one_that_is_still_current(
     empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another process commits between the look at the log and the entry."""
-    first = append_entry(empty, _id("a"))
-    noted = append_entry(empty, _id("a"), "/new", since=first.number)
+    first = append_commit(empty, _id("a"))
+    noted = append_commit(empty, _id("a"), source="/new", since=first.number)
     assert (noted.version, noted.number) == (first.version, 2)
-    assert append_entry(empty, _id("b"), replaces=_id("a")).parent == _id("a")
-    assert append_entry(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
+    assert append_commit(empty, _id("b"), replaces=_id("a")).parent == _id("a")
+    assert append_commit(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
 
     def create_late(*args: Any, **options: Any) -> bool:
         monkeypatch.undo()
-        append_entry(empty, _id("c"))
+        append_commit(empty, _id("c"))
         return LocalFolder.create(*args, **options)
 
     monkeypatch.setattr(LocalFolder, "create", create_late)
     with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} of .* is current, and no longer"):
-        append_entry(empty, _id("d"), replaces=_id("b"))
-    assert append_entry(empty, _id("b"), since=3).version == _id("c")  # it was current since
-    assert [commit.version for commit in read_commits(empty)][-1] == _id("c")
-    assert append_entry(empty, _id("b"), since=4).version == _id("b")
+        append_commit(empty, _id("d"), replaces=_id("b"))
+    assert append_commit(empty, _id("b"), since=3).version == _id("c")  # it was current since
+    assert [commit.version for commit in read_log(empty).commits][-1] == _id("c")
+    assert append_commit(empty, _id("b"), since=4).version == _id("b")
+
+
+def test_a_version_that_is_not_there_does_not_become_current(empty: LocalFolder) -> None:
+    append_commit(empty, _id("a"))
+    with pytest.raises(StorageError, match=f"{_id('b')} of .* was removed before it was made"):
+        make_current(empty, _id("b"))
+    assert len(read_log(empty).commits) == 1
+
+
+# --- creates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_an_entry_whose_answer_was_lost_is_read_back(
+    landed: bool, empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nonce tells whether it or another one is there."""
+    create = LocalFolder.create
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def create_unheard(store: LocalFolder, name: str, *args: Any, **options: Any) -> bool:
+        if name == "commits/000001.json":
+            if landed:
+                create(store, name, *args, **options)
+            else:
+                _forge(store, "000001.json", {"version": _id("b"), "time": 1})
+            raise StorageError("the connection was reset")
+        return create(store, name, *args, **options)
+
+    monkeypatch.setattr(LocalFolder, "create", create_unheard)
+    assert append_commit(empty, _id("a")).number == (1 if landed else 2)
+    versions = [commit.version for commit in read_log(empty).commits]
+    assert versions == ([_id("a")] if landed else [_id("b"), _id("a")])
+
+
+def test_an_entry_that_never_arrives_is_an_error(
+    empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def refuse_all(*args: Any, **options: Any) -> bool:
+        raise StorageError("out of reach")
+
+    monkeypatch.setattr(LocalFolder, "create", refuse_all)
+    with pytest.raises(StorageError, match="out of reach"):
+        append_commit(empty, _id("a"))
+
+
+def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
+    empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk without links; nobody else takes it for a commit."""
+    monkeypatch.setattr("precache.store.commit_log.EMPTY_SECONDS", 0.0)
+    first = append_commit(empty, _id("a"))
+    _forge(empty, "000002.json", b"")
+    with pytest.raises(StoreError, match=r"000002\.json is damaged or forged: it is empty"):
+        read_log(empty)
+    second = append_commit(empty, _id("b"))
+    assert second.number == 3
+    assert read_log(empty).commits == (first, second)
 
 
 def commit_when_told(root: Path, racer: int, links: bool) -> None:
@@ -91,7 +220,7 @@ def commit_when_told(root: Path, racer: int, links: bool) -> None:
     Path(root, f"ready-{racer}").touch()
     poll((root / "go").exists, "the start")
     for number in range(8):
-        append_entry(LocalFolder(root), _id(f"{racer:x}{number:x}"))
+        append_commit(LocalFolder(root), _id(f"{racer:x}{number:x}"))
 
 
 def refuse(*arguments: object) -> None:
@@ -105,7 +234,7 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
     poll(lambda: len(list(empty.root.glob("ready-*"))) == 3, "all are ready")
     (empty.root / "go").touch()
     assert [end(racer) for racer in racers] == [0, 0, 0]
-    log = read_commits(empty)
+    log = read_log(empty).commits
     assert sorted(c.version for c in log) == sorted(
         _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
     )
@@ -119,16 +248,16 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
 
 def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
     for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
-        _forge(empty, f"{number:06d}.json", {"version": _id(digit), "parent": None, "time": 0})
-    assert read_commits(empty)[-1].version == _id("b")
-    assert append_entry(empty, _id("b")).number == 1_000_000
+        _forge(empty, f"{number:06d}.json", {"version": _id(digit), "time": 0})
+    assert read_log(empty).commits[-1].version == _id("b")
+    assert append_commit(empty, _id("b")).number == 1_000_000
 
 
 def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
-    append_entry(empty, _id("a"))
+    append_commit(empty, _id("a"))
     for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
         _forge(empty, name, b"junk")
-    assert [commit.number for commit in read_commits(empty)] == [1]
+    assert [commit.number for commit in read_log(empty).commits] == [1]
 
 
 FORGED_ENTRIES: dict[str, Any] = {
@@ -138,13 +267,16 @@ FORGED_ENTRIES: dict[str, Any] = {
     "nothing": {},
     "no version": {"version": None, "time": 0},
     "number": {"version": 7, "time": 0},
+    "no generation": {"version": "a" * 32, "time": 0},
+    "generation 0": {"version": "a" * 32 + ".0", "time": 0},
+    "a removal of no version": {"removed": ["a"], "time": 0},
     "short": {"version": "ab", "time": 0},
-    "upper case": {"version": "A" * 32, "time": 0},
-    "path upwards": {"version": "../" + "a" * 32, "time": 0},
+    "upper case": {"version": "A" * 32 + ".1", "time": 0},
+    "path upwards": {"version": "../" + "a" * 32 + ".1", "time": 0},
     "absolute path": {"version": "/etc", "time": 0},
-    "path and line end": {"version": "a" * 32 + "\n", "time": 0},
-    "no time": {"version": "a" * 32},
-    "time of words": {"version": "a" * 32, "time": "noon"},
+    "path and line end": {"version": "a" * 32 + ".1\n", "time": 0},
+    "no time": {"version": "a" * 32 + ".1"},
+    "time of words": {"version": "a" * 32 + ".1", "time": "noon"},
 }
 
 
@@ -153,5 +285,7 @@ def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> No
     _forge(empty, "000001.json", FORGED_ENTRIES[case])
     with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
         precache.open(empty.root)
+    if case == "empty":
+        return
     with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
-        append_entry(empty, _id("a"))
+        append_commit(empty, _id("a"))

@@ -1,11 +1,13 @@
-"""One of several gets a lease, and another one once the first is gone."""
+"""One of several holds a lease, and another one once the first has ended."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,209 +16,221 @@ import pytest
 from precache.errors import BuildError
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
+from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import lease as leases
-from precache.store.lease import LEASES_FOLDER, NamedLease
-from tests.support.building import poll
+from precache.store.commit_log import ROOT
+from precache.store.json_documents import LeaseDocument
+from precache.store.lease import BUILD_LEASES, LEASES_FOLDER, Lease, Leases, is_built, latest
+from precache.store.tree import sealed_root
+from tests.support.building import poll, write
+
+_numbers = itertools.count()
+PLACES = {"of a version": BUILD_LEASES, "of a name": f"{LEASES_FOLDER}/x"}
 
 
 @pytest.fixture(params=["disk", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
-    name = request.node.name.replace("[", "-").strip("]")
-    return open_folder(tmp_path / "store" if request.param == "disk" else f"memory://claims/{name}")
+    on_disk = request.param == "disk"
+    return open_folder(tmp_path / "store" if on_disk else f"memory://leases/{next(_numbers)}")
 
 
-def test_one_holds_it_and_leaves_nothing(store: Folder) -> None:
-    one, other = NamedLease(store, "x"), NamedLease(store, "x")
-    lease = one.try_acquire()
+@pytest.fixture(params=PLACES.values(), ids=PLACES)
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def taken(folder: Folder, place: str) -> Lease:
+    lease = Leases(folder, place).take()
     assert lease is not None
-    with lease:
-        assert other.try_acquire() is None
-        held = other.holder()
+    return lease
+
+
+def beating() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "precache-lease"]
+
+
+def rewrite(folder: Folder, lease: Lease, **changes: Any) -> None:
+    document = LeaseDocument.read(folder.read(lease.name), "")
+    folder.put(lease.name, [document.model_copy(update=changes).model_dump_json().encode()])
+
+
+def test_one_holds_it_until_its_end(store: Folder, place: str) -> None:
+    others = Leases(store, place)
+    with taken(store, place) as lease:
+        assert others.take() is None
+        held = others.holder()
         assert held is not None
         assert held.holder.pid == os.getpid()
-        elsewhere = NamedLease(store, "y").try_acquire()
-        assert elsewhere is not None
-        with elsewhere:
+        assert lease.is_held()
+        with taken(store, f"{LEASES_FOLDER}/y"):
             pass
+    lease.end()
+    assert others.holder() is None
     assert store.sizes(LEASES_FOLDER) == {}
-    again = other.try_acquire()
-    assert again is not None
-    with again:
-        pass
-    assert not [t for t in threading.enumerate() if t.name == "precache-lease"]
+    with taken(store, place) as again:
+        # A version's numbers only grow, so that whoever held it before notices.
+        assert again.name.endswith("000002.json" if place == BUILD_LEASES else "000001.json")
+        assert not lease.is_held()
+    assert not beating()
 
 
-def test_of_many_at_once_one_gets_it(store: Folder) -> None:
-    taken: list[bool] = []
+def test_of_many_at_once_one_gets_it(store: Folder, place: str) -> None:
+    got: list[bool] = []
     start = threading.Barrier(8)
 
     def take() -> None:
         start.wait()
-        taken.append(NamedLease(store, "x").try_acquire() is not None)
+        got.append(Leases(store, place).take() is not None)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(taken) == [False] * 7 + [True]
+    assert sorted(got) == [False] * 7 + [True]
 
 
 def test_a_process_that_ended_holds_none(store: Folder) -> None:
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
+    lease, others = taken(store, PLACES["of a name"]), Leases.named(store, "x")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         lease.hand_over_to(process_of(child.pid), "its log")
-        others = NamedLease(store, "x")
         held = others.holder()
         assert held is not None
         assert held.note == "its log"
-        assert others.try_acquire() is None
+        assert others.take() is None
         child.kill()
         child.wait()
-    second = others.try_acquire()
+    second = others.take()
     assert second is not None
     assert second.name > lease.name
 
 
+@pytest.mark.parametrize("ago", [0, 10**6], ids=["", "that looks old"])
 def test_of_another_machine_signs_of_life_decide(
-    store: Folder, monkeypatch: pytest.MonkeyPatch
+    store: Folder, place: str, ago: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
+    """Clocks may be wrong, so a lease that looks old is watched, too; for less time."""
+    lease, others = taken(store, place), Leases(store, place)
     far = process_of(os.getpid()).model_copy(update={"node": "elsewhere"})
-    lease.hand_over_to(far, "")
-    others = NamedLease(store, "x")
-    assert others.try_acquire() is None
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
-    assert others.try_acquire() is not None
+    document = LeaseDocument.read(store.read(lease.name), "")
+    rewrite(store, lease, holder=far, time=document.time - ago)
+    assert others.take() is None
+    assert is_built(store) == (place == BUILD_LEASES and not ago)
+    monkeypatch.setattr(leases, "OBSERVE_SECONDS", 0.0)
+    if not ago:
+        monkeypatch.setattr(leases, "ALIVE_SECONDS", 0.0)
+    rewrite(store, lease, holder=far, time=document.time - ago, note="a heartbeat")
+    second = others.take()
+    assert second is not None
+    assert not lease.is_held()
+    assert second.is_held()
+    with pytest.raises(BuildError, match="took over as this one did not go on for long"):
+        lease.require()
 
 
-def test_it_beats(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_knows_that_a_holder_has_ended_takes_over(store: Folder, place: str) -> None:
+    lease = taken(store, place)
+    last = latest(store, place)
+    rewrite(store, lease, note="a heartbeat since")
+    assert Leases(store, place).take(ended=last) is None
+    assert Leases(store, place).take(ended=latest(store, place)) is not None
+
+
+def test_it_beats(store: Folder, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    with lease:
+    with taken(store, place) as lease:
         first = store.get(lease.name)
-        poll(lambda: store.get(lease.name) != first, "a beat")
+        poll(lambda: store.get(lease.name) not in (first, None), "a beat")
 
 
-def test_one_that_was_lost_is_neither_held_nor_removed(
-    store: Folder, monkeypatch: pytest.MonkeyPatch
+LOSSES: dict[str, Callable[[Folder, Lease], object]] = {
+    "another has its name": lambda store, lease: rewrite(store, lease, nonce="another"),
+    "another has a higher number": lambda store, lease: store.put(
+        f"{lease.name.rpartition('/')[0]}/000009.json", [store.read(lease.name)]
+    ),
+    "it is removed": lambda store, lease: store.remove(lease.name),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_that_was_lost_is_not_renewed(
+    loss: str, store: Folder, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers began anew meanwhile, so that another's object has its name."""
-    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    first = NamedLease(store, "x").try_acquire()
-    assert first is not None
-    with first:
-        assert first.is_held()
-        with monkeypatch.context() as patched:
-            patched.setattr(leases, "STALE_SECONDS", 0.0)
-            second = NamedLease(store, "x").try_acquire()
-        assert second is not None
-        assert not first.is_held()
-        with second:
-            assert second.is_held()
-        assert not first.is_held()
-        third = NamedLease(store, "x").try_acquire()
-        assert third is not None
-        assert third.name == first.name
-        assert not first.is_held()
-    assert third.is_held()
-    with pytest.raises(BuildError, match="took over the lease"):
-        first.require()
-
-
-def test_one_that_was_lost_is_not_renewed(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    other = (store.get(lease.name) or b"").replace(b'"note":""', b'"note":"another"')
-    store.put(lease.name, [other])
-    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
+    lease = taken(store, place)
+    LOSSES[loss](store, lease)
+    others = store.sizes(place).keys() - {lease.name}
     with lease:
-        threads = [t for t in threading.enumerate() if t.name == "precache-lease"]
-        for thread in threads:
+        for thread in beating():
             thread.join(60)
-    assert store.get(lease.name) == other
-
-
-def test_one_whose_object_another_process_removed_is_lost_at_the_next_heartbeat(
-    store: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A former holder that resumes as it removes its own: the numbers have begun anew."""
-    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.01)
-    monkeypatch.setattr(leases, "HELD_RENEWALS", 10_000)  # no holder asks for itself
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    with lease:
-        store.remove(lease.name)
-        other = NamedLease(store, "x").try_acquire()
-        poll(lambda: other is None or not lease.is_held(), "it notices")
-    assert other is None or store.get(lease.name) is not None
-
-
-def test_who_waits_for_long_is_told_for_whom(
-    store: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(leases, "WAIT_LINE_SECONDS", 0.0)
-    first, entered = NamedLease(store, "x").try_acquire(), threading.Event()
-    assert first is not None
-
-    def wait() -> None:
-        with NamedLease(store, "x").acquire():
-            entered.set()
-
-    with first:
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        poll(lambda: f"waiting for {process_of(os.getpid())}, which works on" in caplog.text, "it")
-        assert not entered.is_set()
-    waiting.join(60)
-    assert entered.is_set()
-
-
-def test_one_whose_heartbeat_took_too_long_to_be_put_is_lost(
-    store: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another may have taken it over, and ended, before the object was there again."""
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    clock, put = leases.boottime, type(store).put
-
-    def put_late(*given: Any, **options: Any) -> None:
-        put(*given, **options)
-        monkeypatch.setattr(leases, "boottime", lambda: clock() + leases.STALE_SECONDS + 1)
-
-    monkeypatch.setattr(type(store), "put", put_late)
-    lease.hand_over_to(process_of(os.getpid()), "")
-    assert NamedLease(store, "x").holder() is not None
+    own = {lease.name} if "name" in loss else set()
+    assert store.sizes(place).keys() == others | own
     assert not lease.is_held()
 
 
-def test_one_that_was_renewed_a_moment_ago_is_held_without_a_request(
-    store: Folder, monkeypatch: pytest.MonkeyPatch
+def test_one_that_is_renewed_amid_the_commit_of_another_build_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    monkeypatch.setattr(lease, "_folder", None)
-    assert lease.is_held()
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
+    folder, put = LocalFolder(tmp_path), LocalFolder.put
+    lease = taken(folder, BUILD_LEASES)
+
+    def put_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> None:
+        if name == lease.name and folder.size(ROOT) is None:
+            put(folder, ROOT, [sealed_root({})])
+            folder.remove(lease.name)
+        put(folder, name, *given, **options)
+
+    monkeypatch.setattr(LocalFolder, "put", put_late)
+    with lease:
+        for thread in beating():
+            thread.join(60)
+    assert folder.names(BUILD_LEASES) == []
+
+
+def test_that_of_a_version_that_is_repaired_outlasts_its_root(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.put(ROOT, [sealed_root({})])
+    with taken(folder, BUILD_LEASES) as lease:
+        assert lease.is_held()
+
+
+def test_who_waits_is_told_for_whom(store: Folder, place: str) -> None:
+    said: list[LeaseDocument] = []
+    got: list[Lease] = []
+    with taken(store, place):
+        waiting = threading.Thread(
+            target=lambda: got.append(Leases(store, place).wait(said.append))
+        )
+        waiting.start()
+        poll(lambda: said, "it says for whom it waits")
+        assert not got
+    waiting.join(60)
+    assert [lease.is_held() for lease in got] == [True]
+    assert [document.holder.pid for document in said] == [os.getpid()]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"holder": 1, "time": 0}'])
-def test_what_is_damaged_holds_nothing(store: Folder, data: bytes) -> None:
-    store.put(f"{LEASES_FOLDER}/x/000007.json", [data])
-    lease = NamedLease(store, "x").try_acquire()
-    assert lease is not None
-    assert lease.name.endswith("000008.json")
+def test_what_is_damaged_holds_nothing(store: Folder, place: str, data: bytes) -> None:
+    store.put(f"{place}/000007.json", [data])
+    assert taken(store, place).name.endswith("000008.json")
 
 
-def test_what_others_put_beside_claims_is_left_alone(store: Folder) -> None:
+def test_what_others_put_beside_leases_is_left_alone(store: Folder) -> None:
     for name in ("000000-notes.txt", "\u00b2.json", "0.json"):
-        store.put(f"{LEASES_FOLDER}/thing/{name}", [b"mine"])
-    lease = NamedLease(store, "thing").try_acquire()
-    assert lease is not None
+        store.put(f"{LEASES_FOLDER}/x/{name}", [b"mine"])
+    with taken(store, PLACES["of a name"]) as lease:
+        assert lease.name == f"{LEASES_FOLDER}/x/000001.json"
+    assert store.names(f"{LEASES_FOLDER}/x") == ["0.json", "000000-notes.txt", "\u00b2.json"]
+
+
+def test_a_store_that_cannot_be_written_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
+    lease = taken(LocalFolder(tmp_path), BUILD_LEASES)
+    monkeypatch.setattr(lease, "_folder", LocalFolder(write(tmp_path / "file", b"") / "below"))
+    monkeypatch.setattr(lease, "is_held", lambda: True)
     with lease:
-        assert lease.name == f"{LEASES_FOLDER}/thing/000001.json"
-    assert store.names(f"{LEASES_FOLDER}/thing") == ["0.json", "000000-notes.txt", "\u00b2.json"]
+        poll(lambda: "was not renewed" in caplog.text, "a line in the log")

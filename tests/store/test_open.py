@@ -17,15 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
-from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, GoneError, PrecacheError, StoreError, UsageError
 from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry
+from precache.store.commit_log import record_removal
 from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
+from tests.support.building import append_commit
 from tests.support.forging import put_root, settled_root
 from tests.support.mutations import places
 from tests.support.servers import FaultProxy
@@ -34,7 +35,7 @@ CopyStore = Callable[[BuiltStore], BuiltStore]
 
 
 def _id(*digits: str) -> str:
-    return "".join(digits).ljust(32, "0")
+    return "".join(digits).ljust(32, "0") + ".1"
 
 
 # --- choosing a version -------------------------------------------------------------------------
@@ -73,11 +74,29 @@ def test_a_prefix_of_no_version_is_refused_with_those_there_are(
 
 def test_a_prefix_of_two_versions_is_refused(empty: LocalFolder) -> None:
     for version in (_id("ab1"), _id("ab2"), _id("c")):
-        append_entry(empty, version)
+        append_commit(empty, version)
+        empty.put(f"{version}/valid/c/0", [b"x"])
     with pytest.raises(StoreError, match="'ab' fits more than one version") as caught:
         precache.open(f"{empty.root}@ab")
     assert _id("ab1")[:12] in str(caught.value)
     assert _id("ab2")[:12] in str(caught.value)
+
+
+def test_a_generation_of_a_version_is_named_by_its_number(empty: LocalFolder) -> None:
+    """By the id alone if there is only one."""
+    one, other = _id("ab"), _id("ab")[:-1] + "12"
+    for version in (one, other):
+        append_commit(empty, version)
+        empty.put(f"{version}/valid/c/0", [b"x"])
+    with pytest.raises(StoreError, match="'ab' fits more than one version") as caught:
+        precache.open(f"{empty.root}@ab")
+    assert str(caught.value).endswith(f"it has {other[:12]}.12, {one[:12]}")
+    for name in (other, "ab.12", other[:12] + ".12"):
+        with pytest.raises(GoneError, match=re.escape(other)):
+            precache.open(f"{empty.root}@{name}")
+    record_removal(empty, [one])
+    with pytest.raises(GoneError, match=re.escape(other)):
+        precache.open(f"{empty.root}@ab")
 
 
 def test_a_version_that_was_committed_twice_is_one(
@@ -86,7 +105,7 @@ def test_a_version_that_was_committed_twice_is_one(
     copy = tmp_path / "twice"
     shutil.copytree(two_versions.path, copy)
     first = two_versions.result.version
-    append_entry(LocalFolder(copy), first)
+    append_commit(LocalFolder(copy), first)
     assert precache.open(f"{copy}@{first[:6]}").id == precache.open(copy).id == first
 
 

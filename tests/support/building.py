@@ -32,6 +32,7 @@ from PIL import Image
 import precache
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
+from precache.store.commit_log import Commit, append, commit_entry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "workers")))
@@ -106,7 +107,7 @@ def put_photos(folder: Folder, count: int = 12) -> None:
 
 
 def contents(store: Path) -> dict[str, bytes]:
-    """Name -> bytes of every file of a store, without times of writing and where the source was."""
+    """Name -> bytes of every file of a store; of the log without times, sources and nonces."""
     files = sorted(path for path in store.rglob("*") if path.is_file())
     return {path.relative_to(store).as_posix(): _timeless(path) for path in files}
 
@@ -116,9 +117,16 @@ def _timeless(path: Path) -> bytes:
     if path.parent.name != "commits":
         return data
     document = json.loads(data)
-    document.pop("time", None)
-    document.pop("source", None)
+    for name in ("time", "source", "nonce"):
+        document.pop(name, None)
     return json.dumps(document).encode()
+
+
+def append_commit(store: Folder, version: str, **given: Any) -> Commit:
+    """Append the entry that makes a version current, without a look at the version."""
+    current = append(store, functools.partial(commit_entry, version=version, **given)).current
+    assert current is not None
+    return current
 
 
 def remains(store: Path) -> list[str]:
@@ -129,7 +137,7 @@ def remains(store: Path) -> list[str]:
 
 def shard_files(store: Path, field: str = "image") -> dict[str, Path]:
     """Name below the version -> path of each shard object of a field."""
-    [version] = [path for path in store.iterdir() if len(path.name) == 32]
+    [version] = [path for path in store.iterdir() if "." in path.name]
     found = sorted(path for path in (version / field / "c").rglob("*") if path.is_file())
     return {path.relative_to(version).as_posix(): path for path in found}
 

@@ -17,7 +17,7 @@ SHAPE = RowShape((3, 8, 8), "uint8")
 def stored_array(version: str = "version", **options: Any) -> StoredArray:
     """An array of 100 rows in shards of 4, with all two ops of its field, unless told otherwise."""
     given = {
-        "folder": LocalFolder(Path("/nowhere", version)), "edition": version, "name": "image",
+        "folder": LocalFolder(Path("/nowhere", version)), "name": "image",
         "shape": SHAPE, "rows": 100, "rows_per_shard": 4, "applied": 2,
         "finished": options.get("applied", 2) == 2, "encoded": options.get("applied", 2) == 2,
     }  # fmt: skip

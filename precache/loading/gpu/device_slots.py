@@ -17,7 +17,7 @@ from precache.codecs import nvcomp
 from precache.loading.slots import SlotLayout, as_tensor, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
-from precache.transforms import Batch
+from precache.transforms import Batch, Draw
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class DeviceSlots:
         rows: np.ndarray,
         out: Mapping[str, np.ndarray],
         slot: np.ndarray,
+        draw: Draw | None = None,
     ) -> FilledSlot:
         """Write rows into a slot: a whole batch, if it has frames.
 
@@ -102,8 +103,10 @@ class DeviceSlots:
             The fields, with the variants of the epoch.
         out
             Views of the slot by column of the layout.
+        draw
+            Random numbers of the rows, where they are cropped.
         """
-        reader.read(rows, out, undo=False)
+        reader.read(rows, out, undo=False, draw=draw)
         nbytes, frames = self.layout.nbytes, {}
         for name in self._framed:
             frames[name] = nbytes

@@ -19,7 +19,7 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
-from precache.maintenance.gc import remove_version
+from precache.maintenance.gc import remove_folder
 from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
@@ -27,21 +27,18 @@ from precache.storage.base import Folder, left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
+    ROOT,
     Commit,
-    append_commit,
-    read_commits,
+    make_current,
+    read_log,
+    record_removal,
     recordable_source,
     require_create_only,
+    short,
 )
 from precache.store.json_documents import LeaseDocument
 from precache.store.labels import has_label
-from precache.store.lease import (
-    BuildLease,
-    ExclusiveLease,
-    await_builds,
-    decision_lease,
-    remove_ended_leases,
-)
+from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
@@ -53,13 +50,13 @@ from precache_workers.driver.build_result import BuildResult, committed_result
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
+    UnmendedError,
     copy_from_other_versions,
     copy_to_other_versions,
     lost_by_shard,
     mend_small,
     objects_of,
     recorded_leaf,
-    require_recorded,
     restore_root,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
@@ -86,6 +83,7 @@ from precache_workers.planning.target_version import (
     TargetVersion,
     begun_at,
     is_recomputed,
+    new_target,
 )
 from precache_workers.planning.work_plan import (
     MeasuredRows,
@@ -147,7 +145,8 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
             write_reports(monitor, result)
         except StorageError as error:
             raise StorageError(
-                f"version {result.version[:8]} is complete and current, but has no report: {error}"
+                f"version {short(result.version)} is complete and current, but has no report: "
+                f"{error}"
             ) from None
     return result
 
@@ -183,7 +182,7 @@ class _Build:
         self.before: Commit | None = None
 
     def run(self) -> BuildResult:
-        self.before = next(iter(read_commits(self.store, newest=True)), None)
+        self.before = read_log(self.store, newest=True, appends=True).current
         self.listed = listed = self._list()
         spec = listed.spec
         target = requested_target(self.request, self.store, spec)
@@ -204,7 +203,7 @@ class _Build:
                 require_shared(request.placement, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
-                    self._mend(target)
+                    target = self._mend(target)
             probe = sample_probe(
                 functools.partial(self._try, run),
                 self._job,
@@ -217,8 +216,6 @@ class _Build:
                 if (result := self._make(run, work)) is not None:
                     return result
                 work = find_work(request, self.store, listed, work.target, probe)
-            if target is None:  # its document is of this version's id, and of other contents
-                self._mend(work.target)
             work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
 
@@ -239,18 +236,26 @@ class _Build:
         if damaged:
             names = first_ones([target.object_name(*item) for item in damaged])
             self.progress.say(
-                f"Version {target.version[:8]} is damaged in {len(damaged)} of {len(recorded)} "
+                f"Version {short(target.version)} is damaged in {len(damaged)} of {len(recorded)} "
                 f"shards: {names}"
             )
         return damaged
 
-    def _mend(self, target: TargetVersion) -> None:
-        """Restore the small objects of a committed version that are damaged or missing."""
-        flaws = flaws_of(target)
-        if flaws:
+    def _mend(self, target: TargetVersion) -> TargetVersion:
+        """Restore the small objects of a committed version that are damaged or missing.
+
+        Returns the version, or a new generation of it if there is no copy of an object.
+        """
+        if flaws := flaws_of(target):
+            self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
+            try:
+                mend_small(self.store, target, flaws)
+            except UnmendedError as error:
+                anew = new_target(self.store, target)
+                self.progress.say(f"{error}: version {short(anew.version)} takes its place")
+                return anew
             self.mended = [flaw.name for flaw in flaws]
-            self.progress.phase(f"Mending {', '.join(self.mended)}")
-            mend_small(self.store, target, flaws)
+        return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         complete = open_own(target.folder)
@@ -260,7 +265,7 @@ class _Build:
         self.listed.keep_contents(self.store, functools.partial(contents_of, complete))
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
-        version = f"version {target.version[:8]} is complete"
+        version = f"version {short(target.version)} is complete"
         if self.mended:
             line = f"V{version[1:]} again: {', '.join(self.mended)} mended"
         else:
@@ -270,18 +275,18 @@ class _Build:
         elif not self.waited:
             line += "; the bytes of its shards were not checked (--verify reads them)"
         if entry.version != target.version:
-            line += f". Version {entry.version[:8]} has replaced it meanwhile, and is current"
+            line += f". Version {short(entry.version)} has replaced it meanwhile, and is current"
         elif self.before is not None and self.before.version != target.version:
-            line += f". It is current, in place of version {self.before.version[:8]}"
+            line += f". It is current, in place of version {short(self.before.version)}"
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
     def _make_current(self, target: TargetVersion) -> Commit:
         """Append a committed version to the commit log, and return the entry that is current."""
-        return append_commit(self.store, target.version, **self._log_entry())
+        return make_current(self.store, target.version, **self._log_entry())
 
     def _log_entry(self) -> dict[str, Any]:
-        """Return the keywords of `append_commit` with this build's source."""
+        """Return the keywords of `make_current` with this build's source."""
         return {
             "source": recordable_source(self.request.source),
             "replaces": self.listed.refreshes,
@@ -360,9 +365,9 @@ class _Build:
         self.listed.keep_ctimes(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                started = self._start(stack, work)
-                if started is not None:
-                    lease, left = started
+                lease, left = self._start(stack, work)
+                target = left.target
+                if lease is not None:
                     receipts = self._announce(left)
                     self._run_shards(run, target, lease, left.todo, receipts, found=left.found)
                     return self._conclude(lease, left, receipts)
@@ -375,50 +380,49 @@ class _Build:
             self.progress.say("The other build has tried the failed samples again")
         return self._nothing_to_do(target)
 
-    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[BuildLease, Work] | None:
-        """Begin the version once no other build holds it, unless it was committed meanwhile.
+    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[Lease | None, Work]:
+        """Begin the version once no other build holds it, or a new one if it was removed meanwhile.
 
-        Returns the build's lease, which lasts as long as `stack`, and the remaining work. Leftovers
-        of builds that were cut off are removed from the shards that are to be made.
+        Returns the build's lease, which lasts as long as `stack`, and the remaining work; None for
+        the lease if the version was committed meanwhile. Leftovers of builds that were cut off are
+        removed from the shards that are to be made.
         """
-        target, recompute = work.target, self.request.recompute
+        recompute = self.request.recompute
         while True:
-            with decision_lease(self.store, target.version) as decision:
-                restore_root(self.store, target)
-                committed = was_committed(target)
-                if committed and (self.waited or not recompute):
-                    return None
-                if committed or (
-                    target.folder.size(DESCRIPTION) is not None
-                    and is_recomputed(target) != recompute
-                ):
-                    raise _taken_by_another(target)
-                lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
-                others = lease.others()
-                if not others:
-                    if recompute and not decision.is_held():
-                        raise _taken_by_another(target)
-                    decision.require()
-                    lease.revoke_others()
-                    target.begin(refreshes=self.listed.refreshes, recompute=recompute)
-                    left = remaining(work)
-                    _remove_shards(target, left.todo, decision)
-                    return lease, left
-                lease.end()
-            self._await_builds(target, others)
+            target = work.target
+            lease = stack.enter_context(self._take_lease(target))
+            if target.version not in read_log(self.store, appends=True).removed:
+                break
+            # By a build that mended nothing, or by gc, while this one looked or waited.
+            lease.end()
+            remove_folder(self.store, target.version)
+            work = replace(work, target=new_target(self.store, target, recompute=recompute))
+        restore_root(self.store, target)
+        if was_committed(target) and (self.waited or not recompute):
+            return None, work
+        begun = target.folder.size(DESCRIPTION) is not None
+        if target.folder.size(ROOT) is not None or (begun and is_recomputed(target) != recompute):
+            raise _taken_by_another(target)
+        lease.require()
+        target.begin(refreshes=self.listed.refreshes, recompute=recompute)
+        left = remaining(work)
+        _remove_shards(target, left.todo, lease)
+        return lease, left
 
-    def _await_builds(self, target: TargetVersion, others: Mapping[str, LeaseDocument]) -> None:
-        """Wait until other builds of the version end or are silent."""
-        holders = ", ".join(str(lease.holder) for lease in others.values())
-        begun = begun_at(target)
-        since = "" if begun is None else f", since {local_time(begun)}"
-        self.progress.say(
-            f"The same build is running already ({holders}{since}): waiting for its end; this one "
-            "takes over if that one leaves shards undone or is silent"
-        )
-        self.progress.phase("Waiting for the same build")
-        self.waited = True
-        await_builds(target.folder, others)
+    def _take_lease(self, target: TargetVersion) -> Lease:
+        """Take the lease of a version, once other builds of it end or are silent."""
+
+        def say(lease: LeaseDocument) -> None:
+            self.waited = True
+            begun = begun_at(target)
+            since = "" if begun is None else f", since {local_time(begun)}"
+            self.progress.say(
+                f"The same build is running already ({lease.holder}{since}): waiting for its end; "
+                "this one takes over if that one leaves shards undone or is silent"
+            )
+            self.progress.phase("Waiting for the same build")
+
+        return Leases.of_version(target.folder).wait(say)
 
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
@@ -434,20 +438,18 @@ class _Build:
         for folder, attributes in itertools.islice(committed_versions(self.store), 1):
             for function in edited_functions(attributes, target.spec):
                 self.progress.say(
-                    f"The code of {function} was edited since version {folder.name[:8]}: "
+                    f"The code of {function} was edited since version {short(folder.name)}: "
                     f"{target.table.samples - done:,} rows are computed again"
                 )
         return receipts
 
-    def _conclude(
-        self, lease: BuildLease, work: Work, receipts: Mapping[int, Receipt]
-    ) -> BuildResult:
+    def _conclude(self, lease: Lease, work: Work, receipts: Mapping[int, Receipt]) -> BuildResult:
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, found = work.target, work.found
         total = self.monitor.totals.total
         if total.rows_reused and found is not None:
             unread = ", whose bytes were not checked (--verify reads them)"
-            names = [version[:8] for version in found.versions]
+            names = list(map(short, found.versions))
             self.progress.say(
                 f"{total.rows_reused:,} rows and {total.reused} whole shards were taken over from "
                 f"version{'s' * (len(names) > 1)} {first_ones(names)}"
@@ -457,9 +459,8 @@ class _Build:
         if work.failed is not None and not mended:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
-        lease.outlast_commit()
         labels = self.listed.labels
-        commit(self.store, target, receipts, labels=labels, build=lease, **self._log_entry())
+        commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
         self._mend_others(target, receipts)
         fetched = (receipts[shard].content for shard in range(target.shards))
         self.listed.keep_contents(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
@@ -469,7 +470,7 @@ class _Build:
                 self.listed, labels=open_own(target.folder).labels, fetches_labels=False
             )
             built.warn_of_missing_labels()
-        self.progress.finish(f"Version {target.version[:8]} is complete")
+        self.progress.finish(f"Version {short(target.version)} is complete")
         return replace(
             committed_result(target, self.listed.ignored),
             shards_skipped=target.shards - total.shards,
@@ -505,7 +506,7 @@ class _Build:
             self.progress.say(f"The version is committed, but an earlier one is damaged: {error}")
             return
         if mended:
-            where = ", ".join(version[:8] for version in mended)
+            where = ", ".join(map(short, mended))
             names = first_ones(
                 sorted(
                     {
@@ -520,16 +521,16 @@ class _Build:
         for version, names_left in left.items():
             keep = (
                 f"; to keep it, make it current (precache use {shown(self.request.store)}"
-                f"@{version[:8]}), and run the command that built it with --verify, on the source "
-                "as it was"
+                f"@{short(version)}), and run the command that built it with --verify, on the "
+                "source as it was"
             )
             self.progress.say(
-                f"Version {version[:8]} is damaged in {first_ones(names_left)}: nothing of this "
+                f"Version {short(version)} is damaged in {first_ones(names_left)}: nothing of this "
                 "was taken over. Once it is not needed, precache gc removes it"
                 + (keep if usable else "")
             )
 
-    def _clean_up(self, lease: BuildLease, target: TargetVersion) -> None:
+    def _clean_up(self, lease: Lease, target: TargetVersion) -> None:
         """Remove the build's scratch files; `gc` removes what cannot be removed now."""
         lease.end()
         try:
@@ -538,20 +539,16 @@ class _Build:
             self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
-        self, lease: BuildLease, target: TargetVersion, before: TargetVersion
+        self, lease: Lease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
-        with decision_lease(self.store, target.version) as decision:
-            committed = was_committed(target)  # by a build that took over and mended something
-            if not committed:
-                lease.require()
-            lease.end()
-            if not committed:
-                decision.require()
-                remove_version(self.store, target.version, decision)
-        if committed:
+        if was_committed(target):  # by a build that took over and mended something
             return self._nothing_to_do(target)
+        lease.require()
+        record_removal(self.store, [target.version], [target.version])
+        lease.end()
+        remove_folder(self.store, target.version)
         self._make_current(before)
-        self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
+        self.progress.finish(f"Nothing was mended: version {short(before.version)} stays as it is")
         result = committed_result(before, self.listed.ignored)
         return replace(result, cpu_seconds=self.monitor.totals.total.cpu_seconds)
 
@@ -562,8 +559,7 @@ class _Build:
         """
         self._decide_starts(run)
         target, lost = work.target, dict(work.lost or {})
-        with BuildLease(target.folder, SCRATCH) as lease:
-            require_recorded(target, lost)
+        with self._take_lease(target) as lease:
             for name in copy_from_other_versions(self.store, target, lost, lease.require):
                 del lost[name]
             by_shard = lost_by_shard(lost)
@@ -576,13 +572,13 @@ class _Build:
                 rebuilt = objects_of(target, receipts.values())
                 others = copy_to_other_versions(self.store, target, rebuilt)
         if others:
-            names = ", ".join(name[:8] for name in others)
+            names = ", ".join(map(short, others))
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
         self.progress.finish(
-            f"Version {target.version[:8]} is complete again: {len(todo)} shards built{mended}"
+            f"Version {short(target.version)} is complete again: {len(todo)} shards built{mended}"
         )
         total = self.monitor.totals.total
         return replace(
@@ -595,7 +591,7 @@ class _Build:
         self,
         run: RunTasks,
         target: TargetVersion,
-        lease: BuildLease,
+        lease: Lease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[int, Mapping[str, Leaf]] | None = None,
@@ -683,7 +679,6 @@ class _Build:
             read_before=bool(contents),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
-            store=self.store,
             barred={key: self.barred[key] for key in self.barred.keys() & target.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )
@@ -713,12 +708,12 @@ def _verifies(request: Request, store: Folder) -> bool:
 
 def _taken_by_another(target: TargetVersion) -> StoreError:
     return StoreError(
-        f"another build took version {target.version[:8]} meanwhile, and may not recompute what "
+        f"another build took version {short(target.version)} meanwhile, and may not recompute what "
         "this one does; run the same command again"
     )
 
 
-def _remove_shards(target: TargetVersion, shards: Sequence[int], decision: ExclusiveLease) -> None:
+def _remove_shards(target: TargetVersion, shards: Sequence[int], lease: Lease) -> None:
     left = target.folder.sizes() if shards else {}
     for shard in shards:
         names = [
@@ -726,7 +721,7 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int], decision: Exclu
             *(target.object_name(field, shard) for field in target.shapes),
         ]
         for name in left.keys() & set(names):
-            decision.require()
+            lease.require()
             target.folder.remove(name)
 
 

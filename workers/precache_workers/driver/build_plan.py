@@ -23,7 +23,7 @@ from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import ROOT, read_commits
+from precache.store.commit_log import ROOT, read_log, short
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
@@ -363,13 +363,13 @@ def _plan(
     cost: Estimate | None,
 ) -> BuildPlan:
     target, table = work.target, work.target.table
-    commits = read_commits(store)
+    current = read_log(store, newest=True).current
     reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
     versions = work.found.versions if work.found is not None and reused else []
     return BuildPlan(
         version=target.version,
         state=_state(work),
-        current=commits[-1].version if commits else None,
+        current=None if current is None else current.version,
         differences=_differences(store, listed, versions[0] if versions else None),
         keeps_rows=listed.placed.rows_per_shard is not None,
         base=versions[0] if versions else None,
@@ -453,7 +453,7 @@ def _differences(store: Folder, listed: ListedSource, base: str | None) -> Build
         with contextlib.suppress(DamageError, StorageError, StoreError):
             data = open_own(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
-    of_base = next((a for _, a in versions if a.version == base), attributes)
+    of_base = next((a for own, a in versions if own.name == base), attributes)
     return compare_with_committed(listed.spec, attributes, table, of_base.libraries)
 
 
@@ -468,7 +468,7 @@ def _base_reason(
             return f"the only one {_BY_OPS}"
         if len(versions) == 1:
             return f"of {candidates} {_BY_OPS}, it saves most work"
-        others = ", ".join(version[:8] for version in versions[1:])
+        others = ", ".join(map(short, versions[1:]))
         return f"of {candidates} {_BY_OPS}, it has most of the rows; others are of {others}"
     if work.committed:
         return "lost objects are built again, with the same rows"

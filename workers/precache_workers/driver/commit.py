@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from precache.errors import BuildError, FormatError, StorageError, StoreError
-from precache.maintenance.scan import recorded_version
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
@@ -25,10 +24,10 @@ from precache.store.array_metadata import (
     shapes_name,
 )
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import ROOT, append_commit, read_commits
+from precache.store.commit_log import ROOT, make_current, read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import are_classes, label_attributes, narrow
-from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
+from precache.store.lease import Lease
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
@@ -51,7 +50,7 @@ def commit(
     source: str | None = None,
     *,
     labels: np.ndarray | None = None,
-    build: BuildLease | None = None,
+    lease: Lease | None = None,
     replaces: str | None = None,
     since: int | None = None,
 ) -> None:
@@ -67,49 +66,45 @@ def commit(
         Source that it was built from, for the commit log.
     labels
         Labels by row; by default those of the receipts, else of the row table.
-    build
-        The lease under which the shards were made. Once it was removed, another build may have
-        removed them and made others.
+    lease
+        The lease of the build, which another build may have taken over.
     replaces, since
-        As in `append_commit`.
+        As in `make_current`.
 
     Raises
     ------
     BuildError
-        Objects were removed meanwhile, or another build took over.
+        Objects or the version were removed meanwhile, or another build took over.
     """
-    with decision_lease(store, target.version) as lease:
-        if not was_committed(target):
-            if build is not None:
-                build.require()
-            _write(target, receipts, labels, lease)
-    append_commit(store, target.version, source, replaces, since)
+    if not was_committed(target):
+        if lease is not None:
+            lease.require()
+        _write(target, receipts, labels, lease)
+    make_current(store, target.version, source, replaces, since)
 
 
 def was_committed(target: TargetVersion) -> bool:
-    """Return whether a version was committed; removes a document that cannot be that of it.
+    """Return whether a version was committed; removes a document that was cut off.
 
-    Callers hold the lease to decide about the version.
+    Callers hold the lease of the version.
     """
     document = target.folder.get(ROOT)
     if document is None:
         return False
     try:
-        if open_own(target.folder, document).id == target.version:
-            return True
+        open_own(target.folder, document)
     except FormatError:
-        if recorded_version(document) == target.version:
-            raise
+        raise
     except StoreError:
-        pass  # it is damaged
-    target.folder.remove(ROOT)
-    return False
+        target.folder.remove(ROOT)
+        return False
+    return True
 
 
 def tidy_current(store: Folder) -> None:
     """Remove scratch files of a build that was cut off after its commit of the current version."""
-    for commit in read_commits(store, newest=True):
-        folder = store.folder(commit.version)
+    if current := read_log(store, newest=True, appends=True).current:
+        folder = store.folder(current.version)
         with contextlib.suppress(StorageError):  # of another user: gc reports it
             if folder.size(ROOT) is not None:
                 remove_abandoned_scratch(folder)
@@ -119,7 +114,7 @@ def _write(
     target: TargetVersion,
     receipts: Mapping[int, Receipt],
     labels: np.ndarray | None,
-    lease: ExclusiveLease,
+    lease: Lease | None,
 ) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
     facts = facts_of(target, ordered, labels)
@@ -132,12 +127,14 @@ def _write(
         name, data = item
         if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
             return
-        lease.require()
+        if lease is not None:
+            lease.require()
         target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
 
     at_once = 1 if target.folder.local("") else PUTS
     deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
-    lease.require()
+    if lease is not None:
+        lease.require()
     if target.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
             _require_whole(target, receipts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from precache.messages import aligned, as_text, row_types_text
 from precache.recipe.variants import variants_of
 from precache.storage.base import left_out_text
+from precache.store.commit_log import short
 from precache.units import duration, plain, size
 from precache_workers.sources.base import ignored_text
 
@@ -29,7 +30,7 @@ def plan_text(plan: BuildPlan) -> str:
 
 
 def _headline(plan: BuildPlan) -> str:
-    version = f"version {plan.version[:8]}"
+    version = f"version {short(plan.version)}"
     if plan.estimate is not None and plan.fails:
         return f"{version} cannot be built: all {plan.estimate.samples} samples measured fail"
     match plan.state:
@@ -64,7 +65,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
         yield "compact", f"{plan.shards:,} shards; --compact would give {plan.shards_compact:,}"
     if plan.shards == plan.shards_skipped:
         return
-    base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
+    base = "nothing" if plan.base is None else f"version {short(plan.base)}"
     yield "reused", f"{base}: {plan.base_reason}"
     for name, rows in _by_rows(plan.fields):
         yield "", f"{name}: {_field_rows(rows)}"

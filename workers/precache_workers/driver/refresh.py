@@ -14,9 +14,9 @@ from precache.errors import RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import read_commits, recordable_source, recorded_source
+from precache.store.commit_log import read_log, recordable_source, short
 from precache.store.json_documents import Identity
-from precache.store.lease import live_leases
+from precache.store.lease import is_built
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
@@ -73,11 +73,12 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         most = max(default_max_failures(version.rows), len(failed))
         request = request.model_copy(update={"max_failures": most})
     listed = rows_of(version, request, failed)
-    current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
+    current = read_log(open_folder(request.store, request.storage_options), newest=True).current
+    assert current is not None  # it was opened
     age = ago(time.time() - current.time)
-    line = f"Fresh variants of the samples of version {version.id[:8]}, made current {age}"
+    line = f"Fresh variants of the samples of version {short(version.id)}, made current {age}"
     if cut_off:
-        line = f"Version {version.id[:8]} is of a refresh that was cut off after its commit"
+        line = f"Version {short(version.id)} is of a refresh that was cut off after its commit"
     listed = replace(listed, placed=replace(listed.placed, changed=line))
     return run_build(request, shown, listed)
 
@@ -85,17 +86,18 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
 def _was_cut_off(version: Version) -> bool:
     """Return True if the version is of a refresh that was cut off after its commit."""
     data = version.folder.get(DESCRIPTION)
-    if data is None or live_leases(version.folder):
+    if data is None or is_built(version.folder):
         return False
     return Identity.read(data, version.folder.path(DESCRIPTION)).refreshes is not None
 
 
 def _source(version: Version, request: Request) -> str:
     store = open_folder(request.store, request.storage_options)
-    uri = recorded_source(read_commits(store), version.id)
+    uri = read_log(store).source_of(version.id)
     if uri is None:
         raise UsageError(
-            f"{store} does not record the source of version {version.id[:8]}; give --source SOURCE"
+            f"{store} does not record the source of version {short(version.id)}; give --source "
+            "SOURCE"
         )
     if uri.startswith("python:"):
         if not request.run_functions:
@@ -134,8 +136,8 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     located = table.locations
     if located is not None and located.places.null_count == len(located):
         raise UsageError(
-            f"{shown(request.source)} has none of the samples of version {version.id[:8]}; if it "
-            "was built with --source-kind, --image-column, --label-column, --key-column or "
+            f"{shown(request.source)} has none of the samples of version {short(version.id)}; if "
+            "it was built with --source-kind, --image-column, --label-column, --key-column or "
             "--sample-name, give them again"
         )
     return ListedSource(

@@ -7,39 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from precache.errors import BuildError, DamageError, StorageError, StoreError
-from precache.maintenance.mending import mended_objects
+from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
-from precache.store.commit_log import BUILD, ROOT, read_commits, recorded_root
-from precache.store.lease import decision_lease
+from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
-from precache.store.tree import Flaw, Leaf, seal_of, spare_root
+from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
 from precache.store.version import Version
 from precache_workers.planning.stored_versions import StoredObjects, committed_versions
-from precache_workers.planning.target_version import SCRATCH, TargetVersion
+from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_restorable
 
 # --- small objects ------------------------------------------------------------------------------
 
 
 def restore_root(store: Folder, target: TargetVersion) -> None:
-    """Put the lost root of a committed version again of its spare copy, if its shards are there.
+    """Put the lost root of a committed version again of its spare copy, if its shards are there."""
+    if target.folder.size(ROOT) is None and is_restorable(read_log(store), target.folder):
+        target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
 
-    Callers hold the lease to decide about the version.
-    """
-    if target.folder.size(ROOT) is not None or (root := spare_root(target.folder)) is None:
-        return
-    if seal_of(root) != recorded_root(read_commits(store), target.version):
-        return
-    version = open_own(target.folder, root)
-    sizes = target.folder.sizes()
-    leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
-    if all(sizes.get(leaf.name) == leaf.size for leaf in leaves):
-        target.folder.create(ROOT, [root], scratch=SCRATCH)
+
+class UnmendedError(StoreError):
+    """A small object of a version is damaged, and there is no copy of it."""
 
 
 def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> None:
-    """Put flawed small objects of a committed version again, of copies.
+    """Put flawed small objects of a committed version again, of copies; `zarr.json` comes last.
 
     Parameters
     ----------
@@ -48,24 +40,36 @@ def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> N
 
     Raises
     ------
-    StoreError, BuildError
-        There is no copy of an object, or another process changed the version meanwhile.
+    UnmendedError
+        There is no copy of an object; nothing was put.
     """
     version = open_own(target.folder, mends=True)
-
-    def copy_of(leaf: Leaf) -> bytes | None:
-        others = (folder.get(leaf.name) for folder, _ in committed_versions(store))
-        return next((data for data in others if data and not leaf.fault(data)), None)
-
-    objects = mended_objects(version, flaws, copy_of)
-    with decision_lease(store, target.version) as decision:
-        if version.was_made_again(target.folder.get(ROOT) or b""):
-            raise StoreError(
-                f"{target.folder} was changed by another process; run the same command again"
-            )
-        for name, data in objects.items():
-            decision.require()
+    names = [flaw.name for flaw in flaws]
+    leaves = [leaf for name in names if (leaf := version.leaves.get(name))]
+    objects = {leaf.name: _mended(store, version, leaf) for leaf in leaves}
+    if len(objects) < len(names):  # the root or the spare copy
+        root = version.folder.get(ROOT) or b""
+        if seal_of(root) != version.digest:
+            root = spare_root(version.folder) or b""
+        whole = (objects.get(name) or version.read_checked(name) for name in version.leaves)
+        objects |= {**spare_objects(root, whole), ROOT: root}
+    for name, data in objects.items():
+        if name in names:
             target.folder.put(name, [data], scratch=SCRATCH)
+
+
+def _mended(store: Folder, version: Version, leaf: Leaf) -> bytes:
+    """Return an object from the spare copy, or from another version that has the same."""
+    try:
+        return version.read_checked(leaf.name)
+    except DamageError:
+        others = (folder.get(leaf.name) for folder, _ in committed_versions(store))
+        found = next((data for data in others if data and not leaf.fault(data)), None)
+    if found is None:
+        raise UnmendedError(
+            f"{version.folder.path(leaf.name)} is damaged, and so is its copy in {SPARE}"
+        )
+    return found
 
 
 # --- shards -------------------------------------------------------------------------------------
@@ -90,15 +94,6 @@ def objects_of(target: TargetVersion, receipts: Iterable[Receipt]) -> dict[tuple
     }
 
 
-def require_recorded(target: TargetVersion, lost: StoredObjects) -> None:
-    """Raise `BuildError` if the version has other objects now, as one that replaced it may."""
-    version = open_own(target.folder)
-    if any(_shard_of(version, *item) != leaf for item, leaf in lost.items()):
-        raise BuildError(
-            f"another process changed {target.folder} meanwhile; run the same command again"
-        )
-
-
 def copy_from_other_versions(
     store: Folder, target: TargetVersion, lost: StoredObjects, require: Callable[[], None]
 ) -> list[tuple[str, int]]:
@@ -112,7 +107,7 @@ def copy_from_other_versions(
     copied = []
     for item, leaf in lost.items():
         for other in _versions_with(store, target, item, leaf):
-            if _is_whole(other, leaf):
+            if leaf.is_in(other):
                 require()
                 target.folder.copy(leaf.name, other, leaf.name, scratch=SCRATCH)
                 copied.append(item)
@@ -130,15 +125,11 @@ def copy_to_other_versions(
     mended = set()
     for item, leaf in rebuilt.items():
         for other in _versions_with(store, target, item, leaf):
-            if _is_one_file(other, target.folder, leaf.name) or _is_whole(other, leaf):
+            if _is_one_file(other, target.folder, leaf.name) or leaf.is_in(other):
                 continue
-            if not _is_whole(target.folder, leaf):
-                continue  # it was replaced meanwhile
-            with decision_lease(store, other.name) as decision:
-                if _shard_in(other, item) != leaf:
-                    continue  # it was replaced meanwhile
-                decision.require()
-                other.copy(leaf.name, target.folder, leaf.name, scratch=SCRATCH)
+            if not leaf.is_in(target.folder):
+                continue  # another process removes the version
+            other.copy(leaf.name, target.folder, leaf.name, scratch=SCRATCH)
             other.remove(SCRATCH)
             if not other.names(BUILD):
                 other.remove(BUILD)
@@ -178,10 +169,3 @@ def _shard_of(version: Version, field: str, shard: int) -> Leaf | None:
 def _is_one_file(one: Folder, other: Folder, name: str) -> bool:
     path, other_path = one.local(name), other.local(name)
     return bool(path and other_path and path.exists() and path.samefile(other_path))
-
-
-def _is_whole(folder: Folder, leaf: Leaf) -> bool:
-    try:
-        return not leaf.fault_in(folder)
-    except StorageError:
-        return False

@@ -18,7 +18,7 @@ from precache.messages import shown
 from precache.runtime.process_id import process_of
 from precache.runtime.terminal import guard_output, say_error
 from precache.storage.open import open_folder
-from precache.store.lease import ExclusiveLease
+from precache.store.lease import Lease
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 
@@ -81,7 +81,7 @@ def new_log(store: str) -> Path:
 
 
 def begin_build(
-    request: Request, listed: ListedSource | None, lease: ExclusiveLease, log_path: Path
+    request: Request, listed: ListedSource | None, lease: Lease, log_path: Path
 ) -> Background:
     """Start a process that builds under a lease that this process acquired but did not enter.
 
@@ -109,7 +109,7 @@ def begin_build(
     assert process.stdin is not None  # it is a pipe
     # A process that has ended reads nothing; `Background.check` raises its error.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pickle.dump((request, listed, lease.name, str(log_path)), pipe)
+        pickle.dump((request, listed, lease.name, lease.nonce, str(log_path)), pipe)
     return Background(process, log_path)
 
 
@@ -118,10 +118,10 @@ def main(job: Any) -> int:
     from precache_workers.driver.build import run_build
 
     guard_output()
-    request, listed, name, log_path = job
+    request, listed, name, nonce, log_path = job
     store = open_folder(request.store, request.storage_options)
     try:
-        with ExclusiveLease(store, name, log_path):
+        with Lease(store, name, log_path, nonce):
             run_build(request, True, listed)
     except PrecacheError as error:
         say_error(error)

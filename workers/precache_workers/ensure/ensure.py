@@ -24,7 +24,7 @@ from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes
 from precache.store.labels import label_attributes
-from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease, live_leases
+from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Lease, Leases
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
@@ -84,10 +84,11 @@ class WantedVersion:
         self.listed: ListedSource | None = None
         self.spec = self._find_spec()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
-        self.lease = NamedLease(self.store, self._digest())
+        self.leases = Leases.named(self.store, self._digest())
         self._idle_since = time.monotonic()
         self._target: TargetVersion | None = None
-        self._leases_read, self._is_alive = -math.inf, False
+        self._builds: Leases | None = None
+        self._looked, self._is_alive = -math.inf, False
         self._line_shown = -math.inf
 
     def _find_spec(self) -> VersionSpec:
@@ -152,20 +153,21 @@ class WantedVersion:
         return version
 
     def _is_building(self) -> bool:
-        """Return True if a lease shows a live build, including builds without the exclusive lease.
+        """Return True if a lease shows a live build, whoever started it.
 
-        Leases are read at most once in `LEASE_EVERY` seconds.
+        It is read at most once in `LEASE_EVERY` seconds.
         """
         target, now = self.target(), time.monotonic()
-        if target is not None and now - self._leases_read >= LEASE_EVERY:
-            self._leases_read, self._is_alive = now, bool(live_leases(target.folder))
+        if target is not None and now - self._looked >= LEASE_EVERY:
+            self._builds = self._builds or Leases.of_version(target.folder)
+            self._looked, self._is_alive = now, self._builds.holder() is not None
         return self._is_alive
 
     def is_in_progress(self) -> bool:
         """Return True if any process builds the version."""
-        return self.lease.holder() is not None or self._is_building()
+        return self.leases.holder() is not None or self._is_building()
 
-    def try_lease(self) -> ExclusiveLease | None:
+    def try_lease(self) -> Lease | None:
         """Acquire the lease for a build, not yet entered; returns None if another process builds.
 
         A rank that received its listing leaves the build to rank 0, unless no process builds the
@@ -176,7 +178,7 @@ class WantedVersion:
             self._idle_since = now
         if self.listed is None and now - self._idle_since < RANK0_SECONDS:
             return None
-        return None if self._is_building() else self.lease.try_acquire()
+        return None if self._is_building() else self.leases.take()
 
     def progress(self) -> str:
         """Describe the progress of the build."""
@@ -197,7 +199,7 @@ class WantedVersion:
             self._rank0.raise_failure()
         if time.monotonic() - self._line_shown >= WAIT_LINE_EVERY:
             self._line_shown = time.monotonic()
-            holder = self.lease.holder()
+            holder = self.leases.holder()
             who = str(holder.holder) if holder else "another process"
             log = f" (its log: {holder.note})" if holder and holder.note else ""
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
@@ -240,7 +242,7 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
         keys=table.keys,
         labels=table.labels,
         removed=table.removed,
-        lease=wanted.lease,
+        leases=wanted.leases,
     )
 
 
@@ -362,7 +364,7 @@ def ensure_version(
         if follow and target is not None and begins and wanted.is_in_progress():
             return live_version(target, wanted)
         if time.monotonic() > until:
-            holder = wanted.lease.holder()
+            holder = wanted.leases.holder()
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; "

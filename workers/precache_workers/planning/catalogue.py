@@ -40,8 +40,6 @@ class StoredArray:
 
     Attributes
     ----------
-    edition
-        Digest of the version's root, which tells it from another of the same id.
     applied, finished
         Number of the field's ops that were applied; whether these are all.
     encoded
@@ -51,7 +49,6 @@ class StoredArray:
     """
 
     folder: Folder
-    edition: str
     name: str
     shape: RowShape
     rows: int
@@ -381,7 +378,7 @@ class Catalogue:
 
     def leaf(self, array: StoredArray, shard: int) -> Leaf:
         """Return the record of an object."""
-        [version] = [v.version for v in self.versions if v.version.digest == array.edition]
+        [version] = [v.version for v in self.versions if v.version.folder.name == array.folder.name]
         return version.shard_leaves(array.name)[shard]
 
     def find(
@@ -530,7 +527,7 @@ def _contents(
         if pinned is None:
             rows = np.flatnonzero(same)
             same[rows] = table.unchanged(samples.table, rows, samples.rows[rows])
-        elif samples.attributes.version != pinned:
+        elif samples.version.folder.name != pinned:
             same[:] = False
         content[same], known[same] = of_keys[same], True
         if labels is not None:
@@ -614,7 +611,6 @@ def match_arrays(
             finished = count == len(declared.ops)
             found = StoredArray(
                 folder=folder,
-                edition=attributes.digest,
                 name=array,
                 shape=stored.row,
                 rows=attributes.rows,

@@ -12,6 +12,7 @@ from precache.errors import DamageError, SourceError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
+from precache.store.commit_log import short
 from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_etags
 from precache.store.version import ROW_TABLE
@@ -111,7 +112,7 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
         return ()
     line = (
         f"{source.factory}: what its attributes hold, or a file that they name, changed since "
-        f"version {latest[1].version[:8]}: all {len(table):,} samples are read and compared by "
+        f"version {short(latest[0].name)}: all {len(table):,} samples are read and compared by "
         "content, and those that are the same are not decoded again. A method fingerprint(i) of "
         "the dataset spares reading them"
     )
@@ -147,7 +148,7 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
         if first[0] not in ("", contents[place]):
             raise SourceError(
                 f"sample {table.keys[row]} of {read.source.factory} is not what version "
-                f"{latest[1].version[:8]} has of it, although the code is the same: its data "
+                f"{short(latest[0].name)} has of it, although the code is the same: its data "
                 "changed, or it reads by relative paths in another folder. Build with --compare, "
                 "which reads all samples, or give the dataset a method fingerprint(i)"
             )

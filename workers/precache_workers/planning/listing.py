@@ -18,9 +18,9 @@ from precache.errors import SourceError, StorageError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.columns import Texts
-from precache.store.commit_log import recordable_source
+from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import split_uri
@@ -375,7 +375,7 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
     if current is None or request.classes is not None:
         return []
     before = {name: number for number, name in enumerate(current[1].classes)}
-    version = current[1].version[:8]
+    version = short(current[0].name)
     if before and not table.classes:
         without = f"Samples have no classes, and those of version {version} have {len(before):,}"
         return [f"{without}: to keep them, give the options for labels that it was built with"]

@@ -10,6 +10,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts
+from precache.store.commit_log import short
 from precache.store.json_documents import Attributes
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
@@ -105,7 +106,7 @@ def _placed_as_in(
         return None
     if table.digest == attributes.rows_digest:
         parent = table
-    changed = f"Since version {folder.name[:8]}: {source_changes(parent, table)}"
+    changed = f"Since version {short(folder.name)}: {source_changes(parent, table)}"
     return Placed(table, attributes.rows_per_shard, changed, table.digest != fresh.digest)
 
 

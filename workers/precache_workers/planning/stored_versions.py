@@ -9,7 +9,7 @@ from precache.errors import GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.store.commit_log import ROOT, read_commits
+from precache.store.commit_log import ROOT, read_log
 from precache.store.json_documents import Attributes
 from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
@@ -30,7 +30,10 @@ StoredObjects = Mapping[tuple[str, int], Leaf]
 
 def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
     """Yield the versions of a store that can be read, the latest first."""
-    for name in dict.fromkeys(commit.version for commit in reversed(read_commits(store))):
+    log = read_log(store, appends=True)
+    for name in log.versions:
+        if name in log.removed:
+            continue
         folder = store.folder(name)
         try:
             yield folder, read_attributes(folder.read(ROOT), folder)
@@ -49,9 +52,10 @@ def is_committed(target: TargetVersion) -> bool:
     if target.folder.size(ROOT) is None:
         return False
     try:
-        return open_own(target.folder, mends=True).id == target.version
+        open_own(target.folder, mends=True)
     except StoreError:
         return False
+    return True
 
 
 def flaws_of(target: TargetVersion) -> list[Flaw]:

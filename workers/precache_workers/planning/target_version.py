@@ -16,13 +16,23 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.commit_log import (
+    BUILD,
+    ROOT,
+    VERSION,
+    Log,
+    folder_name,
+    generation_of,
+    id_of,
+    read_log,
+)
 from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
+from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.tree import spare_root
+from precache.store.tree import seal_of, spare_root
 from precache.store.version import ROW_TABLE, read_attributes
 
 SCRATCH = f"{BUILD}/tmp"
@@ -33,7 +43,7 @@ FROZEN_ROWS = f"{BUILD}/rows.parquet"
 
 @dataclass(frozen=True)
 class VersionSpec:
-    """All that decides a version's id except rows per shard; `version_id` explains `retries`.
+    """All that decides a version's id except rows per shard.
 
     Attributes
     ----------
@@ -49,7 +59,6 @@ class VersionSpec:
     table: RowTable
     rows_digest: str
     decides: Mapping[str, str] = field(default_factory=dict)
-    retries: int = 0
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -76,18 +85,24 @@ class TargetVersion:
 
     @classmethod
     def of(
-        cls, store: Folder, spec: VersionSpec, rows_per_shard: int, shapes: Mapping[str, RowShape]
+        cls,
+        store: Folder,
+        spec: VersionSpec,
+        rows_per_shard: int,
+        shapes: Mapping[str, RowShape],
+        generation: int = 1,
     ) -> TargetVersion:
-        version = version_id(spec.fingerprint, spec.rows_digest, rows_per_shard, spec.retries)
-        return cls(spec, store.folder(version), rows_per_shard, shapes)
+        own = version_id(spec.fingerprint, spec.rows_digest, rows_per_shard)
+        folder = store.folder(folder_name(own, generation))
+        return cls(spec, folder, rows_per_shard, shapes)
 
-    def anew(self, store: Folder) -> TargetVersion:
-        """Return the version that builds the same rows once more, under another id."""
-        again = replace(self.spec, retries=self.spec.retries + 1)
-        return TargetVersion.of(store, again, self.rows_per_shard, self.shapes)
+    def at(self, store: Folder, generation: int) -> TargetVersion:
+        """Return another generation of the version."""
+        return TargetVersion.of(store, self.spec, self.rows_per_shard, self.shapes, generation)
 
     @property
     def version(self) -> str:
+        """Name of the version's folder, ``ID.G``."""
         return self.folder.name
 
     @property
@@ -129,11 +144,10 @@ class TargetVersion:
     def describe(self) -> dict[str, Any]:
         """Describe the identity of the version, as build.json and the metadata hold it."""
         return {
-            "version": self.version,
+            "version": id_of(self.version),
             "fingerprint": self.spec.fingerprint,
             "rows_digest": self.spec.rows_digest,
             "rows_per_shard": self.rows_per_shard,
-            "retries": self.spec.retries,
             "source": self.table.source,
             "fields": {name: row.document for name, row in self.shapes.items()},
         }
@@ -152,7 +166,7 @@ class TargetVersion:
             self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
         begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
-        begun |= {"refreshes": refreshes, "recompute": recompute}
+        begun |= {"version": self.version, "refreshes": refreshes, "recompute": recompute}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
 
     def frozen_rows(self) -> RowTable:
@@ -175,7 +189,7 @@ class TargetVersion:
 def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
     """Return the store's version of a recipe, committed or begun; None if it has none.
 
-    Of several committed versions, it is the one that was recomputed most often.
+    Of several committed versions, it is the one of the highest generation.
 
     Parameters
     ----------
@@ -183,12 +197,44 @@ def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> Targ
         Rows of a shard that the user asks for; None for any.
     """
     committed, begun = _targets(store, spec, per_shard)
-    begun = [
-        target
-        for target in begun
-        if target.spec.retries == spec.retries and not is_recomputed(target)
-    ]
-    return max(committed or begun, key=lambda target: target.spec.retries, default=None)
+    begun = [target for target in begun if not is_recomputed(target)]
+    return max(committed or begun, key=_generation, default=None)
+
+
+def new_target(store: Folder, like: TargetVersion, *, recompute: bool = False) -> TargetVersion:
+    """Return the next generation of a version, or one that was begun and nobody has committed.
+
+    Parameters
+    ----------
+    recompute
+        Whether all rows are computed again: then none is taken that was described before.
+    """
+    log, own = read_log(store), id_of(like.version)
+    generation = log.next_generation(own, store.names())
+    last = like.at(store, max(1, generation - 1))
+    if generation > 1 and _is_open(log, last, recompute=recompute):
+        return last
+    return like.at(store, generation)
+
+
+def _is_open(log: Log, target: TargetVersion, *, recompute: bool) -> bool:
+    """Return whether a build may go on with a version: nothing else was or will be its bytes."""
+    if target.version in log.removed or target.folder.size(ROOT) is not None:
+        return False
+    if target.version in log.versions:  # its root was lost
+        return is_restorable(log, target.folder)
+    begun = target.folder.get(DESCRIPTION)
+    return begun is None or not (recompute or is_recomputed(target))
+
+
+def is_restorable(log: Log, folder: Folder) -> bool:
+    """Return whether the lost root of a committed version has a copy, and its shards are there."""
+    root, committed = spare_root(folder), log.root_of(folder.name)
+    if root is None or committed is None or seal_of(root) != committed:
+        return False
+    version, sizes = open_own(folder, root), folder.sizes()
+    leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
+    return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
 
 
 def next_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
@@ -200,8 +246,12 @@ def next_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> Targ
         As in `find_target`.
     """
     committed, begun = _targets(store, spec, per_shard)
-    last = max(committed + begun, key=lambda target: target.spec.retries, default=None)
-    return None if last is None else next_free(store, last.anew(store), removed=True)
+    last = max(committed + begun, key=_generation, default=None)
+    return None if last is None else new_target(store, last, recompute=True)
+
+
+def _generation(target: TargetVersion) -> int:
+    return generation_of(target.version)
 
 
 def is_recomputed(target: TargetVersion) -> bool:
@@ -218,34 +268,24 @@ def begun_at(target: TargetVersion) -> float | None:
     return None if begun is None else begun.begun
 
 
-def next_free(store: Folder, target: TargetVersion, *, removed: bool) -> TargetVersion:
-    """Return the version of the same rows with the next id that no `recompute` build works on.
-
-    Parameters
-    ----------
-    removed
-        Skip ids of removed versions, too: they may have had other pixels, and copies elsewhere.
-    """
-    named = {entry.version for entry in read_commits(store)} if removed else ()
-    while target.folder.size(ROOT) is None and (target.version in named or is_recomputed(target)):
-        target = target.anew(store)
-    return target
-
-
 def _targets(
     store: Folder, spec: VersionSpec, per_shard: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
     """Find the committed and the begun versions of a recipe, recomputed ones included."""
     both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
-    names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
+    log = read_log(store, appends=True)
+    names = [n for n in store.names() if VERSION.fullmatch(n) and n not in log.removed]
+    names = [name for name in names if not is_link(store, name)]
     for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):
+        if leaf == DESCRIPTION:  # of one that was committed, bytes can be lost, and never others
+            names = [name for name in names if name not in log.versions]
         paths = [f"{name}/{leaf}" for name in names]
         for name, data in zip(names, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
                 if is_missing(data):
                     continue
                 raise data
-            target = _matching(store, read(data, store.folder(name)), spec)
+            target = _matching(store, name, read(data, store.folder(name)), spec)
             if target is not None and has_shards_of(target, per_shard):
                 targets.append(target)
     return both
@@ -278,24 +318,26 @@ def _begun(data: bytes, folder: Folder) -> Identity | None:
 
 
 def _matching(
-    store: Folder, version: Attributes | Identity | None, spec: VersionSpec
+    store: Folder, name: str, version: Attributes | Identity | None, spec: VersionSpec
 ) -> TargetVersion | None:
     wanted = spec.fingerprint, spec.rows_digest
     if version is None or (version.fingerprint, version.rows_digest) != wanted:
         return None
-    target = target_like(store, version, replace(spec, retries=version.retries))
-    return target if target.version == version.version else None
+    target = _target_like(store, version, spec, generation_of(name))
+    return target if target.version == name else None
 
 
 def target_begun(store: Folder, begun: Identity) -> TargetVersion:
     """Return a version that was begun, by any recipe, with its row table, to read its receipts."""
     table = RowTable.of_keys([])
     spec = VersionSpec(Recipe.image(), begun.fingerprint, table, begun.rows_digest)
-    target = target_like(store, begun, replace(spec, retries=begun.retries))
+    target = _target_like(store, begun, spec, generation_of(begun.version))
     return replace(target, spec=replace(target.spec, table=target.frozen_rows()))
 
 
-def target_like(store: Folder, other: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
-    """Return the version of a recipe with the shapes and shards of another version."""
+def _target_like(
+    store: Folder, other: Attributes | Identity, spec: VersionSpec, generation: int
+) -> TargetVersion:
+    """Return a version of a recipe with the shapes and shards of another version."""
     shapes = {name: field.row for name, field in other.fields.items()}
-    return TargetVersion.of(store, spec, other.rows_per_shard, shapes)
+    return TargetVersion.of(store, spec, other.rows_per_shard, shapes, generation)

@@ -31,7 +31,7 @@ from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
     find_target,
-    next_free,
+    new_target,
     next_target,
 )
 from precache_workers.sources.dataset_items import Starts
@@ -157,7 +157,7 @@ def find_work(
     if target is not None and is_committed(target):
         if not is_tried_again(request, target):
             return _losses(target)
-        failed, target = target, next_free(store, target.anew(store), removed=True)
+        failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
     catalogue = _catalogue(request, store, listed)
     if target is None:
@@ -174,11 +174,7 @@ def find_work(
             shapes = {**measured.shapes, **shapes}
         _warn_of_transposed(spec.declared, shapes)
         target = TargetVersion.of(store, spec, _per_shard(request, listed, found, shapes), shapes)
-        target = next_free(store, target, removed=request.recompute)
-        while request.recompute and is_committed(target):
-            target = next_free(store, target.anew(store), removed=True)
-        if is_committed(target):
-            return _losses(target)
+        target = new_target(store, target, recompute=request.recompute)
     found = catalogue.find(target.rows_per_shard, target.shapes)
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
     asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned

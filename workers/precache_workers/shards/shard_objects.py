@@ -9,10 +9,9 @@ what was committed is never overwritten, unless it is lost: then the same bytes 
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,11 +21,11 @@ import xxhash
 from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError, StorageError
 from precache.storage.base import Buffer, Folder
-from precache.store.commit_log import ROOT
+from precache.store.commit_log import ROOT, short
 from precache.store.layout import MISSING, checks_of, decode_index
-from precache.store.lease import ALIVE_SECONDS, decision_lease
+from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import Receipt, ShardObject, receipt_name
-from precache.store.tree import Leaf, seal_of
+from precache.store.tree import Leaf
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
@@ -55,30 +54,18 @@ class FinishedObject:
     stored: ShardObject
     other: StoredObject | None = None
 
-    def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
+    def create(self, folder: Folder, name: str) -> bool:
         """Create the object, as a link where there is another one; False where one exists.
-
-        Parameters
-        ----------
-        require
-            Raises where the build may no longer write.
 
         Raises
         ------
         DamagedObjectError
-            The other object is gone, and was not read before; or another version of the same id has
-            replaced its version, whose objects may have the same sizes.
+            The other object is gone, and was not read before.
         """
         if (other := self.other) is not None:
             try:
                 origin = other.folder, other.leaf.name
-                created = folder.copy(name, *origin, scratch=SCRATCH, create=True)
-                root = other.folder.get(ROOT) or b""
-                if not created or seal_of(root) == other.array.edition:
-                    return created
-                require()
-                folder.remove(name)
-                raise StorageError(f"{other.folder} was replaced")
+                return folder.copy(name, *origin, scratch=SCRATCH, create=True)
             except StorageError as error:
                 if not self.parts:
                     raise DamagedObjectError(other.array, other.shard, error) from None
@@ -98,13 +85,13 @@ class FinishedObject:
 
 
 def require_lease(task: ShardTask) -> None:
-    """Raise `BuildError` where this node cannot see the lease of the build."""
-    if task.lease is not None and task.folder.size(task.lease) is None:
+    """Raise `BuildError` where this node does not see that the build holds its lease."""
+    if task.lease is not None and not is_highest(task.folder, task.lease):
         raise BuildError(
-            f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
-            "ended, another build of this version ended and took the leases of all (run the same "
-            "command again), or the store is on a disk that this node does not share (give it as a "
-            "URL, or on a disk that all nodes mount at the same path)"
+            f"{socket.gethostname()} does not see {task.folder.path(task.lease)}, or sees one of a "
+            "higher number: the build has ended, another build of this version took over (run the "
+            "same command again), or the store is on a disk that this node does not share (give it "
+            "as a URL, or on a disk that all nodes mount at the same path)"
         )
 
 
@@ -135,7 +122,7 @@ def create_objects(
     """
     return {
         field: own.stored
-        if own.create(task.folder, task.objects[field], functools.partial(require_lease, task))
+        if own.create(task.folder, task.objects[field])
         else _accept_other(task, field, own)
         for field, own in objects.items()
     }
@@ -154,7 +141,7 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
         own = receipt.objects[field]
         if (own.size, own.xxh3) != (leaf.size, leaf.xxh3):
             raise BuildError(
-                f"shard {task.shard} of version {task.folder.name[:8]} came out different from "
+                f"shard {task.shard} of version {short(task.folder.name)} came out different from "
                 "what it was: the source, a library or precache itself changed; nothing was "
                 "replaced. The same command with --recompute makes a new version of what the "
                 "source is now, and trusts nothing of this one"
@@ -191,16 +178,12 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
 
 def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     """Put an object in place of one that a lost task left; False if the shard is done meanwhile."""
-    store, version = task.store, task.folder.name
-    with decision_lease(store, version) if store else contextlib.nullcontext() as decision:
-        if task.folder.size(ROOT) is not None:
-            raise BuildError(f"another build committed {task.folder}; run the same command again")
-        require_lease(task)
-        if finished(task):
-            return False
-        if decision is not None:
-            decision.require()
-        task.folder.put(name, own.read(), scratch=SCRATCH)
+    if task.folder.size(ROOT) is not None:
+        raise BuildError(f"another build committed {task.folder}; run the same command again")
+    if finished(task):
+        return False
+    require_lease(task)
+    task.folder.put(name, own.read(), scratch=SCRATCH)
     return True
 
 

@@ -74,9 +74,7 @@ class ShardTask(FetchAllTask):
     removed
         Places of rows whose samples the source has no more.
     lease
-        Object below the folder that exists as long as the build may write; its worker must see it.
-    store
-        Store of the version, whose lease to decide guards the replacement of an object.
+        The build's lease below the folder: while it has the highest number, the build may write.
     again
         Whether the shard may exist already, as another task was given it before.
     may_fail
@@ -96,7 +94,6 @@ class ShardTask(FetchAllTask):
     read_before: bool = False
     removed: frozenset[int] = frozenset()
     lease: str | None = None
-    store: Folder | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
 

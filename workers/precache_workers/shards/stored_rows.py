@@ -50,16 +50,14 @@ class DamagedObjectError(StorageError):
         self.name = f"{array.folder.name}/{array.name}/c/{shard}{tail}"
 
 
-_versions: dict[tuple[str, str], Version] = {}
+_versions: dict[str, Version] = {}
 
 
 def _open(array: StoredArray) -> Version:
     """Open the version of an array, once in each process."""
-    key = str(array.folder), array.edition
+    key = str(array.folder)
     if key not in _versions:
         version = open_own(array.folder)
-        if version.digest != array.edition:
-            raise StoreError(f"{array.folder} was replaced")
         while len(_versions) >= OPENED:
             _versions.pop(next(iter(_versions)), None)
         _versions[key] = version
