@@ -209,7 +209,7 @@ def assert_whole_road(
     right = pixels(folder / "here")
     assert len(right) == 12
     with precache.Loader(
-        store, 5, device="cpu", cache_dir=folder / "cache", storage_options=options
+        store, 5, device="cpu", cache=folder / "cache", storage_options=options
     ) as loader:
         batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
         assert loader.stats().fetched.objects == 4

@@ -155,6 +155,12 @@ def _shard_in(folder: Folder, item: tuple[str, int]) -> Leaf | None:
         return None  # `verify` reports it
 
 
+def recorded_leaf(folder: Folder, name: str) -> Leaf | None:
+    """Return the record of a shard by its name; None if the version is gone or damaged."""
+    array, _, rest = name.partition("/c/")
+    return _shard_in(folder, (array, int(rest.partition("/")[0])))
+
+
 def _shard_of(version: Version, field: str, shard: int) -> Leaf | None:
     leaves = version.shard_leaves(field)
     return leaves[shard] if shard < len(leaves) else None
