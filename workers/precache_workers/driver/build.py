@@ -91,6 +91,7 @@ from precache_workers.planning.work_plan import (
     failed_rows,
     find_work,
     is_tried_again,
+    read_catalogue,
     remaining,
     requested_target,
     retried_rows,
@@ -567,7 +568,9 @@ class _Build:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
-                self._run_shards(run, target, lease, todo, receipts, by_shard)
+                catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
+                found = catalogue.find(target.rows_per_shard, target.shapes) if todo else None
+                self._run_shards(run, target, lease, todo, receipts, by_shard, found)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(target, receipts.values())
                 others = copy_to_other_versions(self.store, target, rebuilt)

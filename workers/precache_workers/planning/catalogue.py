@@ -299,6 +299,7 @@ class Catalogue:
         retries: bool = False,
         pinned: str | None = None,
         labels_with_samples: bool = False,
+        repaired: str | None = None,
     ) -> Catalogue:
         """Read what the versions of a store have of the rows of a version.
 
@@ -308,8 +309,10 @@ class Catalogue:
             Id of a version whose samples these are, whatever they are listed as.
         labels_with_samples
             Whether labels are known only with samples: then so are these contents.
+        repaired
+            Id of a version of which no rows are taken, as they are to be made again.
         """
-        versions = list(_versions(store, spec))
+        versions = list(_versions(store, spec, repaired))
         content, known, labels = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, content, known, labels, retries or pinned is not None)
 
@@ -467,7 +470,7 @@ def _take(held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: n
     held[some, 0], held[some, 1], held[some, 2] = array, rows[some], is_hole[some]
 
 
-def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
+def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterator[StoredSamples]:
     """Read the versions that have rows of some field, or samples that ended workers, the latest
     first; damaged ones are left out."""
     wanted = _wanted_digests(spec)
@@ -475,10 +478,11 @@ def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
         matches = match_arrays(spec.recipe, wanted, folder, attributes)
         if not (matches or attributes.holes):
             continue
+        matches = {} if folder.name == repaired else matches
         try:
             version, where = open_own(folder), folder.path(ROW_TABLE)
             ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended):
+            if not (matches or ended or folder.name == repaired):
                 continue
             data = version.read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, where)

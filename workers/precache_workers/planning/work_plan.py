@@ -159,7 +159,7 @@ def find_work(
             return _losses(target)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
-    catalogue = _catalogue(request, store, listed)
+    catalogue = read_catalogue(request, store, listed)
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
@@ -186,8 +186,16 @@ def find_work(
     return Work(target, catalogue, found, needed=needed, failed=failed)
 
 
-def _catalogue(request: Request, store: Folder, listed: ListedSource) -> Catalogue:
-    """Read the catalogue of a build: an empty one has all rows computed again."""
+def read_catalogue(
+    request: Request, store: Folder, listed: ListedSource, repaired: str | None = None
+) -> Catalogue:
+    """Read the catalogue of a build: an empty one has all rows computed again.
+
+    Parameters
+    ----------
+    repaired
+        Id of the version that is repaired, if one is.
+    """
     if request.recompute:
         return Catalogue.empty(listed.spec)
     return Catalogue.read(
@@ -196,6 +204,7 @@ def _catalogue(request: Request, store: Folder, listed: ListedSource) -> Catalog
         retries=request.retry_failed,
         pinned=listed.refreshes if listed.pinned else None,
         labels_with_samples=listed.fetches_labels,
+        repaired=repaired,
     )
 
 
