@@ -94,7 +94,6 @@ from precache_workers.planning.work_plan import (
     read_catalogue,
     remaining,
     requested_target,
-    retried_rows,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -731,7 +730,7 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int], lease: Lease) -
 def _retried_rows(work: Work, barred: Collection[str]) -> frozenset[int]:
     """Rows whose samples failed before and are tried again, as those of `barred` keys are not."""
     table = work.target.table
-    rows = retried_rows(work) if work.failed is None else failed_rows(work.failed)
+    rows = work.retried if work.failed is None else failed_rows(work.failed)
     return frozenset(row for row in rows if table.keys[row] not in barred)
 
 

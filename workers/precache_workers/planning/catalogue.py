@@ -26,7 +26,6 @@ from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable, read_contents
-from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.ops.identity import ops_digest
 from precache_workers.planning.stored_versions import committed_versions
@@ -67,6 +66,23 @@ class StoredArray:
         """Rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.rows))
+
+
+_opened: dict[str, Version] = {}
+
+OPENED = 8
+"""Versions of which a process keeps small objects in memory."""
+
+
+def open_stored(array: StoredArray) -> Version:
+    """Open the version of an array, once in each process."""
+    key = str(array.folder)
+    if key not in _opened:
+        version = open_own(array.folder)
+        while len(_opened) >= OPENED:
+            _opened.pop(next(iter(_opened)), None)
+        _opened[key] = version
+    return _opened[key]
 
 
 WHOLE = 0.5
@@ -378,11 +394,6 @@ class Catalogue:
                 leaves = self.versions[number].version.shard_leaves(array.name)
                 return sum(leaf.size for leaf in leaves) / max(1, array.rows)
         return None
-
-    def leaf(self, array: StoredArray, shard: int) -> Leaf:
-        """Return the record of an object."""
-        [version] = [v.version for v in self.versions if v.version.folder.name == array.folder.name]
-        return version.shard_leaves(array.name)[shard]
 
     def find(
         self, rows_per_shard: int = 0, shapes: Mapping[str, RowShape] | None = None

@@ -94,8 +94,10 @@ class Work:
 
     Attributes
     ----------
-    catalogue, found
-        What other versions have of the samples; where the rows of an uncommitted version are.
+    found
+        Where other versions store the rows of an uncommitted version.
+    retried
+        Rows whose samples failed in another version, and are tried again by request.
     receipts
         Receipts of finished shards of an uncommitted version; none before `remaining`.
     todo
@@ -110,8 +112,8 @@ class Work:
     """
 
     target: TargetVersion
-    catalogue: Catalogue | None = None
     found: StoredRows | None = None
+    retried: frozenset[int] = frozenset()
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
     lost: StoredObjects | None = None
@@ -183,7 +185,8 @@ def find_work(
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
-    return Work(target, catalogue, found, needed=needed, failed=failed)
+    retried = catalogue.failed if catalogue.retries else frozenset()
+    return Work(target, found, retried, needed=needed, failed=failed)
 
 
 def read_catalogue(
@@ -242,12 +245,6 @@ def failed_rows(target: TargetVersion) -> set[int]:
     """List the rows of a committed version whose samples failed."""
     holes = open_own(target.folder, mends=True).holes
     return {row for row, (_, why) in holes.items() if why != REMOVED}
-
-
-def retried_rows(work: Work) -> frozenset[int]:
-    """Return the rows whose samples failed in another version, and are tried again by request."""
-    catalogue = work.catalogue
-    return catalogue.failed if catalogue is not None and catalogue.retries else frozenset()
 
 
 def remaining(work: Work) -> Work:
