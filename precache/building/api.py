@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
@@ -221,24 +221,6 @@ def build(
 
 def _no_tick(what: str) -> None:
     pass
-
-
-@overload
-def plan(
-    source: str | os.PathLike[str],
-    store: str | os.PathLike[str],
-    recipe: Recipe | str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> BuildPlan: ...
-
-
-@overload
-def plan(
-    source: str | os.PathLike[str],
-    store: None = None,
-    recipe: Recipe | str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> DoctorReport: ...
 
 
 @needs("planning")

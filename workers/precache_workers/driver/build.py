@@ -28,7 +28,6 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
     ROOT,
-    Commit,
     make_current,
     read_log,
     record_removal,
@@ -36,7 +35,7 @@ from precache.store.commit_log import (
     require_create_only,
     short,
 )
-from precache.store.json_documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument, LogEntry
 from precache.store.labels import has_label
 from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
@@ -81,7 +80,7 @@ from precache_workers.planning.stored_versions import (
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
-    begun_at,
+    description_of,
     is_recomputed,
     new_target,
 )
@@ -179,7 +178,7 @@ class _Build:
         self.verifies = _verifies(request, self.store)
         self.checked: int | None = None
         self.waited = False
-        self.before: Commit | None = None
+        self.before: LogEntry | None = None
 
     def run(self) -> BuildResult:
         self.before = read_log(self.store, newest=True, appends=True).current
@@ -281,7 +280,7 @@ class _Build:
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
-    def _make_current(self, target: TargetVersion) -> Commit:
+    def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
         return make_current(self.store, target.version, **self._log_entry())
 
@@ -391,13 +390,14 @@ class _Build:
         while True:
             target = work.target
             lease = stack.enter_context(self._take_lease(target))
-            if target.version not in read_log(self.store, appends=True).removed:
+            log = read_log(self.store, appends=True)
+            if target.version not in log.removed:
                 break
             # By a build that mended nothing, or by gc, while this one looked or waited.
             lease.end()
             remove_folder(self.store, target.version)
             work = replace(work, target=new_target(self.store, target, recompute=recompute))
-        restore_root(self.store, target)
+        restore_root(log, target)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
@@ -414,8 +414,8 @@ class _Build:
 
         def say(lease: LeaseDocument) -> None:
             self.waited = True
-            begun = begun_at(target)
-            since = "" if begun is None else f", since {local_time(begun)}"
+            begun = description_of(target)
+            since = "" if begun is None else f", since {local_time(begun.begun)}"
             self.progress.say(
                 f"The same build is running already ({lease.holder}{since}): waiting for its end; "
                 "this one takes over if that one leaves shards undone or is silent"
