@@ -25,6 +25,7 @@ from PIL import Image
 import precache
 from precache.storage import retries
 from precache.storage.local import LocalFolder
+from tests.support.browser import CHROMIUM, Tab, chromium
 from tests.support.gcs_server import GCSServer
 from tests.support.layouts import Builds
 from tests.support.servers import Azurite, FaultProxy, S3Server
@@ -285,6 +286,15 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A page of a browser."""
+    if CHROMIUM is None:
+        pytest.skip("needs Debian's chromium")
+    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
 
 
 @pytest.fixture(scope="module")

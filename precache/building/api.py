@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
@@ -223,6 +223,24 @@ def _no_tick(what: str) -> None:
     pass
 
 
+@overload
+def plan(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> BuildPlan: ...
+
+
+@overload
+def plan(
+    source: str | os.PathLike[str],
+    store: None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> DoctorReport: ...
+
+
 @needs("planning")
 def plan(
     source: str | os.PathLike[str],
@@ -239,7 +257,8 @@ def plan(
 ) -> BuildPlan | DoctorReport:
     """Report what the same `build` would do and cost, and what a cache would bring.
 
-    Nothing is written into the store. Without a store, the report is that of `doctor`.
+    Nothing is written into the store. Without a store, the report is that of `doctor`, which looks
+    at samples and not at labels.
 
     Parameters
     ----------

@@ -244,19 +244,12 @@ def _is_whole(target: Folder, version: Version, progress: _Progress) -> bool:
         shards = _shards(copy)
     except PrecacheError:
         return False
-    present = prefetch(lambda leaf: _is_in(target, leaf), shards, THREADS, 2 * THREADS)
+    present = prefetch(lambda leaf: leaf.is_in(target), shards, THREADS, 2 * THREADS)
     with contextlib.closing(present):
         if not all(present):
             return False
     progress.add_shards((shard, True) for shard in shards)
     return True
-
-
-def _is_in(folder: Folder, leaf: Leaf) -> bool:
-    try:
-        return not leaf.fault_in(folder)
-    except StorageError:
-        return False
 
 
 def _shards(version: Version) -> list[Leaf]:
@@ -279,10 +272,10 @@ def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) 
     relatives = [name for name in _generations(store, target.name) if name != target.name]
 
     def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
-        if _is_in(target, shard):
+        if shard.is_in(target):
             return shard, True
         for folder in map(store.folder, relatives):
-            if folder.size(shard.name) == shard.size and _is_in(folder, shard):
+            if folder.size(shard.name) == shard.size and shard.is_in(folder):
                 with contextlib.suppress(StorageError):  # another process may remove it
                     target.copy(shard.name, folder, shard.name, scratch=TEMPORARY)
                     return shard, True

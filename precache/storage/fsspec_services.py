@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -299,16 +298,9 @@ def _raise_for_status(answer: Any, url: str) -> None:
     answer.raise_for_status()
 
 
-_warned: set[str] = set()
-_warning = threading.Lock()
-
-
+@functools.cache
 def _warn_of_whole_objects(server: str) -> None:
     """Log the warning once for each server."""
-    with _warning:
-        if server in _warned:
-            return
-        _warned.add(server)
     log.warning(
         "%s sends whole objects where parts are asked for; to train from it, give cache_dir or "
         "pull the store",

@@ -188,6 +188,8 @@ class ObjectStore:
         import obstore
 
         bucket, key = self._at(path)
+        if not key:
+            raise FileNotFoundError(path)  # the bucket is no object; Azure calls that a bad request
         return _described(_wait(obstore.head_async, bucket.reads, key), 0)
 
     def read(self, parts: Sequence[PathRange], *, whole: bool) -> list[Any]:

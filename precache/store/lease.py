@@ -6,9 +6,9 @@ do. A holder that was stopped for long finds a higher number when it goes on: it
 change (`Lease.is_held`).
 
 A build holds the lease of its version, in the version's folder. Its numbers only grow until the
-commit removes all; who gives it back marks its object. The builds that `ensure` starts hold a
-lease of the store, and remove its objects at their end: two builds at once would only wait for
-each other.
+commit removes all; who gives it back marks its object. A repair, and a build that `ensure` starts,
+which holds a lease of the store, remove the objects at their end: two of these at once are
+harmless.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Lease:
         try:
             if not self.is_held():
                 self._remove_own()
-            elif self._of_build:
+            elif self._of_build and not self._committed:
                 self._put(process_of(os.getpid()), released=True)
             else:
                 _remove_until(self._folder, self.name)

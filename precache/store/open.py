@@ -14,7 +14,6 @@ from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.prefetched_folder import PrefetchedFolder, Readable
 from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout, shapes_name
 from precache.store.commit_log import (
     BUILD,
@@ -32,6 +31,7 @@ from precache.store.version import (
     REPAIR_HINT,
     Version,
     gone_error,
+    read_ahead,
     read_attributes,
 )
 from precache.store.zarr_metadata import Array, parse_array, parse_json
@@ -224,9 +224,14 @@ def open_own(
     StoreError
         The root is invalid or damaged, or is not the one that was committed.
     """
-    ahead, loads = PrefetchedFolder(folder), loads and _is_remote(folder)
+    ahead, loads = dict[str, bytes | StorageError](), loads and _is_remote(folder)
+
+    def prefetch(names: Iterable[str]) -> None:
+        wanted = list(dict.fromkeys(names))
+        ahead.update(zip(wanted, folder.read_many(wanted, [-1] * len(wanted)), strict=True))
+
     if loads:
-        ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
+        prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     root = document or _read_root(folder, ahead)
     try:
         attributes = _attributes(folder, root, commit)
@@ -241,7 +246,7 @@ def open_own(
     if loads:
         names = [part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS]
         ragged = [name for name, field in attributes.fields.items() if field.ragged]
-        ahead.prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
+        prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
     where = folder.path(ROOT)
     arrays = {name: field_layout(attributes, name, where) for name in attributes.fields}
     arrays["label"] = label_layout(attributes)
@@ -266,8 +271,8 @@ def _attributes(folder: Folder, root: bytes, commit: Commit | None) -> Attribute
     return attributes
 
 
-def _read_root(folder: Folder, ahead: Readable) -> bytes:
-    [document] = ahead.read_many([ROOT], [-1])
+def _read_root(folder: Folder, ahead: dict[str, bytes | StorageError]) -> bytes:
+    [document] = read_ahead(folder, ahead, [ROOT])
     if isinstance(document, StorageError):
         raise gone_error(str(folder)) if is_missing(document) else document
     return document

@@ -117,6 +117,13 @@ class Leaf:
             fault = CHECKSUM
         return fault and (self.fault_of_size(folder.size(self.name)) or fault)
 
+    def is_in(self, folder: Folder) -> bool:
+        """Return True if a folder has the object, and it can be read."""
+        try:
+            return not self.fault_in(folder)
+        except StorageError:
+            return False
+
     def _fault_by_pieces(self, folder: Folder, tick: Callable[[int], None]) -> str:
         digest = xxhash.xxh3_128()
         for start in range(0, self.size, PIECE_BYTES):

@@ -31,7 +31,6 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
-from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 from precache.store.array_metadata import (
     CHECKS,
@@ -172,11 +171,11 @@ class Version:
         attributes: Attributes | None,
         arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
         rows: int,
-        ahead: Readable | None = None,
+        ahead: Mapping[str, bytes | StorageError] | None = None,
         mends: bool = False,
     ) -> None:
         self.folder = folder
-        self._ahead = ahead or folder
+        self._ahead = dict(ahead or {})
         self._mends = mends
         self.id = version_id
         self.path = str(folder)
@@ -462,7 +461,7 @@ class Version:
         """
         with self.unless_gone():
             leaves = [self._leaf(name) for name in names]
-            read = self._ahead.read_many(names, [-1] * len(names))
+            read = read_ahead(self.folder, self._ahead, names)
             return [self._checked(*pair) for pair in zip(leaves, read, strict=True)]
 
     def _leaf(self, name: str) -> Leaf:
@@ -567,7 +566,7 @@ class Version:
         names = [f"{SHARDS}/{name}" for name in arrays] + [shapes_name(name) for name in ragged]
         self._prefetched = self._read(["valid", "label", *names])
         self._read_checks(arrays, 0)
-        self._ahead = self.folder  # anything else read ahead is not needed
+        self._ahead = {}  # anything else read ahead is not needed
 
     def _small(self, name: str) -> np.ndarray:
         prefetched = self._prefetched.get(name)
@@ -592,6 +591,15 @@ class Version:
         if kind == SHARDS:
             return small_layout((layout.objects, 3), "uint64")
         return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
+
+
+def read_ahead(
+    folder: Folder, ahead: dict[str, bytes | StorageError], names: Sequence[str]
+) -> list[bytes | StorageError]:
+    """Read small objects; what was read ahead is taken from there, once."""
+    rest = [name for name in names if name not in ahead]
+    read = dict(zip(rest, folder.read_many(rest, [-1] * len(rest)) if rest else (), strict=True))
+    return [read[name] if name in read else ahead.pop(name) for name in names]
 
 
 def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:

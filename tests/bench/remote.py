@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 import precache
-from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk, share_nbytes
+from precache.reading.disk_cache import OVERHEAD, DiskCache, family_of, on_disk
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
@@ -381,21 +381,22 @@ def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Tabl
     """
     folder = work.folder / f"cache-{shards}"
     folder.mkdir(mode=0o700)
-    for place in ("objects", "parts", "users"):
+    for place in ("objects", "parts"):
         (folder / place).mkdir(mode=0o700)
     for number in range(shards):
         (folder / "objects" / _name(number)).write_bytes(bytes(SIZE))
     room = shards + NEW
-    cache = DiskCache(folder, OVERHEAD + share_nbytes(room) + room * on_disk(SIZE))
-    lease = cache.join(room * on_disk(SIZE), room, FAMILY)
+    cache = DiskCache(folder, OVERHEAD + room * on_disk(SIZE))
+    uses = cache.uses()
+    uses.begin(family_of(_name(0)))
 
     def obtain(number: int) -> None:
-        lease.obtain(_name(number), SIZE, lambda file: os.pwrite(file, bytes(SIZE), 0))
+        cache.obtain(uses, _name(number), SIZE, lambda file: os.pwrite(file, bytes(SIZE), 0))
 
     def let_go(number: int) -> None:
-        lease.release(_name(number))
+        uses.end(_name(number))
 
-    names = ("calls|,d", "median ms|.2f", "mean ms|.2f", "longest ms|.2f", "bytes in users/|,d")
+    names = ("calls|,d", "median ms|.2f", "mean ms|.2f", "longest ms|.2f")
     table = Table(f"A cache of {shards:,} shards", ("step", *names))
     for name, numbers, call in (
         ("hold what is there", range(shards), obtain),
@@ -409,9 +410,7 @@ def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Tabl
             began = time.perf_counter()
             call(number)
             times.append((time.perf_counter() - began) * 1e3)
-        nbytes = sum(on_disk(path.stat().st_size) for path in (folder / "users").iterdir())
-        spent = statistics.median(times), statistics.fmean(times), max(times)
-        table.add(name, len(times), *spent, nbytes)
+        table.add(name, len(times), statistics.median(times), statistics.fmean(times), max(times))
     return table
 
 

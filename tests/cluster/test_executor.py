@@ -73,10 +73,10 @@ def test_errors_that_are_not_ours_are_raised() -> None:
 
 
 def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "data/in", 3)
+    source = str(write_jpegs(tmp_path / "data/in", 3))
     code = (
         "import sys, precache\n"
-        f"precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
+        f"precache.build({source!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
         "print('ray' in sys.modules)"
     )
     ran = subprocess.run(
@@ -394,14 +394,14 @@ def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -> None:
     """As a notebook does."""
-    write_jpegs(tmp_path / "data/in", 4)
+    source = str(write_jpegs(tmp_path / "data/in", 4))
     code = (
         "import os, ray, precache\n"
         "os.environ.update(RAY_USAGE_STATS_ENABLED='0')\n"
         "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False,\n"
         "         logging_level='ERROR')\n"
         "for name in ('one', 'two'):\n"
-        f"    result = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path)!r} + '/' + name)\n"
+        f"    result = precache.build({source!r}, {str(tmp_path)!r} + '/' + name)\n"
         "    print(result.samples, result.failed, ray.is_initialized())\n"
     )
     line, env = [sys.executable, "-c", code], environment(HOME=str(tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
@@ -16,19 +15,12 @@ from precache.diagnosis.measurements import TimedRun
 from precache.errors import StorageError
 from precache.runtime.usage import Usage
 from tests.diagnosis.test_verdict import CASES, made, measured
-from tests.support.browser import CHROMIUM, Tab, chromium
+from tests.support.browser import Tab
 
 LOOP = Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0))
 WORKERS = Diagnosis.of(
     measured(0.02, 0.03, 0.03, setup={"workers": 4}, single_worker=made(0.12, 0.9))
 )
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
-        yield tab
 
 
 def loops(found: Diagnosis, after: Diagnosis | None = None) -> dict[str, tuple[float, float]]:
@@ -76,7 +68,6 @@ def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
     assert not re.findall(r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import""", page)
 
 
-@in_a_browser
 @pytest.mark.parametrize(
     ("found", "after"),
     [

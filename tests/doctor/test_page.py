@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from precache.units import in_ms, size
 from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
 from tests.doctor.test_report import ask, measured, times
-from tests.support.browser import CHROMIUM, Tab, chromium
+from tests.support.browser import Tab
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">.jpg"
 FOUND = ask(measured(), rate=2000)
@@ -31,13 +30,6 @@ NOTHING = dataclasses.replace(
     ),
     cut="fetch",
 )
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
-        yield tab
 
 
 def test_a_page_has_the_figures_of_what_was_found() -> None:
@@ -84,7 +76,6 @@ def test_what_cannot_be_written_is_said_before_measuring(
         FOUND.html(tmp_path)
 
 
-@in_a_browser
 @pytest.mark.parametrize(
     "found",
     [pytest.param(FOUND, id="found", marks=pytest.mark.heavy), pytest.param(NOTHING, id="hostile")],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import DamageError, GoneError, StoreError
+from precache.errors import DamageError, GoneError
 from precache.store import array_metadata, small_arrays
 from precache.store import open as opening
 from precache.store.commit_log import ROOT
@@ -119,18 +119,24 @@ def test_all_small_objects_may_be_lost_at_once(built: tuple[Path, Path, str], st
     assert contents(store) == before
 
 
-def test_without_any_copy_the_version_is_built_again(
-    built: tuple[Path, Path, str], store: Path
+def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The damaged one stays as it is, until gc removes it."""
     source, _, version = built
-    before = contents(store)
+    before = contents(store / version)
     for name in ("rows/c/0", "_spare/c/0"):
         (store / version / name).unlink()
-    with pytest.raises(StoreError, match=r"so is its copy.*remove .*zarr.json and run the same"):
-        build(source, store)
-    (store / version / ROOT).unlink()
-    build(source, store)
-    assert contents(store) == before
+    left = contents(store / version)
+    result = build(source, store, progress=True)
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"so is its copy in _spare: version {version[:8]}.2 takes its place" in said
+    assert precache.open(store).id == result.version == f"{version[:32]}.2"
+    assert contents(Path(result.path)) == before
+    assert contents(store / version) == left
+    assert build(source, store).version == result.version
+    assert [each.version for each in precache.gc(store, 1, 0).removed] == [version]
+    assert precache.verify(store).ok
 
 
 def test_a_build_says_that_it_mended_and_what_it_did_not_read(

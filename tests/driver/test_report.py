@@ -21,7 +21,7 @@ from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
 from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
 from precache_workers.driver.totals import BuildTotals
-from tests.support.browser import CHROMIUM, chromium
+from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
 
 HOSTILE = "<script>alert(1)</script>&\"'.jpg"
@@ -351,19 +351,15 @@ def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
 # --- in a browser -------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium, to lay the page out")
-def test_a_browser_shows_the_page_on_phones_and_in_the_dark(tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_on_phones_and_in_the_dark(tab: Tab, tmp_path: Path) -> None:
     told = figures(60, 3, source="s" * 300, error="e" * 300)
     told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
     save(page(told), tmp_path / "build.html")
     texts, lines = ".chart text", ".chart :is(polyline, .grid)"
-    with chromium(tmp_path / "profile") as tab:
-        tab.fine(tmp_path / "build.html")
-        assert tab.run("document.querySelectorAll('.chart').length") == 3
-        each = f"[...document.querySelectorAll('{texts}')]"
-        heights = tab.run(f"{each}.map(text => text.getBoundingClientRect().height)")
-        assert all(10 < height < 25 for height in heights), "text has its own size"
-        each = (
-            f"[...document.querySelectorAll('{lines}')].map(line => getComputedStyle(line).stroke)"
-        )
-        assert len(tab.run(f"[...new Set({each})]")) >= 3, "colours of the style sheet arrive"
+    tab.fine(tmp_path / "build.html")
+    assert tab.run("document.querySelectorAll('.chart').length") == 3
+    each = f"[...document.querySelectorAll('{texts}')]"
+    heights = tab.run(f"{each}.map(text => text.getBoundingClientRect().height)")
+    assert all(10 < height < 25 for height in heights), "text has its own size"
+    each = f"[...document.querySelectorAll('{lines}')].map(line => getComputedStyle(line).stroke)"
+    assert len(tab.run(f"[...new Set({each})]")) >= 3, "colours of the style sheet arrive"

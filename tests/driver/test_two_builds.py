@@ -27,7 +27,6 @@ from precache.store.json_documents import LeaseDocument
 from precache.store.lease import Lease, Leases
 from precache.store.receipts import Receipt
 from precache_workers.driver import build as driver
-from precache_workers.driver import repair
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards import field_writer, shard_objects, shard_task
 from precache_workers.shards.shard_task import ShardTask
@@ -434,14 +433,13 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
     version = Path(precache.open(store).path)
     (version / "valid/c/0").write_bytes(b"damaged")
     (version / "label/c/0").write_bytes(b"damaged")
-    make = repair.mended_objects
+    mend = driver.mend_small
 
-    def make_late(*given: Any) -> Any:
-        made = make(*given)
+    def mend_late(*given: Any) -> None:
         precache.pull(tmp_path / "other", store)
-        return made
+        mend(*given)
 
-    monkeypatch.setattr(repair, "mended_objects", make_late)
+    monkeypatch.setattr(driver, "mend_small", mend_late)
     build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
     assert not precache.open(store).holes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
@@ -11,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from precache.errors import BuildError, UsageError
 from precache.store.build_status import StoreStatus, read_status
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
-from precache_workers.jobs.job_server import connect
+from precache_workers.jobs.job_server import TimedClient, connect
 from precache_workers.jobs.submission import (
     ClusterJob,
     JobStatus,
@@ -546,6 +549,30 @@ def test_each_line_of_a_log_is_passed_on_once(monkeypatch: pytest.MonkeyPatch) -
     job = ClusterJob(server, "http://head:8265", "precache-0123456789ab-1")
     assert job.follow(told.append).state == "SUCCEEDED"
     assert told == ["one", "(raylet)        a tab", "three", "last"]
+
+
+def test_a_log_is_followed_on_a_thread_of_its_own_and_silence_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_server, "SILENT", 0.05)
+    speak = threading.Event()
+
+    class Client:
+        async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+            yield "one"
+            await asyncio.to_thread(speak.wait)
+            yield "two"
+            if job == "breaks":
+                raise RuntimeError("closed")
+
+    for job in ("ends", "breaks"):
+        speak.clear()
+        chunks = TimedClient(Client()).tail_job_logs(job)
+        assert [next(chunks), next(chunks)] == ["one", ""]
+        speak.set()
+        assert next(filter(None, chunks)) == "two"
+        with contextlib.nullcontext() if job == "ends" else pytest.raises(RuntimeError):
+            assert not any(chunks)
 
 
 @pytest.mark.parametrize("log", ["", "9 samples in /in\n"])

@@ -364,6 +364,20 @@ def test_of_a_process_that_died_the_notes_tell_the_suspects(
     assert taken == suspected(*suspects, why=why or f"{DECODING} kills the worker: it fell")
 
 
+def test_a_thread_that_outlives_its_task_writes_into_no_file_of_others(tmp_path: Path) -> None:
+    """Another file gets the number that the file of its note had."""
+    with kept_notes(str(tmp_path / "notes")) as notes:
+        assert notes is not None
+        notes.write("begun")
+    with (tmp_path / "other").open("wb+", buffering=0) as other:
+        others = [os.dup(other.fileno()) for _ in range(9)]
+        notes.write("late")
+        notes.leave()
+        for each in others:
+            os.close(each)
+    assert (tmp_path / "other").read_bytes() == b""
+
+
 def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
     with kept_notes(str(tmp_path / "nowhere/notes")) as notes:
         assert notes is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,7 @@ import pytest
 from precache.simulation import page as simulation_page
 from precache.simulation.model import Simulation, simulate
 from precache.simulation.page import MAX_BATCHES
-from tests.support.browser import CHROMIUM, Tab, chromium
-
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+from tests.support.browser import Tab
 
 STEADY = simulate(2000, 100, 7)
 SETTINGS = {
@@ -66,12 +63,6 @@ def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
 # --- in a browser -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
-        yield tab
-
-
 @pytest.fixture
 def opened(tab: Tab, tmp_path: Path) -> Tab:
     tab.open(_written(STEADY, tmp_path))
@@ -92,7 +83,6 @@ def _said(tab: Tab) -> str:
     return str(tab.run("document.querySelector('#now').textContent"))
 
 
-@in_a_browser
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_page_is_fine_and_drawn(tab: Tab, tmp_path: Path, name: str) -> None:
     tab.fine(_written(SETTINGS[name], tmp_path))
@@ -104,7 +94,6 @@ def test_every_page_is_fine_and_drawn(tab: Tab, tmp_path: Path, name: str) -> No
         assert tab.run(f"{pen}.getImageData(0, 0, {pen}.canvas.width, 60).data.some(v => v)")
 
 
-@in_a_browser
 def test_what_is_said_at_a_time_is_what_the_simulation_has(opened: Tab) -> None:
     at = "document.querySelector('#at')"  # in one script: a redraw between would set it back
     opened.run(f"{at}.value = 2250, {at}.dispatchEvent(new Event('input'))")
@@ -116,7 +105,6 @@ def test_what_is_said_at_a_time_is_what_the_simulation_has(opened: Tab) -> None:
     assert opened.run("document.querySelectorAll('.slot.full').length") == 4
 
 
-@in_a_browser
 def test_it_is_worked_by_keys_alone(opened: Tab) -> None:
     """From the top of the page by Tab: play, back, next, speed, time."""
     names = []
@@ -137,7 +125,6 @@ def test_it_is_worked_by_keys_alone(opened: Tab) -> None:
     assert opened.run("document.querySelector('#play').textContent") == "Play"
 
 
-@in_a_browser
 def test_with_less_motion_it_goes_from_batch_to_batch(tab: Tab, tmp_path: Path) -> None:
     tab.open(_written(STEADY, tmp_path), still=True)
     tab.click("#play")
@@ -147,7 +134,6 @@ def test_with_less_motion_it_goes_from_batch_to_batch(tab: Tab, tmp_path: Path) 
     assert np.isclose(taken, _now(tab)).any()
 
 
-@in_a_browser
 def test_it_plays_pauses_stops_at_the_end_and_goes_where_one_clicks(opened: Tab) -> None:
     assert _now(opened) == 0
     opened.click("#play")

@@ -279,7 +279,7 @@ def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -
         ("[1]", "line 1 of .* is no JSON object"),
         ("{", "line 1 of .* is not JSON"),
         ('{"path": "in/0.jpg", "label": [1, -2]}', "line 1 .* has the class number -2; .* from 0"),
-        ('{"path": "in/0.jpg", "label": {"a": 1}}', "a label is a class, a number, or a list"),
+        ('{"path": "in/0.jpg", "label": [{"a": 1}]}', "a list has class names, class numbers"),
         ('{"path": "in/0.jpg", "label": Infinity}', "in/0.jpg is inf, which is no finite"),
         ('{"path": 7}', "has no path"),
         ("x" * (LONGEST_LINE + 1), "a line of more than 1,048,576 characters"),

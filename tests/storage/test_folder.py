@@ -206,6 +206,8 @@ def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
 @pytest.mark.parametrize("protocol", SERVERS)
 def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(SERVERS[protocol])
+    open_folder(f"{protocol}://bucket/some", server.options()).put("a", [b"1"])
+    assert open_folder(f"{protocol}://bucket", server.options()).kind() == "folder"
     folder = open_folder(f"{protocol}://nowhere/x", server.options())
     assert not folder.exists()
     assert folder.kind() is None
@@ -266,6 +268,17 @@ def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Any) -> No
     assert not disk.copy("b", folder, "a", create=True)
     assert not folder.copy("b", disk, "a", create=True)
     assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
+    assert folder.copy("b", disk, "b")
+    assert folder.copy("b", folder, "b")
+    assert folder.read("b") == b"another's"
+
+
+def test_a_name_with_a_wildcard_is_removed_and_no_other(folder: Folder) -> None:
+    for name in ("x*/b", "x*/deep/c", "x1/a", "y?"):
+        folder.put(name, [b"1"])
+    folder.remove("x*")
+    folder.remove("y?")
+    assert folder.sizes() == {"x1/a": 1}
 
 
 @only(*SERVERS)

@@ -436,17 +436,6 @@ def test_a_server_without_ranges_is_trained_from_with_a_warning(
 # --- certificates -------------------------------------------------------------------------------
 
 
-def test_a_range_of_a_server_without_ranges_is_that_range_and_no_more(tmp_path: Path) -> None:
-    data = bytes(range(250)) * 2
-    write(tmp_path / "short.bin", data)
-    with web_server(tmp_path, ranges=False) as url:
-        folder = open_folder(url)
-        asked = [(0, 10), (100, 1000), (400, 100), (600, 100)]
-        found = folder.read_ranges([("short.bin", start, length) for start, length in asked])
-    assert found == [data[start : start + length] for start, length in asked]
-    fsspec.get_filesystem_class("http").clear_instance_cache()
-
-
 def test_a_certificate_that_is_not_trusted_is_named_at_once(
     https: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

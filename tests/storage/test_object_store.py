@@ -112,15 +112,6 @@ def test_keys_with_control_characters_are_left_out_and_refused(s3: S3Server) -> 
         folder.read("a\x07b.jpg")
 
 
-def test_marks_of_folders_are_no_objects(s3: S3Server) -> None:
-    put_raw(s3, "marked/cat/", b"")
-    put_raw(s3, "marked/cat/1.jpg", b"1")
-    put_raw(s3, "marked/empty.jpg", b"")
-    folder = open_folder("s3://bucket/marked", s3.options())
-    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "empty.jpg"]
-    assert folder.names() == ["cat", "empty.jpg"]
-
-
 # --- credentials and options --------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from precache.viewer.cards import side_of
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
 from tests.conftest import BuiltStore
-from tests.support.browser import AXE, CHROMIUM, chromium
+from tests.support.browser import AXE, Tab
 from tests.support.building import (
     build_here,
     cli,
@@ -583,20 +583,20 @@ def test_raw_files_of_a_page_have_a_limit_together(
     assert text.count("and this page holds raw files up to 10 B") == 4
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-def test_pages_are_fine_in_a_browser(server: ViewServer, built: BuiltStore, tmp_path: Path) -> None:
+def test_pages_are_fine_in_a_browser(
+    server: ViewServer, built: BuiltStore, tmp_path: Path, tab: Tab
+) -> None:
     """On a phone and a desk, in the light and the dark, without an error or a fault."""
     [hole] = built.open().hole_rows.tolist()
     server.pages.grid(Query())
     precache.view(built.path, built.source).write(tmp_path / "page.html")
     over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     drawn = "[...document.images].every(each => each.naturalWidth > 0) && document.images.length"
-    with chromium(tmp_path / "profile") as tab:
-        tab.fine(tmp_path / "page.html")
-        for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 9), (f"row/{hole}", 0)):
-            for width, dark in ((360, True), (1200, False)):
-                tab.errors.clear()
-                tab.open(server.url + path, width, dark=dark)
-                assert (tab.run(over), tab.errors) == (0, [])
-                assert tab.run(drawn) >= images
-                assert AXE is None or tab.faults() == []
+    tab.fine(tmp_path / "page.html")
+    for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 9), (f"row/{hole}", 0)):
+        for width, dark in ((360, True), (1200, False)):
+            tab.errors.clear()
+            tab.open(server.url + path, width, dark=dark)
+            assert (tab.run(over), tab.errors) == (0, [])
+            assert tab.run(drawn) >= images
+            assert AXE is None or tab.faults() == []

@@ -107,7 +107,7 @@ def copy_from_other_versions(
     copied = []
     for item, leaf in lost.items():
         for other in _versions_with(store, target, item, leaf):
-            if _is_whole(other, leaf):
+            if leaf.is_in(other):
                 require()
                 target.folder.copy(leaf.name, other, leaf.name, scratch=SCRATCH)
                 copied.append(item)
@@ -125,9 +125,9 @@ def copy_to_other_versions(
     mended = set()
     for item, leaf in rebuilt.items():
         for other in _versions_with(store, target, item, leaf):
-            if _is_one_file(other, target.folder, leaf.name) or _is_whole(other, leaf):
+            if _is_one_file(other, target.folder, leaf.name) or leaf.is_in(other):
                 continue
-            if not _is_whole(target.folder, leaf):
+            if not leaf.is_in(target.folder):
                 continue  # another process removes the version
             other.copy(leaf.name, target.folder, leaf.name, scratch=SCRATCH)
             other.remove(SCRATCH)
@@ -163,10 +163,3 @@ def _shard_of(version: Version, field: str, shard: int) -> Leaf | None:
 def _is_one_file(one: Folder, other: Folder, name: str) -> bool:
     path, other_path = one.local(name), other.local(name)
     return bool(path and other_path and path.exists() and path.samefile(other_path))
-
-
-def _is_whole(folder: Folder, leaf: Leaf) -> bool:
-    try:
-        return not leaf.fault_in(folder)
-    except StorageError:
-        return False

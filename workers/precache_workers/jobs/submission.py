@@ -95,6 +95,7 @@ class ClusterJob:
         self.id = job
         self.address = shown(address)
         self.attached = attached
+        self._reached = time.monotonic()
 
     def status(self) -> JobStatus:
         """Request the job's state.
@@ -119,6 +120,7 @@ class ClusterJob:
                 f"the cluster at {self.address} knows no job {self.id}; if the cluster was "
                 "restarted since, submit the build again to continue it"
             ) from None
+        self._reached = time.monotonic()
         if "precache_store" not in (details.metadata or {}):
             raise UsageError(f"{self.id} is no job of precache submit; see `ray job status`")
         return details
@@ -146,12 +148,12 @@ class ClusterJob:
         BuildError
             The cluster was out of reach for over a minute; the job may go on.
         """
-        passed, reached = 0, time.monotonic()
+        passed, self._reached = 0, time.monotonic()
         while True:
             try:
                 with translate_errors(self.address):
                     for number, line in enumerate(self._lines()):
-                        reached = time.monotonic()
+                        self._reached = time.monotonic()
                         if number >= passed:
                             passed = number + 1
                             if line.strip() and _result(line) is None:
@@ -160,7 +162,7 @@ class ClusterJob:
                     if details.status.value in ENDED:
                         return self._status(details, self._client.get_job_logs(self.id))
             except BuildError as error:
-                if time.monotonic() - reached > UNREACHABLE_SECONDS:
+                if time.monotonic() - self._reached > UNREACHABLE_SECONDS:
                     where = self.status_command()
                     raise BuildError(f"{error}; the job may go on: {where}") from None
             time.sleep(POLL_EVERY)  # a job server sends no notice

@@ -91,6 +91,7 @@ class Notes:
         # Appended to, as the timer writes a stack there when it ends the process.
         self.timer = os.open(f"{path}/{TIMER}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._threads: dict[int, int] = {}
+        self._lock = threading.Lock()  # no thread writes into a file that is closed
 
     def write_expiry(self, seconds: float) -> None:
         """Write that the timer expires in so many seconds."""
@@ -101,7 +102,7 @@ class Notes:
     def write(self, note: str) -> None:
         """Write the note of this thread, if the disk has room for it."""
         thread = threading.get_ident()
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             if thread not in self._threads:
                 name = f"{self._folder}/{thread}"
                 self._threads[thread] = os.open(name, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -109,10 +110,10 @@ class Notes:
 
     def leave(self) -> None:
         """Remove the note of this thread, which works on no more samples."""
-        file = self._threads.pop(threading.get_ident(), None)
-        if file is not None:
-            os.close(file)
-            (self._folder / f"{threading.get_ident()}").unlink(missing_ok=True)
+        thread = threading.get_ident()
+        with self._lock, contextlib.suppress(KeyError):  # it had none
+            os.close(self._threads.pop(thread))
+            (self._folder / f"{thread}").unlink(missing_ok=True)
 
     def write_late(self, late: Mapping[str, str]) -> None:
         """Write for which samples the process ends: key -> reason."""
@@ -121,10 +122,12 @@ class Notes:
             (self._folder / ENDED_LATE).write_text(json.dumps(reasons))
 
     def close(self) -> None:
-        """Remove the folder."""
-        for file in (self.timer, *self._threads.values()):
-            os.close(file)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove the folder; threads that go on write no more notes."""
+        with self._lock:
+            for file in (self.timer, *self._threads.values()):
+                os.close(file)
+            self._threads.clear()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def key_digest(key: str) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import StorageError, StoreError
+from precache.errors import StoreError
 from precache.storage.open import open_folder
-from precache.storage.prefetched_folder import PrefetchedFolder
 from precache.storage.remote import RemoteFolder
 from tests.conftest import BuiltStore
 
@@ -69,16 +68,3 @@ def test_of_a_long_log_the_last_entry_is_read_alone(far: str) -> None:
 def test_a_version_by_its_folder_is_opened_too(far: str) -> None:
     version = precache.open(far)
     assert precache.open(f"{far}/{version.id}").labels.tolist() == version.labels.tolist()
-
-
-def test_what_was_brought_is_given_once_and_what_was_not_is_asked_for() -> None:
-    folder = open_folder("memory://ahead-of")
-    folder.put("a", [b"1"])
-    ahead = PrefetchedFolder(folder)
-    ahead.prefetch(["a", "b"])
-    folder.put("a", [b"2"])
-    folder.put("c", [b"3"])
-    one, missing, other = ahead.read_many(["a", "b", "c"], [-1] * 3)
-    assert (one, other) == (b"1", b"3")
-    assert isinstance(missing, StorageError)
-    assert ahead.read_many(["a"], [-1]) == [b"2"]
