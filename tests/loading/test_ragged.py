@@ -255,7 +255,7 @@ def test_rows_of_a_bucket_are_those_of_the_disk(
 ) -> None:
     store = f"memory://ragged-{tmp_path.name}"
     precache.push(ragged["image"], store)
-    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    options = {"cache": tmp_path / "cache"} if cached else {}
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
     usual = {
         int(row): image
