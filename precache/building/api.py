@@ -263,9 +263,9 @@ def plan(
     Returns
     -------
     BuildPlan or DoctorReport
-        Differences from the current version, rows reused and their base version, rows to compute,
-        and an estimate of the time and the bytes; its `gain` is a `DoctorReport` if `rate` is
-        given. Without a store, a `DoctorReport`.
+        Differences from the current version, rows reused and the version of most of them, rows to
+        compute, and an estimate of the time and the bytes; its `gain` is a `DoctorReport` if `rate`
+        is given. Without a store, a `DoctorReport`.
 
     Raises
     ------

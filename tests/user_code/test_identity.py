@@ -290,6 +290,21 @@ own.py: def f(x, gain=2): return x * gain
 = another function of a module | lib.py | return 1 | return 2
 own.py: from lib import g\ndef f(x): return g(x)
 lib.py: def g(x): return x\ndef apart(x): return 1
+= a value that is taken before its name is bound again | own.py | b = [a]\na = 2 | a = 2\nb = [a]
+own.py: a = 1\nb = [a]\na = 2\ndef f(x): return b
+= a default that is taken before | own.py | g = lambda x=a: x\na = 2 | a = 2\ng = lambda x=a: x
+own.py: a = 1\ng = lambda x=a: x\na = 2\ndef f(x): return g()
+= an item that is taken before it is set | own.py | b = T[0]\nT[0] = 2 | T[0] = 2\nb = T[0]
+own.py: T = [1]\nb = T[0]\nT[0] = 2\ndef f(x): return b, T
+= a value taken between two imports | own.py | b = a\nfrom far import a | from far import a\nb = a
+own.py: from lib import a\nb = a\nfrom far import a\ndef f(x): return b
+lib.py: a = 1
+far.py: a = 2
+= the order of modules that change a third | own.py | import a\nimport b | import b\nimport a
+own.py: import a\nimport b\nfrom lib import T\ndef f(x): return T
+a.py: from lib import T\nT['k'] = 1
+b.py: from lib import T\nT['k'] = 2
+lib.py: T = {}
 = what an imported module imports | low.py | 1 | 2
 own.py: import lib\ndef f(x): return x
 lib.py: def g():\n    import low
@@ -640,6 +655,16 @@ def run(lines: Sequence[str]) -> str:
         return ""
 
 
+def edits_of(lines: list[str], draw: random.Random) -> Iterator[list[str]]:
+    """Yield the lines with another number in one of them, without one, and in another order."""
+    for at, line in enumerate(lines):
+        if "1" in line:
+            yield [*lines[:at], line.replace("1", "2", 1), *lines[at + 1 :]]
+    for at in draw.sample(range(1, len(lines) - 1), 2):
+        yield [*lines[:at], *lines[at + 1 :]]
+        yield [*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]
+
+
 def test_an_edit_that_changes_what_a_function_returns_is_noticed(write: Write) -> None:
     """Of random modules, by running them; most edits of other statements are not."""
     draw, noticed, spared = random.Random(0), 0, 0
@@ -649,14 +674,12 @@ def test_an_edit_that_changes_what_a_function_returns_is_noticed(write: Write) -
         module, result = f"own{number}", run([*lines, function])
         write({f"{module}.py": "\n".join([*lines, function])})
         before = code_digest(f"{module}:f")
-        for at, line in enumerate(lines):
-            if result and "1" in line:
-                edited = [*lines[:at], line.replace("1", "2", 1), *lines[at + 1 :], function]
-                write({f"{module}.py": "\n".join(edited)})
-                same = code_digest(f"{module}:f") == before
-                other = run(edited)
-                assert not (same and other and other != result), (line, edited)
-                noticed, spared = noticed + (not same), spared + same
+        for edited in edits_of(lines, draw) if result else ():
+            write({f"{module}.py": "\n".join([*edited, function])})
+            same = code_digest(f"{module}:f") == before
+            other = run([*edited, function])
+            assert not (same and other and other != result), (lines, edited, function)
+            noticed, spared = noticed + (not same), spared + same
     assert min(noticed, spared) > 100
 
 

@@ -6,6 +6,8 @@
   all that they import.
 - An installed package counts by its distribution and version; one that was installed from a folder
   or repository also by its files. The standard library and precache count by name only.
+- The order of statements counts, but for that of definitions, constants and imports of packages
+  whose names are bound once.
 - Comments, layout, docstrings, and annotations that are never evaluated do not count.
 - Expressions that use code, files or variables which are known only at run time are listed.
 """
@@ -24,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -201,12 +204,23 @@ class _Tracer:
         )
 
     def _text(self) -> str:
-        """Return what counts of the function's module: effects in order, names in any order."""
+        """Return what counts of the function's module: by name, and in order where that matters.
+
+        Definitions, constants and imports of packages are alike in any order, if each name is bound
+        once.
+        """
         names, binders = sorted(self._reached), self._own.binders
+        again = {name for name in names if len(binders.get(name, ())) > 1}
         sources = [self._sources((self._label[0], name)) for name in names]
         values = [[s.text for s in binders.get(name, ()) if not s.is_import] for name in names]
-        effects = [s.text for s in self._own.statements if s.acts and s in self._counted]
-        return str((names, sources, values, effects))
+        ordered: list[Any] = []
+        for s in self._own.statements:
+            brought = [module for _, module, _ in s.run_imports if self._module(module)]
+            if s in self._counted and (s.acts or s.mentions_run or s.bound & again):
+                ordered.append(s.text)
+            elif brought or s.bound & again:
+                ordered.append((brought, sorted(found for found in s.imports if found[0] in again)))
+        return str((names, sources, values, ordered))
 
     # What counts
 
