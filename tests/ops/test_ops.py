@@ -19,6 +19,7 @@ from PIL import Image
 
 from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import (
+    DTYPES,
     CenterCrop,
     Decode,
     Function,
@@ -141,6 +142,20 @@ def test_black_and_white_stay_so() -> None:
         flat = np.full((50, 70, 3), level, np.uint8)
         for interpolation in SAMPLING:
             assert (resize(flat, (23, 190), interpolation) == level).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_any_dtype_are_resized_or_refused_with_the_way(dtype: str) -> None:
+    """Those of a function, or of images that are unchanged, of which no recipe knows the dtype."""
+    values = np.ones((9, 9, 3), dtype)
+    assert np.array_equal(resize(values, (4, 5), "nearest"), np.ones((4, 5, 3), dtype))
+    if dtype in ("bool", "float16", "int64", "uint64"):
+        with pytest.raises(SampleError, match=rf"does not blend values of {dtype}; resize before"):
+            resize(values, (4, 5), "bilinear")
+    else:
+        found = resize(values, (4, 5), "bilinear")
+        assert found.dtype == dtype
+        assert np.allclose(found, 1)
 
 
 def test_an_image_of_the_size_wanted_is_not_touched() -> None:
