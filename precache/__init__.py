@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from precache.loading.dataset import CachedDataset
     from precache.loading.loader import Loader
     from precache.loading.mixing import Mixture, mix
+    from precache.loading.options import Block, Cache
     from precache.loading.tuple_batch import TupleBatch
     from precache.maintenance.diff import diff
     from precache.maintenance.gc import gc
@@ -72,6 +73,7 @@ _NAMES = {
     "precache.loading.loader": "Loader",
     "precache.metering.meter": "Meter meter",
     "precache.loading.mixing": "Mixture mix",
+    "precache.loading.options": "Block Cache",
     "precache.loading.tuple_batch": "TupleBatch",
     "precache.recipe.ops": "CenterCrop Decode Function HorizontalFlip "
     "RandomResizedCrop Resize ToDType",
@@ -93,9 +95,11 @@ _NAMES = {
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
+    "Block",
     "BuildError",
     "BuildPlan",
     "BuildResult",
+    "Cache",
     "CachedDataset",
     "CenterCrop",
     "DamageError",

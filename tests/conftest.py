@@ -26,6 +26,7 @@ import precache
 from precache.storage import retries
 from precache.storage.local import LocalFolder
 from tests.support.browser import CHROMIUM, Tab, chromium
+from tests.support.command_line import Run, run_here
 from tests.support.gcs_server import GCSServer
 from tests.support.layouts import Builds
 from tests.support.servers import Azurite, FaultProxy, S3Server
@@ -286,6 +287,13 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    return functools.partial(run_here, capfd)
 
 
 @pytest.fixture(scope="module")

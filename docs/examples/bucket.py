@@ -37,8 +37,7 @@ def main() -> None:
         batch_size=8,
         device="cpu",
         output="tuple",
-        cache_dir=options.cache_dir,
-        cache_limit=options.cache_limit,
+        cache=precache.Cache(options.cache_dir, options.cache_limit),
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, len(version.classes)))

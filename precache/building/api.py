@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
@@ -223,24 +223,6 @@ def _no_tick(what: str) -> None:
     pass
 
 
-@overload
-def plan(
-    source: str | os.PathLike[str],
-    store: str | os.PathLike[str],
-    recipe: Recipe | str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> BuildPlan: ...
-
-
-@overload
-def plan(
-    source: str | os.PathLike[str],
-    store: None = None,
-    recipe: Recipe | str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> DoctorReport: ...
-
-
 @needs("planning")
 def plan(
     source: str | os.PathLike[str],
@@ -281,9 +263,9 @@ def plan(
     Returns
     -------
     BuildPlan or DoctorReport
-        Differences from the current version, rows reused and their base version, rows to compute,
-        and an estimate of the time and the bytes; its `gain` is a `DoctorReport` if `rate` is
-        given. Without a store, a `DoctorReport`.
+        Differences from the current version, rows reused and the version of most of them, rows to
+        compute, and an estimate of the time and the bytes; its `gain` is a `DoctorReport` if `rate`
+        is given. Without a store, a `DoctorReport`.
 
     Raises
     ------

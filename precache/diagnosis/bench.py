@@ -13,6 +13,7 @@ import numpy as np
 from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.loader import Loader
+from precache.loading.options import Cache
 from precache.messages import Table, as_text
 from precache.runtime.integers import whole
 from precache.runtime.spread import Spread
@@ -108,8 +109,7 @@ def bench(
     tick
         Called with the name of each measurement.
     cache_dir, cache_limit
-        Local folder for shards of a remote store, and the size that it never exceeds, such as
-        ``"200GB"``.
+        Local folder for shards of a remote store, and its size, such as ``"200GB"``.
     storage_options
         As in `build`.
     loader_options
@@ -132,9 +132,12 @@ def bench(
     row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
     copy = _make_copy(rows, row_nbytes, batch_size)
+    if cache_limit is not None and cache_dir is None:
+        raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
+    cache = None if cache_dir is None else Cache(cache_dir, cache_limit)
     loader_options = {
         "device": "cpu", "num_threads": num_threads, "rank": 0, "world_size": 1,
-        "cache_dir": cache_dir, "cache_limit": cache_limit, "storage_options": storage_options,
+        "cache": cache, "storage_options": storage_options,
         **loader_options,
     }  # fmt: skip
     with Loader(uri, batch_size, **loader_options) as loader:

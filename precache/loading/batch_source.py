@@ -19,7 +19,7 @@ from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.loop import Arrived, Counters
-from precache.loading.options import LoaderOptions
+from precache.loading.options import SHUFFLE_WINDOW, Block, LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
 from precache.loading.shard_order import CommittedShards, ShardOrder
@@ -47,9 +47,6 @@ from precache.transforms import (
 log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
-
-SHUFFLE_WINDOW = 8
-"""Shards that a block shuffle mixes by default."""
 
 BY_SHARD = "shard"
 """Name in a loader's state of the order that takes shard after shard."""
@@ -93,8 +90,8 @@ class BatchSource:
         self.live = uri if live and isinstance(uri, Version) else None
         cache = None
         # A resident version needs no copy on a disk.
-        if options.cache_dir and not options.resident:
-            cache = DiskCache.at(options.cache_dir, options.cache_limit)
+        if options.cache and not options.resident:
+            cache = DiskCache.at(options.cache.folder, options.cache.limit)
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
@@ -113,7 +110,7 @@ class BatchSource:
             self._require_dtypes()
         self.marks_repeated = live or (options.world_size > 1 and not options.drop_last)
         shuffle = _choose_shuffle(options, self.reader)
-        as_stored = shuffle is None and options.order == "row"
+        as_stored = options.shuffle is False
         self._selection = Selection.of(
             self.reader, options.rows, options.weights, as_stored=as_stored
         )
@@ -173,13 +170,16 @@ class BatchSource:
         return {
             "format": STATE_FORMAT,
             "version": self.version.id,
-            "order": BY_SHARD if self.live else self._options.order,
+            "order": self._order_name(),
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
             "rows": self._selection.rows_digest,
             "weights": self._selection.weights_digest,
         }
+
+    def _order_name(self) -> str:
+        return BY_SHARD if self.live else "key" if self._options.shuffle == "key" else "row"
 
     def settings(self, start: int = 0) -> dict[str, Any]:
         """Return all that decides the rows of a step, by option; ranks must agree in it.
@@ -190,15 +190,17 @@ class BatchSource:
             Place in the epoch that is read from.
         """
         identity, options = self.identity(), self._options
-        shuffle = identity.pop("shuffle") or {"kind": False}
+        shuffle = identity.pop("shuffle") or {"kind": options.shuffle}
+        if identity.pop("order") == BY_SHARD:
+            shuffle = {"kind": BY_SHARD}
         if options.refresh and not start:
             identity["version"] = "current"  # as rank 0 decides
         window = {}
         if shuffle["kind"] == "block":
             nodes, size = shuffle["nodes"], shuffle["block"]
             window = {
-                "shuffle_window": shuffle["window"],
-                "num_canonical_nodes": nodes,
+                "window of the shuffle": shuffle["window"],
+                "nodes of the shuffle": nodes,
                 BLOCK: size,
             }
         rows, holes = "all", self.version.hole_rows if self.version.committed else ()
@@ -344,11 +346,11 @@ class BatchSource:
                 self._closed,
             )
         if weights is not None and shuffle is None:
-            raise UsageError("weights draw rows at random; leave out shuffle=False with them")
-        if options.order == "key" and shuffle is not None:
-            raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
+            raise UsageError(
+                f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
+            )
         sequence = None
-        if options.order == "key":
+        if options.shuffle == "key":
             rows = valid(np.arange(len(valid)))
             keys = list(self.version.keys)
             sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
@@ -448,25 +450,27 @@ class BatchSource:
 
 
 def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | None:
-    shuffle, nodes, ranks = options.shuffle, options.num_canonical_nodes, options.world_size
-    by_blocks = shuffle == "block" or (shuffle is True and reader.cached is not None)
-    if not by_blocks:
-        if nodes > 1:
-            raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
-        return Shuffle() if shuffle else None
-    if options.batch_size * ranks % nodes:
+    chosen, ranks = options.shuffle, options.world_size
+    if chosen == "block" or (chosen is True and reader.cached is not None):
+        chosen = Block()
+    if not isinstance(chosen, Block):
+        return Shuffle() if options.is_shuffled else None
+    if options.batch_size * ranks % chosen.nodes:
         raise UsageError(
-            f"num_canonical_nodes is {nodes}, and {ranks} ranks read {options.batch_size} rows "
-            "each a step; choose a batch_size that deals out evenly"
+            f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read {options.batch_size} "
+            "rows each a step; choose a batch_size that deals out evenly"
         )
-    window = options.shuffle_window
-    if window is None:
-        window = SHUFFLE_WINDOW
-        # Free space must not change the order: each rank has a disk of its own.
-        if reader.cached and options.cache_limit is not None:
-            window = reader.cached.window(SHUFFLE_WINDOW)
+    window = chosen.window or SHUFFLE_WINDOW
+    # Free space must not change the order: each rank has a disk of its own.
+    if (
+        chosen.window is None
+        and reader.cached
+        and options.cache
+        and options.cache.limit is not None
+    ):
+        window = reader.cached.window(SHUFFLE_WINDOW)
     shard_rows = [array.array.object_shape[0] for array in reader.readers.values()]
-    return Shuffle("block", max(shard_rows, default=1), window, nodes)
+    return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
 
 
 def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
-from precache.loading.options import CHOICES, require_choice, require_path
+from precache.loading.options import LoaderOptions, choices_of, require_choice, require_path
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
@@ -273,7 +273,7 @@ class CachedDataset(Dataset[Batch]):
             if hasattr(type(self), name):
                 _require_followed(name, type(self))
         for option, value in (("verify", verify), ("access", access)):
-            require_choice(option, value, CHOICES[option])
+            require_choice(option, value, choices_of(LoaderOptions, option))
         self.__opened = _OpenedVersion(
             require_path(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
-from precache.loading.options import LoaderOptions, require_path
+from precache.loading.options import Block, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
 from precache.loading.version_follower import VersionFollower
@@ -48,10 +47,10 @@ class Loader(Loop):
     batch_size
         Rows of a batch of each rank; the last one is smaller unless `drop_last`.
     shuffle, seed
-        A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows;
-        ``"block"`` mixes `shuffle_window` random shards at a time, so that only these are read from
-        meanwhile; ``True`` means ``"block"`` with a cache of a remote store, else ``"full"``;
-        ``False`` keeps `order`.
+        A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
+        `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
+        means ``"block"`` with a cache of a remote store, else ``"full"``. ``False`` keeps the order
+        of the rows, and ``"key"`` that of their keys.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
         other device of torch, such as ``mps``, they are copied synchronously when they are
@@ -96,13 +95,10 @@ class Loader(Loop):
     access
         ``map``, or ``pread`` for a network file system, where another client may truncate a mapped
         file, which would end the process.
-    cache_dir, cache_limit
-        Folder on a local disk for whole shards of a remote store, fetched ahead of need and
-        checked, and its size in bytes, such as ``"200GB"``, which only the shards of batches being
-        read may exceed; by default nine tenths of the disk. All loaders of this user on a node may
-        share it; it is refused if another user owns it or others can write to it, and links in it
-        are never followed. Without one, rows of a remote store are read by range requests: slower,
-        and again in each epoch.
+    cache
+        A `Cache`, or its folder: whole shards of a remote store are fetched ahead of need, and
+        checked. Without one, rows of a remote store are read by range requests: slower, and again
+        in each epoch.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
     rank, world_size
@@ -119,10 +115,6 @@ class Loader(Loop):
     weights
         (rows,) of the version, not negative: an epoch draws as many rows as there are, with
         replacement, in proportion to their weights.
-    num_canonical_nodes
-        With block shuffle: shards are dealt out to so many nodes permanently, so that the cache of
-        each needs to hold its share alone. The order is a function of this number, not of how many
-        nodes there are; `batch_size` times `world_size` must be a multiple of it.
     refresh
         ``epoch``: each epoch reads the version that is current at its beginning, the same on all
         processes of `torch.distributed`, which must begin it together; iterators of earlier epochs
@@ -154,35 +146,31 @@ class Loader(Loop):
         self,
         uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
-        shuffle: bool | str = True,
+        shuffle: Literal[True, False, "full", "block", "key"] | Block = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
         fields: FieldNames = None,
         transform: Transform | Compose | Callable[[Any], Any] | None = None,
         *,
-        output: str = "dict",
-        order: str = "row",
+        output: Literal["dict", "tuple"] = "dict",
         verify: bool = True,
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
-        resident: str | None = None,
-        shuffle_window: int | None = None,
-        decompress: str = "host",
-        access: str = "map",
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str | None = None,
+        resident: Literal["host", "device"] | None = None,
+        decompress: Literal["host", "device"] = "host",
+        access: Literal["map", "pread"] = "map",
+        cache: str | os.PathLike[str] | Cache | None = None,
         storage_options: StorageOptions = None,
         rank: int | None = None,
         world_size: int | None = None,
-        num_canonical_nodes: int = 1,
         rows: np.ndarray | Sequence[int] | None = None,
         weights: np.ndarray | Sequence[float] | None = None,
-        refresh: str | None = None,
+        refresh: Literal["epoch"] | None = None,
     ) -> None:
-        names = LoaderOptions.__dataclass_fields__
+        names = LoaderOptions.model_fields
         parameters = {name: value for name, value in locals().items() if name in names}
-        self._options = options = LoaderOptions.validated(parameters)
+        self._options = options = LoaderOptions(**parameters)
         self._given, self._counted_parts = (uri, parameters), False
         self._closed = threading.Event()
         live = isinstance(uri, Version) and uri.followed and _supports_live(uri, options)
@@ -376,7 +364,7 @@ class Loader(Loop):
         if before.cached:
             before.cached.close()
         fields = [name for name in before.shapes if name != "row"]
-        options = dataclasses.replace(self._options, fields=fields)
+        options = self._options.model_copy(update={"fields": fields})
         other = BatchSource(uri, options, self._closed)
         if other.reader.shapes != before.shapes:
             other.close()
@@ -486,10 +474,10 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
         The options need one whose build has ended, and it has not.
     """
     why = ""
-    if options.shuffle is False or options.order == "key":
+    if not options.is_shuffled:
         why = (
             "rows come shard by shard, mixed within each, while a version is built; leave out "
-            "shuffle=False and order, or follow=True"
+            f"shuffle={options.shuffle!r}, or follow=True"
         )
     for name in ("refresh", "resident", "weights", "rows"):
         if getattr(options, name) is not None:

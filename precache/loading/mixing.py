@@ -117,9 +117,6 @@ def mix(
     }
     counts = counts_of(lengths, shares, until)
     schedule = MixSchedule(tuple(lengths), counts, seed, shares is None)
-    marks_repeated = any(loader.marks_repeated for loader in loaders)
-    for loader in loaders:
-        loader.marks_repeated = marks_repeated
     _warn_of_classes(loaders)
     return Mixture(loaders, schedule, settings)
 
@@ -183,6 +180,9 @@ class Mixture(Loop):
         self._schedule = schedule
         self._settings = dict(settings)
         self._closed = threading.Event()
+        marks_repeated = any(loader.marks_repeated for loader in self.loaders)
+        for loader in self.loaders:
+            loader.marks_repeated = marks_repeated
         first = self.loaders[0]
         super().__init__(first.device, first.rank, first.world_size, "mixture")
 

@@ -3,108 +3,174 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-import numpy as np
 import torch
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from precache.errors import UsageError
 from precache.loading.ranks import find_local_rank, find_rank
-from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
-from precache.storage.open import StorageOptions
-from precache.transforms import Compose, Transform, require_step
+from precache.transforms import require_step
 
-CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "shuffle": (True, False, "full", "block"),
-    "drop_last": (True, False),
-    "output": ("dict", "tuple"),
-    "order": ("row", "key"),
-    "verify": (True, False),
-    "resident": (None, "host", "device"),
-    "decompress": ("host", "device"),
-    "access": ("map", "pread"),
-    "refresh": (None, "epoch"),
-}
-MINIMUM: Mapping[str, int | None] = {
-    "batch_size": 1,
-    "seed": None,
-    "num_threads": 1,
-    "prefetch_batches": 1,
-    "shuffle_window": 1,
-    "num_canonical_nodes": 1,
-    "rank": None,
-    "world_size": None,
-}
-"""Smallest value of each option that is a whole number; None where any will do."""
-OPTIONAL = ("num_threads", "prefetch_batches", "shuffle_window", "rank", "world_size")
+SHUFFLE_WINDOW = 8
+"""Shards that a block shuffle mixes by default."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
+@dataclass(frozen=True)
+class Block:
+    """A shuffle that mixes a few random shards at a time, so that only these are read from.
+
+    Parameters
+    ----------
+    window
+        Shards mixed at a time: by default 8, or as many as a given cache limit has room for.
+    nodes
+        Deal out the shards to so many nodes permanently, so that the cache of each needs to hold
+        its share alone. The order is a function of this number, not of how many nodes there are;
+        `batch_size` times `world_size` must be a multiple of it.
+
+    Raises
+    ------
+    UsageError
+        They are no whole numbers from 1 up.
+    """
+
+    window: int | None = None
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("window", self.window), ("nodes", self.nodes)):
+            if value is not None or name == "nodes":
+                object.__setattr__(self, name, whole(name, value, 1))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder on a local disk for whole shards of a remote store.
+
+    All loaders of this user on a node may share it; it is refused if another user owns it or others
+    can write to it, and links in it are never followed.
+
+    Parameters
+    ----------
+    folder
+        Made if missing.
+    limit
+        Its size in bytes, or text such as ``"200GB"``, which only the shards of batches being read
+        may exceed; by default nine tenths of the disk.
+    """
+
+    folder: str | os.PathLike[str]
+    limit: int | str | None = None
+
+
+def _whole(value: Any, info: ValidationInfo) -> int:
+    return whole(str(info.field_name), value)
+
+
+def _count(value: Any, info: ValidationInfo) -> int:
+    return whole(str(info.field_name), value, 1)
+
+
+def _count_or_none(value: Any, info: ValidationInfo) -> int | None:
+    return None if value is None else _count(value, info)
+
+
+Flag = Literal[True, False]
+Count = Annotated[int, BeforeValidator(_count)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+OptionalCount = Annotated[int | None, BeforeValidator(_count_or_none)]
+
+
+class LoaderOptions(BaseModel):
     """The parameters of `Loader`, which documents them.
 
     `device`, `rank` and `world_size` are those that were found where none were given.
+
+    Raises
+    ------
+    UsageError
+        A value makes no sense, or contradicts another one.
     """
 
-    batch_size: int
-    shuffle: bool | str
-    seed: int
-    drop_last: bool
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    batch_size: Count
+    shuffle: Literal[True, False, "full", "block", "key"] | Block
+    seed: Whole
+    drop_last: Flag
     device: torch.device
-    fields: FieldNames
-    transform: Transform | Compose | Callable[[Any], Any] | None
-    output: str
-    order: str
-    verify: bool
-    num_threads: int | None
-    prefetch_batches: int | None
-    resident: str | None
-    shuffle_window: int | None
-    decompress: str
-    access: str
-    cache_dir: str | os.PathLike[str] | None
-    cache_limit: int | str | None
-    storage_options: StorageOptions
-    rank: int
-    world_size: int
-    num_canonical_nodes: int
-    rows: np.ndarray | Sequence[int] | None
-    weights: np.ndarray | Sequence[float] | None
-    refresh: str | None
+    fields: Any
+    transform: Any
+    output: Literal["dict", "tuple"]
+    verify: Flag
+    num_threads: OptionalCount
+    prefetch_batches: OptionalCount
+    resident: Literal[None, "host", "device"]
+    decompress: Literal["host", "device"]
+    access: Literal["map", "pread"]
+    cache: Cache | None
+    storage_options: Any
+    rank: Whole
+    world_size: Whole
+    rows: Any
+    weights: Any
+    refresh: Literal[None, "epoch"]
 
+    @model_validator(mode="before")
     @classmethod
-    def validated(cls, values: Mapping[str, Any]) -> LoaderOptions:
-        """Convert numbers to plain ints, and find the device and the rank.
+    def _find(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Find the device and the rank."""
+        ranks = [
+            None if (value := values[name]) is None else whole(name, value)
+            for name in ("rank", "world_size")
+        ]
+        rank, world_size = find_rank(*ranks)
+        device = find_device(values["device"])
+        return {**values, "device": device, "rank": rank, "world_size": world_size}
 
-        Raises
-        ------
-        UsageError
-            A value makes no sense, or contradicts another one.
-        """
-        values = {
-            **values,
-            **{name: require_choice(name, values[name], of) for name, of in CHOICES.items()},
-            **{
-                name: whole(name, values[name], minimum)
-                for name, minimum in MINIMUM.items()
-                if values[name] is not None or name not in OPTIONAL
-            },
-            "device": find_device(values["device"]),
-        }
-        fields = values["fields"]
+    @field_validator("*", mode="before")
+    @classmethod
+    def _choose(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take any value that equals a choice, such as one of NumPy's, as that choice."""
+        name = str(info.field_name)
+        if isinstance(value, Block):
+            return value
+        choices = choices_of(cls, name)
+        return require_choice(name, value, choices) if choices else value
+
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _as_cache(cls, value: Any) -> Any:
+        cache = value if value is None or isinstance(value, Cache) else Cache(value)
+        if cache and not isinstance(cache.folder, str | os.PathLike):
+            raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
+        return cache
+
+    @field_validator("fields")
+    @classmethod
+    def _require_fields(cls, fields: Any) -> Any:
         if fields is not None and not isinstance(fields, Iterable):
             raise UsageError(f"fields is {fields!r}; give names of fields, such as ['image']")
-        if values["transform"] is not None:
-            require_step("transform", values["transform"])
-        rank, world_size = find_rank(values["rank"], values["world_size"])
-        options = cls(**{**values, "rank": rank, "world_size": world_size})
-        options._require_consistent()
-        return options
+        return fields
 
-    def _require_consistent(self) -> None:
+    @field_validator("transform")
+    @classmethod
+    def _require_step(cls, transform: Any) -> Any:
+        return transform if transform is None else require_step("transform", transform)
+
+    @model_validator(mode="after")
+    def _require_consistent(self) -> Self:
         of_one_version = (self.rows, self.weights, self.resident)
         if self.refresh and any(value is not None for value in of_one_version):
             raise UsageError("rows, weights and resident need one version; leave out refresh")
@@ -113,10 +179,19 @@ class LoaderOptions:
                 f"resident='device' needs a CUDA device, and device is {str(self.device)!r}; give "
                 "resident='host'"
             )
-        if self.cache_limit is not None and self.cache_dir is None:
-            raise UsageError(
-                f"cache_limit is {self.cache_limit!r} and there is no cache_dir; give both"
-            )
+        return self
+
+    @property
+    def is_shuffled(self) -> bool:
+        """True if epochs have orders of their own."""
+        return self.shuffle not in (False, "key")
+
+
+def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:
+    """Return the values that an option may have; empty if they are not a few."""
+    annotation: Any = model.model_fields[name].annotation
+    parts = [annotation, *get_args(annotation)]
+    return next((get_args(part) for part in parts if get_origin(part) is Literal), ())
 
 
 def require_path(uri: Any) -> str:

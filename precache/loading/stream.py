@@ -10,8 +10,8 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ from precache.loading.slots import (
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
-from precache.runtime.ordered_map import computing, prefetch
+from precache.runtime.ordered_map import Threads, computing, fail
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
@@ -121,10 +121,14 @@ class _Batch:
     ----------
     finish
         Applied once all parts are decoded, if the batch stays on the CPU; its result is `finished`.
-    parts_left
-        Parts that are not decoded yet.
     draw
         Random numbers of its rows, where they are cropped while they are read.
+    futures
+        Of the jobs that decode it.
+    parts_left
+        Parts that are not decoded yet.
+    failed, done
+        Whether a part could not be decoded, and whether all were.
     out
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
     filled
@@ -134,9 +138,12 @@ class _Batch:
     """
 
     rows: np.ndarray
-    finish: Finish | None
-    parts_left: int
+    finish: Finish | None = None
     draw: Draw | None = None
+    futures: list[Future[None]] = field(default_factory=list)
+    parts_left: int = 1
+    failed: bool = False
+    done: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
     out: dict[str, np.ndarray] = field(default_factory=dict)
@@ -145,49 +152,8 @@ class _Batch:
     finished: Any = None
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Some rows of a batch, which one thread decodes."""
-
-    batch: _Batch
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self.batch.rows[self.start : self.stop]
-
-    @property
-    def draw(self) -> Draw | None:
-        draw = self.batch.draw
-        return None if draw is None else draw.part(self.start, self.stop)
-
-    @property
-    def last(self) -> bool:
-        return self.stop == len(self.batch.rows)
-
-
-_Part = tuple[_Span, AbstractContextManager[None]]
-"""Rows to be decoded, and a context that waits for their shards and holds them."""
-
-NOTHING = contextlib.nullcontext()
-
-
-def _jobs(parts: Iterable[_Part], together: int) -> Generator[list[_Part], None, None]:
-    """Yield so many parts at a time; an error of `parts` comes after those before it."""
-    job: list[_Part] = []
-    try:
-        for part in parts:
-            job.append(part)
-            if len(job) == together:
-                yield job
-                job = []
-    except Exception:
-        if job:
-            yield job
-        raise
-    if job:
-        yield job
+_Job = deque[tuple[_Batch, slice]]
+"""Parts of batches, which a thread takes out and decodes one after another."""
 
 
 @dataclass(eq=False)
@@ -316,29 +282,36 @@ class BatchStream:
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
             own = _Pass(reader, feed, FrameFailures(reader.readers))
             self._ready = own.ready
-            parts: Generator[_Part, None, None]
             if feed:
-                parts = feed.around(self._split(rows, finishes, draws))
+                coming = feed.around(rows)
             else:
                 ahead = self._read_ahead
                 if reader is not self._reader:
                     ahead = self._make_read_ahead(reader)
-                advised = ahead.around(rows, schedule.ahead * schedule.together)
-                ends.enter_context(contextlib.closing(advised))
-                parts = ((part, NOTHING) for part in self._split(advised, finishes, draws))
-            ends.enter_context(contextlib.closing(parts))
-            work = prefetch(
-                functools.partial(self._decode_job, own),
-                _jobs(parts, 1 if feed or finishes else schedule.together),
-                schedule.threads,
-                schedule.ahead * schedule.parts,
-                own.stop,
-                None if reader.mapped else reader.version.path,
-            )
-            ends.enter_context(contextlib.closing(work))
-            for decoded in work:
-                while decoded:
-                    batches = [self._deliver(own, decoded.popleft())]
+                coming = ahead.around(rows, schedule.ahead * schedule.together)
+            ends.enter_context(contextlib.closing(coming))
+            threads = Threads(schedule.threads, "precache", own.stop)
+            ends.callback(threads.close, None if reader.mapped else reader.version.path)
+            ends.callback(own.stop)
+            # Batches that wait for shards, or are transformed, must not delay others.
+            together = 1 if feed or finishes else schedule.together
+            groups: deque[deque[_Batch]] = deque()
+
+            def begin(count: int) -> None:
+                for _ in range(count):
+                    group = self._group(coming, finishes, draws, together)
+                    self._submit(threads, own, group)
+                    groups.append(group)
+
+            begin(schedule.ahead)
+            while groups[0]:
+                threads.require_here()
+                self._await(groups[0][0])
+                group = groups.popleft()
+                begin(1)
+                while group:
+                    threads.require_here()
+                    batches = [self._deliver(own, group.popleft())]
                     own.failures.settle()
                     yield batches.pop()  # without a name, so that a batch that is dropped is freed
         own.failures.settle(wait=True)
@@ -350,57 +323,67 @@ class BatchStream:
     def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
         return ReadAhead(list(reader.readers.values()), self.thread_time)
 
-    def _split(
+    def _group(
         self,
-        batches: Iterable[np.ndarray],
-        finishes: Iterator[Finish] | None = None,
-        draws: Iterator[DrawOf] | None = None,
-    ) -> Generator[_Span, None, None]:
-        """Split each batch into its parts."""
-        for rows in batches:
-            finish = next(finishes) if finishes else None
-            draw = next(draws)(torch.from_numpy(rows)) if draws else None
-            batch = _Batch(rows, finish, min(self._schedule.parts, len(rows)), draw)
-            bounds = np.linspace(0, len(rows), batch.parts_left + 1).astype(int).tolist()
-            for start, stop in itertools.pairwise(bounds):
-                yield _Span(batch, start, stop)
-
-    def _decode_job(self, own: _Pass, job: Sequence[_Part]) -> deque[_Batch | Exception]:
-        """Decode some parts of batches, up to the first error; runs on the decoding threads.
-
-        Returns the batches whose last parts these are, in order, and the error.
-        """
-        decoded: deque[_Batch | Exception] = deque()
-        for part, available in job:
-            result = self._decode(own, part, available)
-            if result is not None:
-                decoded.append(result)
-            if isinstance(result, Exception):
-                break
-        return decoded
-
-    def _decode(
-        self, own: _Pass, part: _Span, available: AbstractContextManager[None]
-    ) -> _Batch | Exception | None:
-        """Decode a part of a batch; after the last one to be decoded, finish or send the batch.
-
-        Returns the batch for its last part in order, else None.
-        """
-        batch = part.batch
+        coming: Iterator[np.ndarray],
+        finishes: Iterator[Finish] | None,
+        draws: Iterator[DrawOf] | None,
+        together: int,
+    ) -> deque[_Batch]:
+        """Take some batches; an error of theirs comes with the last one, at its turn."""
+        group: deque[_Batch] = deque()
         try:
-            with self.thread_time.counted():
-                with available:
-                    self._fill(own, part)
-                with batch.lock:
-                    batch.parts_left -= 1
-                    complete = not batch.parts_left
-                if complete and not own.stopped:
-                    self._complete(batch, own.failures)
+            for rows in itertools.islice(coming, together):
+                finish = next(finishes) if finishes else None
+                draw = next(draws)(torch.from_numpy(rows)) if draws else None
+                group.append(_Batch(rows, finish, draw))
         except Exception as error:
-            return error
-        if complete:
-            own.ready.append(None)
-        return batch if part.last else None
+            group.append(_Batch(np.empty(0, np.int64), futures=[Future()]))
+            fail(group[-1].futures[0], error)
+        return group
+
+    def _submit(self, threads: Threads, own: _Pass, group: Iterable[_Batch]) -> None:
+        """Submit a job for each part of a batch, or one for a group of several."""
+        jobs: list[_Job] = [deque()]
+        batches = [batch for batch in group if not batch.futures]
+        for batch in batches:
+            batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
+            bounds = np.linspace(0, len(batch.rows), batch.parts_left + 1).astype(int).tolist()
+            parts = [(batch, slice(*pair)) for pair in itertools.pairwise(bounds)]
+            jobs[0].append(parts[0])
+            jobs += [deque([part]) for part in parts[1:]]
+        futures = [threads.submit(self._decode, own, job) for job in jobs if job]
+        for batch in batches:
+            batch.futures = list(futures)
+
+    @staticmethod
+    def _await(batch: _Batch) -> None:
+        """Wait for the jobs of a batch."""
+        for future in batch.futures:
+            future.exception()
+
+    def _decode(self, own: _Pass, job: _Job) -> None:
+        """Decode parts of batches, and finish or send those that are complete; on a thread."""
+        while job:
+            batch, part = job.popleft()  # of which the job, which lives a little longer, holds none
+            with self.thread_time.counted():
+                try:
+                    if own.feed:
+                        own.feed.wait(batch.rows[part])
+                    self._fill(own, batch, part)
+                except BaseException:
+                    batch.failed = True
+                    raise
+                finally:
+                    with batch.lock:
+                        batch.parts_left -= 1
+                        last = not batch.parts_left
+                    if last and own.feed:
+                        own.feed.release(batch.rows)
+                if last and not (batch.failed or own.stopped):
+                    self._complete(batch, own.failures)
+                    batch.done = True
+                    own.ready.append(None)
 
     def _complete(self, batch: _Batch, failures: FrameFailures) -> None:
         """Send a decoded batch to the device, or finish it."""
@@ -415,17 +398,18 @@ class BatchStream:
                 batch.finished = batch.finish(self._tensors(batch))
             batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
 
-    def _fill(self, own: _Pass, part: _Span) -> None:
+    def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
-        batch, rows = part.batch, part.rows
-        slot = self._slot(batch)
-        out = {name: values[part.start : part.stop] for name, values in batch.out.items()}
+        slot, rows, draw = self._slot(batch), batch.rows[part], batch.draw
+        if draw is not None:
+            draw = draw.part(part.start, part.stop)
+        out = {name: values[part] for name, values in batch.out.items()}
         for renewed in (own.feed is None, True):
             try:
                 if self._device:
-                    batch.filled = self._device[0].fill(own.reader, rows, out, slot, part.draw)
+                    batch.filled = self._device[0].fill(own.reader, rows, out, slot, draw)
                 else:
-                    own.reader.read(rows, out, draw=part.draw)
+                    own.reader.read(rows, out, draw=draw)
                 return
             except DamageError:
                 if renewed or own.feed is None:
@@ -444,16 +428,18 @@ class BatchStream:
                         batch.out[name] = np.empty((rows, *shape), dtype)
         return batch.slot
 
-    def _deliver(self, own: _Pass, batch: _Batch | Exception) -> Any:
+    def _deliver(self, own: _Pass, batch: _Batch) -> Any:
         """Return the tensors of a batch on the device, or the result of its `finish`.
 
         Raises the error of one that could not be decoded.
         """
-        if isinstance(batch, Exception):
+        futures, batch.futures = batch.futures, []
+        while futures and not batch.done:
+            future = futures.pop(0)
             try:
-                raise batch
+                future.result()
             finally:
-                del batch  # it holds this frame
+                del future  # an error holds this frame
         own.ready.pop()
         if batch.sent and self._device:
             return self._device[1].hand_out(batch.sent)

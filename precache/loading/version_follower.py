@@ -67,7 +67,7 @@ class VersionFollower:
     def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str:
         """Return the id of the version that the epoch reads."""
         try:
-            entry = read_log(self._folder).current
+            entry = read_log(self._folder, newest=True).current
             if entry is None:
                 raise StoreError(f"{shown(self._store)} has no commits, or is gone")
             current = entry.version

@@ -46,7 +46,8 @@ from precache.storage.base import Folder
 from precache.storage.folders import is_link, remove_if_empty
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import COPY, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, SCRATCH, Commit, Log, read_log, record_removal
+from precache.store.commit_log import ROOT, SCRATCH, Log, read_log, record_removal
+from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
 from precache.units import ago, parse_age, size
@@ -232,7 +233,7 @@ class GcPlan:
 
 def plan_gc(
     log: Log,
-    commits: Sequence[Commit],
+    commits: Sequence[LogEntry],
     folders: Sequence[StoredVersion],
     keep: int,
     min_age: float,

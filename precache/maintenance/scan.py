@@ -11,7 +11,6 @@ not matter. A copied object gets a new time.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import re
@@ -28,7 +27,8 @@ from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
 from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
-from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, Log, id_of
+from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
+from precache.store.json_documents import LogEntry
 
 CLOCK = "_clock"
 """Folder of a bucket for objects that are put to read its time."""
@@ -205,11 +205,11 @@ def _files(root: Path) -> Iterator[ListedObject]:
 # --- times --------------------------------------------------------------------------------------
 
 
-def dated_commits(store: Folder, log: Log) -> list[Commit]:
+def dated_commits(store: Folder, log: Log) -> list[LogEntry]:
     """Return the commits with the times that the store gave their entries; infinite if unknown."""
     times = {entry.name: entry.mtime for entry in list_objects(store.folder("commits"))}
     return [
-        dataclasses.replace(commit, time=times.get(f"{commit.number:06d}.json", math.inf))
+        commit.with_(time=times.get(f"{commit.number:06d}.json", math.inf))
         for commit in log.commits
     ]
 

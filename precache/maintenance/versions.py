@@ -17,8 +17,8 @@ from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, Commit, Log, make_current, read_log, short
-from precache.store.json_documents import Attributes
+from precache.store.commit_log import ROOT, Log, make_current, read_log, short
+from precache.store.json_documents import Attributes, LogEntry
 from precache.store.open import open_version, split_uri
 from precache.store.version import read_attributes
 from precache.units import ago, size
@@ -192,7 +192,7 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     )
 
 
-def current_periods(commits: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
+def current_periods(commits: Sequence[LogEntry]) -> dict[str, tuple[float, float | None]]:
     """Return for each version when it last became current, and when another replaced it.
 
     The current version is the last one, and its second time is None.

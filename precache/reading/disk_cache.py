@@ -71,11 +71,11 @@ OBJECT_NAME = re.compile(r"\w[\w.-]*")
 
 
 _HINTS = {
-    errno.ENOSPC: "the disk is full: free some space, or lower cache_limit",
-    errno.EACCES: "check its owner and mode, or choose another cache_dir",
-    errno.EPERM: "check its owner and mode, or choose another cache_dir",
-    errno.EROFS: "choose a cache_dir that can be written",
-    errno.ENOLCK: "choose a cache_dir on a disk of this machine",
+    errno.ENOSPC: "the disk is full: free some space, or lower the limit of the cache",
+    errno.EACCES: "check its owner and mode, or choose another folder for the cache",
+    errno.EPERM: "check its owner and mode, or choose another folder for the cache",
+    errno.EROFS: "choose a folder that can be written",
+    errno.ENOLCK: "choose a folder on a disk of this machine",
 }
 
 
@@ -179,7 +179,7 @@ class DiskCache:
             nbytes = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
         except ValidationError:
             raise UsageError(
-                f"cache_limit is {limit!r}; give bytes, or a size such as '200GB'"
+                f"the limit of a cache is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None
         cache = cls(Path(folder), nbytes)
         if limit is None:
@@ -328,7 +328,7 @@ class DiskCache:
                 self._warned = True
                 log.warning(
                     "%s exceeds its limit of %d bytes by %d, as what is read at once takes so "
-                    "much, and is fetched again and again: raise cache_limit, or read less at "
+                    "much, and is fetched again and again: raise it, or read less at "
                     "once, by shuffle='block' or a smaller batch_size",
                     self.folder, self.limit, beyond,
                 )  # fmt: skip

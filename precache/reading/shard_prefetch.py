@@ -15,11 +15,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -56,16 +54,6 @@ READ_AHEAD_NBYTES = 2 << 20
 
 STALL_SECONDS = 60.0
 """Seconds without progress after which the log names the shard that a batch waits for."""
-
-
-class HasRows(Protocol):
-    """A batch, or a part of one: rows that are read together."""
-
-    @property
-    def rows(self) -> np.ndarray: ...
-
-
-_Rows = TypeVar("_Rows", bound=HasRows)
 
 
 @dataclass(eq=False)
@@ -160,7 +148,7 @@ class CachedShards:
         if version.attributes is None:
             raise StoreError(
                 f"{version.path} was written by other software and has no checksums, which a cache "
-                "needs; leave cache_dir out, or copy it to a local disk"
+                "needs; leave cache out, or copy it to a local disk"
             )
         self.rows_per_shard = version.attributes.rows_per_shard
         self.cache = cache
@@ -250,40 +238,31 @@ class ShardPrefetcher:
         self._stopped = False
         self._pool = Threads(CONCURRENT_FETCHES, "precache-fetch")
 
-    def around(
-        self, parts: Iterable[_Rows]
-    ) -> Generator[tuple[_Rows, AbstractContextManager[None]], None, None]:
-        """Yield the parts, each with a context that waits for its shards and holds them."""
-        waiting: deque[tuple[_Rows, list[int]]] = deque()
-        rows_waiting = 0
-        for part in parts:
-            while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
-                rows_waiting -= len(waiting[0][0].rows)
-                yield self._with_shards(*waiting.popleft())
-            waiting.append((part, self._announce(part.rows)))
-            rows_waiting += len(part.rows)
-        while waiting:
-            yield self._with_shards(*waiting.popleft())
+    def around(self, batches: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
+        """Yield the batches, whose shards are fetched from some time before on.
 
-    def _with_shards(
-        self, part: _Rows, numbers: list[int]
-    ) -> tuple[_Rows, AbstractContextManager[None]]:
-        return part, self._present(numbers)
+        For each, `wait` is called before it is read, and `release` once after.
+        """
+        waiting: deque[np.ndarray] = deque()
+        rows_waiting = 0
+        for rows in batches:
+            while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
+                rows_waiting -= len(waiting[0])
+                yield waiting.popleft()
+            waiting.append(rows)
+            rows_waiting += len(rows)
+            with self._lock:
+                for number in self._numbers(rows):
+                    if number not in self._open:
+                        self._open[number] = _Shard()
+                        self._queued.append(number)
+                    self._open[number].batches += 1
+                self._advance()
+        while waiting:
+            yield waiting.popleft()
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
-        return numbers
-
-    def _announce(self, rows: np.ndarray) -> list[int]:
-        """Queue the shards of a batch to be fetched once there is room, and return them."""
-        numbers = self._numbers(rows)
-        with self._lock:
-            for number in numbers:
-                if number not in self._open:
-                    self._open[number] = _Shard()
-                    self._queued.append(number)
-                self._open[number].batches += 1
-            self._advance()
         return numbers
 
     def _advance(self) -> None:
@@ -307,22 +286,22 @@ class ShardPrefetcher:
             shard.fetched = self._pool.submit(self._obtain, number, at_once)
         return shard.fetched
 
-    @contextlib.contextmanager
-    def _present(self, numbers: list[int]) -> Iterator[None]:
-        """Wait for the shards of a batch, and hold them while the block reads them."""
-        try:
-            with self._lock:
-                for number in numbers:
-                    self._ask(number, at_once=True)
+    def wait(self, rows: np.ndarray) -> None:
+        """Wait for the shards of rows, which are asked for even if there is no room."""
+        numbers = self._numbers(rows)
+        with self._lock:
             for number in numbers:
-                self._await(number)
-            yield
-        finally:
-            with self._lock:
-                for number in numbers:
-                    self._release(number)
-                self._advance()
-                self._progress = time.monotonic()
+                self._ask(number, at_once=True)
+        for number in numbers:
+            self._await(number)
+
+    def release(self, rows: np.ndarray) -> None:
+        """Record that a batch was read, or failed."""
+        with self._lock:
+            for number in self._numbers(rows):
+                self._release(number)
+            self._advance()
+            self._progress = time.monotonic()
 
     def _await(self, number: int) -> None:
         """Wait until a shard that a batch reads is in the cache."""

@@ -1,8 +1,8 @@
 """S3 and Azure through obstore.
 
-obstore's own retries are off: it knows no Retry-After, gives up at once at the statuses 408, 409
-and 429, and takes a body that was cut off for whole. Those of `precache.storage.retries` are the
-only ones.
+obstore's own retries are off. They know no Retry-After, take a body that was cut off for whole,
+give up at the 409 by which S3 refuses one of two conditional writes, and log nothing; beside those
+of `precache.storage.retries`, which all services share, they would multiply attempts.
 """
 
 from __future__ import annotations
@@ -192,6 +192,13 @@ class ObjectStore:
             raise FileNotFoundError(path)  # the bucket is no object; Azure calls that a bad request
         return _described(_wait(obstore.head_async, bucket.reads, key), 0)
 
+    def _has(self, path: str) -> bool:
+        try:
+            self.head(path)
+        except Exception:
+            return False
+        return True
+
     def read(self, parts: Sequence[PathRange], *, whole: bool) -> list[Any]:
         located = [(*self._at(path), start, end) for path, start, end in parts]
         results: list[Any] = asyn.sync(asyn.get_loop(), _read_all, located)
@@ -206,7 +213,8 @@ class ObjectStore:
         """List a page of all that lies below a prefix, at any depth."""
         import obstore
 
-        bucket, key = self._at(f"{root}/{span.prefix}".rstrip("/"))
+        path = f"{root}/{span.prefix}".rstrip("/")
+        bucket, key = self._at(path)
         if isinstance(span.token, _ByLibrary):
             return self._page_by_library(bucket, key, span.token)
         seen = max(span.after, span.seen) if bucket.ordered else ""
@@ -225,8 +233,9 @@ class ObjectStore:
             error = _translate(caught)
             if isinstance(error, ValueError):  # a key that obstore takes for no path
                 return self._page_by_library(bucket, key, _ByLibrary(None, seen, pages * size))
-            if self._kind == "azure" and retries.status_of(error) == 409:
-                return Page([], [], None)  # hierarchical accounts refuse to list below a blob
+            # Hierarchical accounts of Azure refuse to list below a blob.
+            if retries.status_of(error) == 409 and self._has(path):
+                return Page([], [], None)
             raise
         skip = len(key) + 1 if key else 0
         more = _Stream(stream, pages + 1) if len(listed) == size else None

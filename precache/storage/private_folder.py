@@ -78,7 +78,7 @@ class OwnFolder:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise UsageError(
                     f"{path} is a link or a file, where a folder belongs; remove it, or choose "
-                    "another cache_dir"
+                    "another folder for the cache"
                 ) from None
             self._require_private(os.stat(where, dir_fd=place, follow_symlinks=False))
             raise
@@ -95,13 +95,13 @@ class OwnFolder:
         if status.st_uid != os.geteuid():
             raise UsageError(
                 f"{self.path} belongs to {_user(status.st_uid)}, and this process runs as "
-                f"{_user(os.geteuid())}; choose a cache_dir of your own"
+                f"{_user(os.geteuid())}; choose a folder of your own"
             )
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             command = f"chmod {FOLDER_MODE:o} {shlex.quote(str(self.path))}"
             raise UsageError(
                 f"{self.path} has mode {mode:04o}, so that others can put files there, and a cache "
-                f"belongs to one user; run {command}, or choose another cache_dir"
+                f"belongs to one user; run {command}, or choose another folder for the cache"
             )
 
     def _require_only(self, names: Collection[str]) -> None:
@@ -109,7 +109,7 @@ class OwnFolder:
         if others:
             raise UsageError(
                 f"{self.path} has other files in it ({', '.join(map(repr, others[:3]))}), and a "
-                "cache needs a folder of its own; choose another cache_dir"
+                "cache needs a folder of its own; choose another folder for the cache"
             )
 
     def folder(self, name: str) -> OwnFolder:

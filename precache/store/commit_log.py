@@ -12,6 +12,7 @@ bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 import uuid
@@ -61,56 +62,41 @@ def short(version: str, digits: int = 8) -> str:
 
 
 @dataclass(frozen=True)
-class Commit:
-    """One entry of the log: the version that is current from there on.
-
-    Attributes
-    ----------
-    parent
-        The version that it replaced.
-    time
-        Seconds since 1970 at which it became current.
-    root
-        Digest of the version's root.
-    """
-
-    number: int
-    version: str
-    parent: str | None
-    time: float
-    source: str | None = None
-    root: str | None = None
-
-
-@dataclass(frozen=True)
 class Log:
     """All entries of a log, or the newest one.
 
     Attributes
     ----------
-    commits
-        Oldest first; an entry that removes other versions is among them, with the current one.
-    removed
-        Names of all versions that were removed.
+    entries
+        Oldest first.
     number
-        The highest number by name, of an empty entry, too; 0 if there is none.
+        The highest number by name, of an empty object, too; 0 if there is none.
     """
 
-    commits: tuple[Commit, ...] = ()
-    removed: frozenset[str] = frozenset()
+    entries: tuple[LogEntry, ...] = ()
     number: int = 0
 
+    @functools.cached_property
+    def commits(self) -> tuple[LogEntry, ...]:
+        """Entries by which a version is current; also those that remove others."""
+        return tuple(entry for entry in self.entries if entry.version)
+
+    @functools.cached_property
+    def removed(self) -> frozenset[str]:
+        """Names of all versions that were removed."""
+        return frozenset(version for entry in self.entries for version in entry.removed)
+
     @property
-    def current(self) -> Commit | None:
+    def current(self) -> LogEntry | None:
         """The entry of the current version."""
         return self.commits[-1] if self.commits else None
 
-    @property
-    def versions(self) -> dict[str, Commit]:
+    @functools.cached_property
+    def versions(self) -> dict[str, LogEntry]:
         """Version -> its latest entry; the version that was current last comes first."""
-        latest: dict[str, Commit] = {}
-        for commit in reversed(self.commits):
-            latest.setdefault(commit.version, commit)
+        latest: dict[str, LogEntry] = {}
+        for entry in reversed(self.commits):
+            latest.setdefault(entry.version, entry)
         return latest
 
     def root_of(self, version: str) -> str | None:
@@ -154,8 +140,7 @@ def read_log(store: Folder, *, newest: bool = False, appends: bool = False) -> L
     names = [name for name in store.names("commits") if NUMBERED.fullmatch(name)]
     names.sort(key=lambda name: int(name[:-5]))
     paths = [f"commits/{name}" for name in (names[-1:] if newest else names)]
-    commits: list[Commit] = []
-    removed: set[str] = set()
+    entries: list[LogEntry] = []
     for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
         if isinstance(data, StorageError):
             raise data
@@ -163,11 +148,8 @@ def read_log(store: Folder, *, newest: bool = False, appends: bool = False) -> L
         written = data or (_once_written(store, path) if is_last else b"")
         if not written and (appends or not is_last):
             continue  # nothing was committed by it
-        entry = _entry(written, store.path(path))
-        removed.update(entry.removed)
-        if entry.version is not None:
-            commits.append(_commit(entry, _number(path)))
-    return Log(tuple(commits), frozenset(removed), _number(names[-1]) if names else 0)
+        entries.append(_entry(written, store.path(path)).with_(number=_number(path)))
+    return Log(tuple(entries), _number(paths[-1]) if paths else 0)
 
 
 def _number(path: str) -> int:
@@ -194,11 +176,6 @@ def _entry(data: bytes, where: str) -> LogEntry:
             "precache build or precache use: a build finds its version whole, computes nothing and "
             "makes it current"
         ) from None
-
-
-def _commit(entry: LogEntry, number: int) -> Commit:
-    assert entry.version is not None
-    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.root)
 
 
 # --- appending ----------------------------------------------------------------------------------
@@ -231,11 +208,10 @@ def append(store: Folder, decide: Decide) -> Log:
         entry = decide(log)
         if entry is None:
             return log
-        number = log.number + 1
+        entry = entry.with_(number=log.number + 1, nonce=uuid.uuid4().hex)
         require_create_only(store, "commits")
-        if _created(store, f"commits/{number:06d}.json", entry.to_json()):
-            commits = () if entry.version is None else (_commit(entry, number),)
-            return Log((*log.commits, *commits), log.removed.union(entry.removed), number)
+        if _created(store, f"commits/{entry.number:06d}.json", entry.to_json()):
+            return Log((*log.entries, entry), entry.number)
 
 
 def _created(store: Folder, name: str, data: bytes) -> bool:
@@ -360,16 +336,7 @@ def removal_entry(
     removed = tuple(version for version in versions if version not in stay)
     if not removed:
         return None
-    if last is None:
-        return LogEntry(time=time.time(), removed=removed)
-    return LogEntry(
-        version=last.version,
-        root=last.root,
-        parent=last.parent,
-        time=last.time,
-        source=last.source,
-        removed=removed,
-    )
+    return last.with_(removed=removed) if last else LogEntry(time=time.time(), removed=removed)
 
 
 def make_current(
@@ -378,7 +345,7 @@ def make_current(
     source: str | None = None,
     replaces: str | None = None,
     since: int | None = None,
-) -> Commit:
+) -> LogEntry:
     """Make a complete version the current one; returns the entry that is current then.
 
     Parameters

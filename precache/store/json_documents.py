@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import uuid
 from collections.abc import Mapping
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -122,7 +121,7 @@ class LogEntry(_Document):
     Attributes
     ----------
     version
-        None while no version is current.
+        Empty while no version is current.
     root
         Digest of its root.
     parent, time
@@ -133,25 +132,32 @@ class LogEntry(_Document):
         Versions that are removed from there on.
     nonce
         Makes the entry differ from all others.
+    number
+        That of its name, once it is in a log.
     """
 
-    version: VersionName | None = None
+    version: VersionName = ""
     root: Digest | None = None
     parent: VersionName | None = None
     time: Time
     source: str | None = None
     removed: tuple[VersionName, ...] = ()
-    nonce: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    nonce: str = ""
+    number: Annotated[int, Field(exclude=True)] = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.version is None and not self.removed:
+        if not self.version and not self.removed:
             raise ValueError("it names no version")
         return self
 
     def to_json(self) -> bytes:
-        """Serialise; an unknown source is left out."""
-        return self.model_dump_json(exclude_none=True).encode()
+        """Serialise; what is unknown is left out."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
+    def with_(self, **changes: Any) -> Self:
+        """Return the entry with some attributes changed."""
+        return self.model_copy(update=changes)
 
 
 class RowAttributes(_Document):

@@ -232,8 +232,9 @@ class Leases:
         data = lease.document(process_of(os.getpid()))
         if not self._folder.create(lease.name, [data], scratch=scratch_of(self._place)):
             return None
-        if number and self._folder.get(passed) != before:
-            self._folder.remove(lease.name)  # another process was faster; the numbers began anew
+        begins_anew = self._place != BUILD_LEASES
+        if begins_anew and number and self._folder.get(passed) != before:
+            self._folder.remove(lease.name)  # another process was faster
             return None
         return lease
 

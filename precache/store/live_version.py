@@ -13,9 +13,9 @@ from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import Attributes, Identity, LeaseDocument
+from precache.store.json_documents import Attributes, Identity
 from precache.store.labels import are_classes
-from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, Leases, latest
+from precache.store.lease import LastChange, Leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import Leaf
@@ -79,7 +79,7 @@ class LiveVersion(Version):
             rows=attributes.rows,
         )
         self._row_keys = keys
-        self._leases = leases
+        self._leases = (leases, Leases.of_version(folder))
         self.labels = labels.copy()
         self.valid = np.ones(self.rows, np.bool_)
         self.valid[list(removed)] = False
@@ -98,7 +98,7 @@ class LiveVersion(Version):
         self.finished = 0
         self._lock = threading.Lock()
         self._poll = RECEIPT_POLL_REMOTE if folder.local("") is None else RECEIPT_POLL_LOCAL
-        self._signs, self._end, self._looked = LastChange(), LastChange(), -np.inf
+        self._end, self._looked = LastChange(), -np.inf
 
     def _bounds(self, name: str, array: Array) -> list[Leaf]:
         """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
@@ -219,7 +219,7 @@ class LiveVersion(Version):
             The build failed, or shows no sign of life.
         """
         while not self.advance():
-            self._require_life(ALIVE_SECONDS)
+            self._require_life()
             if stopped.wait(self._poll):
                 return
 
@@ -232,31 +232,22 @@ class LiveVersion(Version):
             The build failed, or shows no sign of life.
         """
         while self.folder.size(ROOT) is None:
-            self._require_life(QUIET_SECONDS)
+            self._require_life()
             if stopped.wait(self._poll):
                 return None
         return open_own(self.folder)
 
-    def _require_life(self, patience: float) -> None:
-        """Raise if the build has ended, or changed nothing for `patience` seconds.
+    def _require_life(self) -> None:
+        """Raise if the build has ended, or is silent, and no other one has taken over.
 
-        In both cases no other build has taken over for `TAKEOVER_SECONDS`.
+        It is looked for every `LIVENESS_SECONDS`, and has ended after `TAKEOVER_SECONDS`.
         """
         now = time.monotonic()
         if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
-        data, holder = self.folder.get(DESCRIPTION), self._leases.holder()
-        lease = latest(self.folder)
-        silence = self._signs.seconds((data, lease, self.finished, holder and holder.time))
-        if holder is not None or self.folder.size(ROOT) is not None:
-            reason = ""  # it is being decided about, or committed
-        elif data is None:
-            reason = "its description was removed"
-        else:
-            reason = self._why_ended(data, lease)
-            if not reason and silence > patience:
-                reason = f"it shows no sign of life for {patience:.0f} seconds"
+        held = any(leases.holder() is not None for leases in self._leases)
+        reason = "" if held or self.folder.size(ROOT) is not None else self._why_ended()
         if self._end.seconds(reason) >= TAKEOVER_SECONDS and reason:
             raise BuildError(
                 f"the build that this training follows has stopped with {self.finished} of "
@@ -264,11 +255,11 @@ class LiveVersion(Version):
                 f"where it was ({self.path})"
             )
 
-    def _why_ended(self, description: bytes, lease: LeaseDocument | None) -> str:
+    def _why_ended(self) -> str:
         """Return why no build is running, as far as its processes tell."""
-        identity = Identity.read(description, self.folder.path(DESCRIPTION))
-        if lease is not None and not lease.released and not has_ended(lease.holder):
-            return ""
-        if identity.failed is not None:
-            return identity.failed
-        return f"{identity.by} has ended" if has_ended(identity.by) else ""
+        data = self.folder.get(DESCRIPTION)
+        if data is None:
+            return "its description was removed"
+        identity = Identity.read(data, self.folder.path(DESCRIPTION))
+        ended = "has ended" if has_ended(identity.by) else "shows no sign of life"
+        return identity.failed or f"{identity.by} {ended}"

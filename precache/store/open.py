@@ -19,12 +19,11 @@ from precache.store.commit_log import (
     BUILD,
     ROOT,
     VERSION,
-    Commit,
     Log,
     read_log,
     short,
 )
-from precache.store.json_documents import Attributes
+from precache.store.json_documents import Attributes, LogEntry
 from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.tree import spare_root
 from precache.store.version import (
@@ -102,7 +101,7 @@ def _open(uri: str | os.PathLike[str], storage_options: StorageOptions, *, mends
 
 def _find(
     store: Folder, base: str, prefix: str | None
-) -> tuple[Folder, bytes | None, Commit | None]:
+) -> tuple[Folder, bytes | None, LogEntry | None]:
     """Find the folder of a version; also its root if that was read, and its entry in the log.
 
     Parameters
@@ -157,7 +156,7 @@ def _is_remote(folder: Folder) -> bool:
     return folder.local("") is None
 
 
-def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> Commit:
+def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
     base = shown(base)
     if log.current is None:
         if not store.exists():
@@ -199,7 +198,7 @@ _FIELD_OBJECTS = (f"{SHARDS}/{{}}/c/0/0", f"{CHECKS}/{{}}/c/0/0")
 def open_own(
     folder: Folder,
     document: bytes | None = None,
-    commit: Commit | None = None,
+    commit: LogEntry | None = None,
     *,
     loads: bool = False,
     mends: bool = False,
@@ -261,7 +260,7 @@ def open_own(
     )
 
 
-def _attributes(folder: Folder, root: bytes, commit: Commit | None) -> Attributes:
+def _attributes(folder: Folder, root: bytes, commit: LogEntry | None) -> Attributes:
     """Parse a root, and check that it is that of this folder's version, as it was committed."""
     where, attributes = folder.path(ROOT), read_attributes(root, folder)
     if commit is not None and commit.root not in (None, attributes.digest):

@@ -115,8 +115,8 @@ class Receipt:
     libraries
         Versions of the libraries used; `zstd` is the one that encodes images.
     spoiled
-        Fields whose object in the base version was missing or damaged, so that nothing of it was
-        reused.
+        Objects of other versions, as VERSION/NAME, that were missing or damaged, so that nothing of
+        them was reused.
     """
 
     shard: int

@@ -47,6 +47,11 @@ class ShardWriter:
         view: np.ndarray = self._chunk[self._filled, ...]
         return view
 
+    @property
+    def filled(self) -> int:
+        """Rows in the current chunk."""
+        return self._filled
+
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return the buffer of the next row, which has this shape: `row`."""
         return self.row
@@ -129,3 +134,8 @@ class RaggedWriter(ShardWriter):
 
     def advance(self) -> None:
         self._encode_chunk(self._row)
+
+    def extend(self, rows: np.ndarray) -> None:
+        for row in rows:
+            np.copyto(self.room(row.shape), row)
+            self.advance()

@@ -165,7 +165,7 @@ def _epoch(options: dict[str, Any], store: str, batch: int, cache: Path | None) 
     """From opening the store on."""
 
     def work() -> int:
-        given = {"cache_dir": cache, "storage_options": options}
+        given = {"cache": cache, "storage_options": options}
         with precache.Loader(store, batch, device="cpu", **given) as loader:
             return drain(loader)
 

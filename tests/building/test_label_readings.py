@@ -351,10 +351,71 @@ def test_masks_in_a_folder_beside_photos_are_no_samples_of_a_table(builds: Build
     assert builds.choices("d0 --label-level 0")[0] == dict.fromkeys("abc")
 
 
+def test_copies_within_class_folders_are_no_samples(builds: Builds) -> None:
+    labels = {f"{of}{n}": of for of in ("cat", "dog") for n in range(3)}
+    put_classes(builds.root / "in", labels)
+    put(builds.root / "in", *(f"{of}/thumbs/{key}.png" for key, of in labels.items()))
+    assert builds.choices("in") == [labels]
+    assert commands_in(builds.printed)[0][-2:] == ["--sample-name", "whole"]
+    assert "move one kind of these folders elsewhere" in builds.printed
+    put(builds.root / "some", *(f"{n}.png" for n in range(9)), "resized/3.png")
+    assert len(builds.labels("some --label-level 0")) == 9
+    assert (
+        "1 of 10 images of some are called as others (*.*) but for their folder" in builds.printed
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("1_left 1_right 2_left 2_right", "/in/{*_left.*,*_right.*}'"),
+        ("a-1-in a-1-out b-1-in b-1-out", "/in/{*-in.*,*-out.*}'"),
+        ("1_left 1_right 2_left 3_right 4_up", ""),
+        ("cat_1 cat_2 dog_1 dog_2", ""),
+    ],
+)
+def test_names_that_have_the_same_endings_are_said(builds: Builds, names: str, said: str) -> None:
+    put(builds.root / "in", *(f"{name}.png" for name in names.split()))
+    assert len(builds.labels("in")) == len(names.split())
+    assert ("as columns of one" in builds.printed) == bool(said)
+    assert said in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("cat dog", True), ("n01440764 n01443537", True), ("train-000 train-001", False)],
+)
+def test_names_of_archives_that_may_be_classes_are_said(
+    builds: Builds, names: str, said: bool
+) -> None:
+    for number, name in enumerate(names.split()):
+        members = {f"{number}{n}.png": photo(f"{number}{n}") for n in "ab"}
+        write(builds.root / f"in/{name}.tar", tar_of(members))
+    assert builds.labels("'in/*.tar'") == dict.fromkeys(("0a", "0b", "1a", "1b"))
+    assert ("may be classes, and give no label" in builds.printed) is said
+
+
+def test_folders_by_digits_of_hashes_are_said(builds: Builds) -> None:
+    put(builds.root / "in", *(f"{name}/{name}x.png" for name in ("0a", "3f", "10", "ee")))
+    builds.labels("in")
+    assert "if these are parts of one data set, as their names suggest" in builds.printed
+    put(builds.root / "abc", *(f"{name}/{name}x.png" for name in ("aa", "cd", "ee")))
+    builds.labels("abc")
+    assert "as their names suggest" not in builds.printed
+
+
 def test_photos_and_masks_of_an_archive_are_to_be_unpacked(builds: Builds) -> None:
     put(builds.root / "in", *(f"{of}/{n}.png" for of in ("images", "masks") for n in "ab"))
     assert builds.choices(as_zip(builds.root)) == []
     assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in builds.printed
+
+
+def test_a_folder_whose_files_all_lie_in_one_below_pairs_with_another(builds: Builds) -> None:
+    """As those of DIV2K."""
+    put(builds.root / "in", *(f"HR/000{n}.png" for n in range(1, 4)))
+    put(builds.root / "in", *(f"LR_bicubic/X4/000{n}x4.png" for n in range(1, 4)))
+    assert dict.fromkeys(("0001", "0002", "0003")) in builds.choices("in")
+    assert commands_in(builds.printed)[-1][1] == "in/{HR,LR_bicubic/X4}"
 
 
 @pytest.mark.parametrize(

@@ -21,42 +21,10 @@ from precache.cli.commands import COMMANDS
 from precache_workers.driver import progress
 from tests.conftest import BuiltStore
 from tests.support.building import cli, command, environment, poll, running, write, write_jpegs
+from tests.support.command_line import Run
 from tests.support.servers import web_server
 
 SMALL = ("--resize", "24", "--crop", "20", "--address", "serial")
-
-
-class Ran:
-    """What one run of the command line in this process came to."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout, with nothing else there."""
-        assert self.out.count("\n") == 1, self.out
-        assert self.out.endswith("\n")
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command line in this process, its output caught at the descriptors."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-
-    def run(*arguments: object) -> Ran:
-        capfd.readouterr()
-        try:
-            status = command_line.main([str(argument) for argument in arguments])
-        except SystemExit as error:
-            status = int(error.code or 0)
-        return Ran(status, *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture

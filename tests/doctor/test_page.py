@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
 from tests.doctor.test_report import ask, measured, times
 from tests.support.browser import Tab
+from tests.support.html_page import stands_alone
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">.jpg"
 FOUND = ask(measured(), rate=2000)
@@ -44,7 +44,7 @@ def test_a_page_has_the_figures_of_what_was_found() -> None:
     decode = FOUND.stages[1].ms
     text = f"median {in_ms(decode.median / 1e3)}, mean {in_ms(decode.mean / 1e3)}"
     assert f'<strong>decode</strong> <span class="soft">{text}' in page
-    assert not re.findall(r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import""", page)
+    stands_alone(page, scripts=2)
 
 
 def test_the_loops_that_are_modelled_stall_as_their_times_say() -> None:

@@ -14,7 +14,7 @@ import pytest
 import precache
 from precache.cli.main import main
 from precache_workers.planning import source_record
-from precache_workers.planning.shard_plan import FieldRows
+from precache_workers.planning.assembly import FieldRows
 from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.sources.folder import FolderSource
 from tests.driver.test_incremental import (
@@ -197,18 +197,17 @@ def test_rows_beside_a_change_are_copied_and_a_hole_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"recompute": True}, "--recompute"),
-        ({"keep_order": True}, "no version has these samples in the same places"),
-        ({"shard_samples": 16}, "shards are to have 16 rows"),
-    ],
+    ("recompute", "reason"), [(True, "--recompute"), (False, "no version has these samples")]
 )
 def test_why_nothing_is_taken_over_is_said(
-    options: dict[str, Any], reason: str, source: Path, tmp_path: Path
+    recompute: bool, reason: str, source: Path, tmp_path: Path
 ) -> None:
     build(source, tmp_path / "store", RECIPES["image"])
-    planned, _ = kept(source, tmp_path / "store", recipe_of(codec="raw"), **options)
+    if not recompute:
+        source = tmp_path / "other"
+        for number in range(1000, 1040):
+            write(source / f"cat/{number}.jpg", encoded(cut(number)))
+    planned, _ = kept(source, tmp_path / "store", recipe_of(codec="raw"), recompute=recompute)
     assert planned.base is None
     assert reason in planned.base_reason
     assert planned.rows_computed == 40

@@ -348,16 +348,21 @@ def test_compact_lays_all_rows_down_anew(source: Path, tmp_path: Path) -> None:
     some_removed(source)
     build(source, tmp_path / "store", RECIPES["image"])
     third = build(source, tmp_path / "store", RECIPES["image"], compact=True)
+    assert (CALLS, third.rows_reused) == ([], 38)
     fresh = build(source, tmp_path / "anew", RECIPES["image"])
     assert (third.version, third.removed) == (fresh.version, 0)
     assert contents(Path(third.path)) == contents(Path(fresh.path))
 
 
-def test_another_source_begins_anew(source: Path, tmp_path: Path) -> None:
+def test_photos_of_another_source_are_copied_under_other_names(
+    source: Path, tmp_path: Path
+) -> None:
     build(source, tmp_path / "store", RECIPES["image"])
-    write_jpegs(tmp_path / "other", 50, classes=("x", "y"))
+    write_jpegs(tmp_path / "other", 50, classes=("x", "y"))  # 39 of them are the same
     second = build(tmp_path / "other", tmp_path / "store", RECIPES["image"])
-    assert (second.samples, second.removed, second.rows_reused) == (50, 0, 0)
+    assert (second.samples, second.removed, second.rows_reused) == (50, 0, 39)
+    fresh = build(tmp_path / "other", tmp_path / "anew", RECIPES["image"])
+    assert contents(Path(second.path)) == contents(Path(fresh.path))
 
 
 @HEAVY

@@ -299,6 +299,22 @@ def test_masks_in_jpeg_files_are_said_with_both_ways(
         assert ("look like masks" in again) is said
 
 
+def test_masks_in_jpeg_files_are_said_if_nearest_is_stated_and_photographs_are_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nearest = ("--resize", "24", "--interpolation", "nearest", *HERE)
+    masks = folder_of(
+        tmp_path / "masks", lambda n: mask(n).point(lambda v: 255 * (v > 9)), kind="JPEG"
+    )
+    status, text = run(capfd, "build", masks, tmp_path / "masks.store", *nearest)
+    assert status == 0
+    assert re.search(r"masks in JPEG files.*Masks: round the values behind the loader\n", text)
+    photos = folder_of(tmp_path / "photos", cut, kind="JPEG")
+    status, text = run(capfd, "build", photos, tmp_path / "photos.store", *nearest)
+    assert status == 0
+    assert "look like masks" not in text
+
+
 def test_grey_of_a_palette_is_refused_sample_by_sample(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,56 +22,11 @@ from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, 
 from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
+from tests.support.html_page import stands_alone
 
 HOSTILE = "<script>alert(1)</script>&\"'.jpg"
 SMALL: dict[str, Any] = {"address": "serial", "shard_samples": 2}
 RECIPE = precache.Recipe.image(resize=150, crop=150)
-
-
-class Reader(HTMLParser):
-    """Tags that are balanced, what they hold, and every attribute."""
-
-    VOID = frozenset(("meta", "br", "link", "img", "input"))
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def assert_alone(html: str) -> Reader:
-    """The page parses, and nothing of it is fetched or run."""
-    read = Reader(html)
-    assert not {"script", "img", "iframe", "object", "embed", "base"} & set(read.tags)
-    assert not [name for name, _ in read.attributes if name.startswith("on")]
-    urls = [v for n, v in read.attributes if n in ("src", "href", "xlink:href", "action")]
-    assert all(url.startswith("#") or url == "data:," for url in urls)
-    assert not re.search(r"url\((?!#)|@import", html)
-    assert not re.search(r"https?://|//[a-z]", html), "no address at all"
-    ids = [value for name, value in read.attributes if name == "id"]
-    assert len(ids) == len(set(ids))
-    return read
 
 
 @pytest.fixture
@@ -146,11 +100,11 @@ def test_a_build_that_is_continued_tells_what_it_made_itself(tmp_path: Path) -> 
     told = json.loads(paths[0].read_text())
     assert told["shards"] == {"of_version": 6, "to_make": 1, "made": 1, "reused": 0}
     assert [line["shard"] for line in told["timeline"]] == [3]
-    assert "5 were complete before this run" in assert_alone(paths[1].read_text()).text
+    assert "5 were complete before this run" in stands_alone(paths[1].read_text()).text
     precache.build(photos, tmp_path / "store", RECIPE, report=paths, **SMALL)
     told = json.loads(paths[0].read_text())
     assert (told["state"], told["images"], told["timeline"]) == ("complete", 0, [])
-    assert "This run wrote no shard" in assert_alone(paths[1].read_text()).text
+    assert "This run wrote no shard" in stands_alone(paths[1].read_text()).text
 
 
 def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) -> None:
@@ -163,7 +117,7 @@ def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) ->
     told = json.loads(paths[0].read_text())
     assert told["shards"]["reused"] == 4
     assert told["bytes"]["fetched"] == sum(each.stat().st_size for each in photos.rglob("*.jpg"))
-    assert "4 were reused from an earlier version" in assert_alone(paths[1].read_text()).text
+    assert "4 were reused from an earlier version" in stands_alone(paths[1].read_text()).text
 
 
 # --- builds that fail ---------------------------------------------------------------------------
@@ -185,7 +139,7 @@ def test_a_build_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:
     assert ran.stderr.splitlines()[-1] == f"precache: {told['error']}"
     assert 5 < len(told["failures"]) <= 9
     assert told["shards"]["made"] < told["shards"]["to_make"] == 8
-    read = assert_alone((tmp_path / "f.html").read_text())
+    read = stands_alone((tmp_path / "f.html").read_text())
     assert "Incomplete" in read.text
     assert told["error"] in read.text
     for failure in told["failures"]:
@@ -197,7 +151,7 @@ def test_a_build_that_finds_no_source_is_reported_too(tmp_path: Path) -> None:
     paths = [tmp_path / "f.html", tmp_path / "f.json"]
     with pytest.raises(UsageError, match="does not exist"):
         precache.build(tmp_path / "none", tmp_path / "store", report=paths, **SMALL)
-    assert "does not exist" in assert_alone(paths[0].read_text()).text
+    assert "does not exist" in stands_alone(paths[0].read_text()).text
     assert json.loads(paths[1].read_text())["version"] is None
 
 
@@ -304,13 +258,13 @@ def test_hostile_text_is_escaped_wherever_it_stands() -> None:
     told["slowest"] = [{"key": HOSTILE, "seconds": 1.0, "bytes": 5, "shard": 0, "node": HOSTILE}]
     for each in (*told["nodes"], *told["timeline"]):
         each["node"] = HOSTILE + each["node"]
-    read = assert_alone(page(told))
+    read = stands_alone(page(told))
     assert read.text.count(HOSTILE) >= 9
 
 
 def test_keys_that_are_no_text_do_not_break_the_page() -> None:
     told = figures(3, 2, failures=[{"key": "caf\udce9\x00\x1b.jpg", "reason": "$x^2$ \\frac{"}])
-    assert "caf" in assert_alone(page(told)).text
+    assert "caf" in stands_alone(page(told)).text
 
 
 def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
@@ -333,7 +287,7 @@ def test_nodes_are_named_whole() -> None:
 def test_a_page_of_very_many_shards_stays_small() -> None:
     html = page(figures(10_000, 30))
     assert len(html) < 500_000
-    read = assert_alone(html)
+    read = stands_alone(html)
     assert "10,000 of 10,000" in read.text
     assert "shards in progress" in read.text
     assert html.count("<rect") < 2000
@@ -343,7 +297,7 @@ def test_a_page_of_very_many_shards_stays_small() -> None:
 
 
 def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
-    read = assert_alone(page(figures(1000, 500)))
+    read = stands_alone(page(figures(1000, 500)))
     assert f"The first {TIMELINE_NODES} nodes of 500" in read.text
     assert "and 300 more" in read.text
 

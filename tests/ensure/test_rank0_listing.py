@@ -85,7 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_rank_0_lists_for_all(found: list[dict[str, Any]], name: str) -> None:
     (one, listed), (other, listed_too) = (each[name] for each in found)
     assert one == other
-    assert len(one) == 32
+    assert len(one.partition(".")[0]) == 32
     assert (listed, listed_too) == (1, 0)
 
 
@@ -112,7 +112,7 @@ def test_what_rank_0_fails_with_all_fail_with(
 def test_ranks_may_ask_alone(found: list[dict[str, Any]]) -> None:
     for each in found:
         answer, listed = each["alone"]
-        assert len(answer) == 32
+        assert len(answer.partition(".")[0]) == 32
         assert listed >= 1
 
 

@@ -664,6 +664,22 @@ def test_labels_are_those_of_the_samples(dataset: precache.CachedDataset) -> Non
         assert (batch["label"] == 1).all()
 
 
+def test_rows_that_may_be_indices_are_said_where_there_are_holes(
+    stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    version = precache.open(stores["raw"].path)
+    samples = np.flatnonzero(version.valid)
+    indices = [0, 5, len(samples) - 1]
+    for rows, is_said in ((indices, True), ([version.rows - 1, *indices], False)):
+        caplog.clear()
+        with precache.Loader(version, batch_size=2, rows=rows, device="cpu") as loader:
+            assert len(loader) > 0
+        assert ("np.flatnonzero(version.valid)[indices]" in caplog.text) is is_said
+    caplog.clear()
+    with precache.Loader(version, batch_size=2, rows=version.labels == 0, device="cpu"):
+        assert "holes" not in caplog.text
+
+
 def test_holes_that_indices_leave_out_are_said_once(
     stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
 ) -> None:

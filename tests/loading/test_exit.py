@@ -173,7 +173,7 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
     precache.pull(stores["raw"].path, url, storage_options=s3.options())
     options = {"storage_options": s3.options(proxy.port), **loading}
     if cached:
-        options |= {"cache_dir": str(tmp_path / "cache")}
+        options |= {"cache": str(tmp_path / "cache")}
     asked, answer = threading.Event(), threading.Event()
 
     def hang(method: str, path: str) -> None:

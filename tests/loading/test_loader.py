@@ -107,27 +107,23 @@ def test_threads_and_residence_change_nothing_but_the_time(
 # --- orders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shuffle", [True, "block"])
-def test_a_shuffle_is_a_function_of_seed_and_epoch(
-    image_store: BuiltStore, shuffle: bool | str
-) -> None:
+@pytest.mark.parametrize("shuffle", [True, precache.Block(2)])
+def test_a_shuffle_is_a_function_of_seed_and_epoch(image_store: BuiltStore, shuffle: Any) -> None:
     orders = {
-        (seed, epoch): _epoch(image_store, epoch, seed=seed, shuffle=shuffle, shuffle_window=2)
+        (seed, epoch): _epoch(image_store, epoch, seed=seed, shuffle=shuffle)
         for seed, epoch in itertools.product((0, 1), (0, 1, 2))
     }
     assert len({str(order) for order in orders.values()}) == 6
-    assert _epoch(image_store, 2, seed=1, shuffle=shuffle, shuffle_window=2) == orders[1, 2]
-    with precache.Loader(image_store.path, 4, shuffle, 1, shuffle_window=2) as loader:
+    assert _epoch(image_store, 2, seed=1, shuffle=shuffle) == orders[1, 2]
+    with precache.Loader(image_store.path, 4, shuffle, 1) as loader:
         assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
 
 
 def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 4, shuffle=False, order="key") as loader:
+    with precache.Loader(image_store.path, 4, shuffle="key") as loader:
         keys = loader.keys(_flat(_rows(loader)))
     version = image_store.open()
     assert keys == sorted(version.keys[row] for row in _valid(image_store))
-    with pytest.raises(UsageError, match="order='key' reads in a fixed order; give shuffle=False"):
-        precache.Loader(image_store.path, 4, order="key")
 
 
 def test_keys_of_rows_in_every_form(image_store: BuiltStore) -> None:
@@ -206,9 +202,9 @@ def test_an_error_of_the_transform_is_the_callers_and_the_loader_goes_on(
 
 ORDERS: list[dict[str, Any]] = [
     {"shuffle": "full"},
-    {"shuffle": "block", "shuffle_window": 2},
+    {"shuffle": precache.Block(2)},
     {"shuffle": False},
-    {"shuffle": False, "order": "key"},
+    {"shuffle": "key"},
 ]
 
 
@@ -271,7 +267,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         ("shuffle", {"shuffle": False}),
         ("shuffle", {"shuffle": "block"}),
         ("drop_last", {"drop_last": True}),
-        ("order", {"shuffle": False, "order": "key"}),
+        ("order", {"shuffle": "key"}),
         ("rows", {"rows": range(20)}),
         ("weights", {"weights": np.arange(23)}),
         ("format", {}),
@@ -291,14 +287,13 @@ def test_a_state_of_another_order_is_refused_by_name(
         assert other.state_dict() == own
 
 
-@pytest.mark.parametrize("change", [{"shuffle_window": 3}, {"num_canonical_nodes": 2}])
+@pytest.mark.parametrize("change", [precache.Block(3), precache.Block(2, nodes=2)])
 def test_a_state_of_another_block_shuffle_is_refused(
-    image_store: BuiltStore, change: dict[str, Any]
+    image_store: BuiltStore, change: precache.Block
 ) -> None:
-    base: dict[str, Any] = {"batch_size": 4, "shuffle": "block", "shuffle_window": 2}
     with (
-        precache.Loader(image_store.path, **base) as loader,
-        precache.Loader(image_store.path, **{**base, **change}) as other,
+        precache.Loader(image_store.path, 4, precache.Block(2)) as loader,
+        precache.Loader(image_store.path, 4, change) as other,
         pytest.raises(UsageError, match=r"the saved state has shuffle=.*'window': 2.*this loader"),
     ):
         other.load_state_dict(loader.state_dict())
@@ -642,9 +637,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch of words": ({"batch_size": "4"}, "batch_size is '4'"),
     "drop_last": ({"drop_last": "no"}, "drop_last is 'no'; choose one of True, False"),
     "output": ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
-    "order": ({"order": "name", "shuffle": False}, "order is 'name'; choose one of row, key"),
-    "shuffle": ({"shuffle": "some"}, "shuffle is 'some'; choose one of True, False, full, block"),
-    "shuffle_window": ({"shuffle": "block", "shuffle_window": 0}, "shuffle_window is 0"),
+    "cache": ({"cache": 5}, "cache is 5; give a folder on a local disk, or a Cache"),
+    "shuffle": (
+        {"shuffle": "some"},
+        "shuffle is 'some'; choose one of True, False, full, block, key",
+    ),
     "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of True, False"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
     "num_threads": ({"num_threads": -1}, "num_threads is -1"),

@@ -31,10 +31,10 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch": ({}, {"batch_size": 4}, r"in batch_size \(4 on rank 1, 8 on rank 0\);"),
     "no shuffle": ({}, FIXED, r"in shuffle \(False on rank 1, full on rank 0\);"),
     "kind of shuffle": (BLOCKS, {}, r"in shuffle \(full on rank 1, block on rank 0\);"),
-    "window": (BLOCKS, {**BLOCKS, "shuffle_window": 2}, r"in shuffle_window \(2 .*, 8 .*\);"),
-    "nodes": (BLOCKS, {**BLOCKS, "num_canonical_nodes": 2}, r"in num_canonical_nodes \(2 .*, 1 "),
+    "window": (BLOCKS, {"shuffle": precache.Block(2)}, r"in window of the shuffle \(2 .*, 8 .*\);"),
+    "nodes": (BLOCKS, {"shuffle": precache.Block(nodes=2)}, r"in nodes of the shuffle \(2 .*, 1 "),
     "drop_last": ({"drop_last": True}, {}, r"in drop_last \(False on rank 1, True on rank 0\);"),
-    "order": (FIXED, {**FIXED, "order": "key"}, r"in order \(key on rank 1, row on rank 0\);"),
+    "order": (FIXED, {"shuffle": "key"}, r"in shuffle \(key on rank 1, False on rank 0\);"),
     "rows": (
         {"rows": range(40)},
         {"rows": range(1, 41)},

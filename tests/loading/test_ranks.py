@@ -377,12 +377,10 @@ def test_a_batch_of_all_ranks_must_fit_and_deal_out_evenly(stores: dict[str, Bui
     store = stores["raw"].path
     with pytest.raises(UsageError, match=r"21 valid rows for 4 ranks, .* give at most 5"):
         precache.Loader(store, 6, rank=0, world_size=4, device="cpu", drop_last=True)
-    with pytest.raises(UsageError, match="num_canonical_nodes is 4, and 2 ranks read 3 rows each"):
+    with pytest.raises(UsageError, match="the shuffle has nodes=4, and 2 ranks read 3 rows each"):
         precache.Loader(
-            store, 3, shuffle="block", num_canonical_nodes=4, rank=0, world_size=2, device="cpu"
+            store, 3, shuffle=precache.Block(nodes=4), rank=0, world_size=2, device="cpu"
         )
-    with pytest.raises(UsageError, match="num_canonical_nodes is 2; give shuffle='block' with it"):
-        precache.Loader(store, 2, num_canonical_nodes=2, device="cpu")
 
 
 def test_nodes_need_only_their_own_share_in_their_caches(
@@ -395,8 +393,8 @@ def test_nodes_need_only_their_own_share_in_their_caches(
     for rank in range(2):
         cache = tmp_path / str(rank)
         with precache.Loader(
-            "memory://nodes", 2, device="cpu", cache_dir=cache, rank=rank, world_size=2,
-            num_canonical_nodes=2, shuffle_window=1, drop_last=True,
+            "memory://nodes", 2, device="cpu", cache=cache, rank=rank, world_size=2,
+            shuffle=precache.Block(1, nodes=2), drop_last=True,
         ) as loader:  # fmt: skip
             for _ in range(3):
                 seen += [row for batch in loader for row in batch["row"].tolist()]

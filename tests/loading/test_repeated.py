@@ -41,9 +41,9 @@ def _marked(loader: Any) -> tuple[list[int], list[int]]:
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "in order": {"shuffle": False},
-    "by key": {"shuffle": False, "order": "key"},
-    "block": {"shuffle": "block", "shuffle_window": 2},
-    "nodes": {"shuffle": "block", "num_canonical_nodes": 2},
+    "by key": {"shuffle": "key"},
+    "block": {"shuffle": precache.Block(2)},
+    "nodes": {"shuffle": precache.Block(nodes=2)},
     "resident": {"resident": "host"},
     "early transform": {"transform": HorizontalFlip()},
     "mixed": {"transform": Compose([HorizontalFlip(), MixUp(5)])},

@@ -438,7 +438,7 @@ def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
         ({"resident": "host"}, "needs a finished version"),
         ({"refresh": "epoch"}, "needs a finished version"),
         ({"shuffle": False}, "rows come shard by shard"),
-        ({"order": "key"}, "rows come shard by shard"),
+        ({"shuffle": "key"}, "rows come shard by shard"),
         ({"batch_size": 24, "drop_last": True}, "give at most 23"),
     ):
         given: dict[str, Any] = {"batch_size": 2, **options}
@@ -472,7 +472,7 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
         storage_options=s3.options(),
     )
     assert isinstance(version, LiveVersion)
-    with precache.Loader(version, batch_size=3, cache_dir=tmp_path / "cache") as loader:
+    with precache.Loader(version, batch_size=3, cache=tmp_path / "cache") as loader:
         assert len(loader) == 7
         first = rows_of(loader)
         assert loader.stats().fetched.objects == 6

@@ -674,7 +674,7 @@ def test_draws_by_weight_are_the_same_for_all_ranks_and_after_a_resume(
 def test_rows_that_fill_up_the_last_step_are_augmented_anew(
     image_tiles: BuiltStore, shuffle: str | bool
 ) -> None:
-    options = {"batch_size": 4, "shuffle": shuffle, "num_canonical_nodes": 1, "world_size": 7}
+    options = {"batch_size": 4, "shuffle": shuffle, "world_size": 7}
     ranks = [_crops(image_tiles, rank=rank, **options) for rank in range(7)]
     drawn = list(itertools.chain(*ranks))
     assert len(drawn) > len({row for row, _ in drawn})

@@ -34,12 +34,12 @@ from precache.store.build_status import COPY, DESCRIPTION, read_status
 from precache.store.commit_log import (
     BUILD,
     ROOT,
-    Commit,
     Log,
     make_current,
     read_log,
     record_removal,
 )
+from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases
 from tests.support.building import (
     age,
@@ -131,12 +131,13 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
 ) -> None:
     names = [f"{number:032x}.1" for number in range(10)]
     commits = [
-        Commit(number, names[version], None, NOW - (len(log) - number) * 3 * DAY)
+        LogEntry(number=number, version=names[version], time=NOW - (len(log) - number) * 3 * DAY)
         for number, version in enumerate(log)
     ]
     places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
     begun = {names[version] for version in gone - set(log[-1:])}
-    whole = Log(tuple(commits), frozenset(begun), len(commits))
+    removal = [LogEntry(time=NOW, removed=tuple(begun))] if begun else []
+    whole = Log((*commits, *removal), len(commits))
     plan = plan_gc(whole, commits, places, keep, least, NOW)
     going = plan.removed
     assert sorted([*going, *(each.version for each in plan.kept)]) == [p.version for p in places]

@@ -19,7 +19,7 @@ from precache.cli.main import main
 from precache.errors import StoreError, UsageError
 from precache.maintenance.versions import current_periods
 from precache.store.build_status import COPY
-from precache.store.commit_log import Commit
+from precache.store.json_documents import LogEntry
 from tests.support.building import remains, write_jpegs
 from tests.support.servers import S3Server
 
@@ -76,8 +76,8 @@ def test_a_store_that_is_none(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9))
 def test_a_version_is_current_until_the_next_commit(log: list[int]) -> None:
-    names = [f"{each:032x}" for each, _ in itertools.groupby(log)]
-    commits = [Commit(n, name, None, float(n)) for n, name in enumerate(names, 1)]
+    names = [f"{each:032x}.1" for each, _ in itertools.groupby(log)]
+    commits = [LogEntry(version=name, time=float(n)) for n, name in enumerate(names, 1)]
     found = current_periods(commits)
     assert set(found) == set(names)
     assert list(found)[-1] == names[-1]

@@ -37,14 +37,13 @@ from precache.store.layout import RowShape
 from precache_workers.ops.behaviour import pattern
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.identity import decides, ops_digest
-from precache_workers.planning.field_match import FieldMatch
-from precache_workers.planning.shard_actions import Compute, Resume, reuse_action
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import stage_rows
+from precache_workers.planning.assembly import Compute, part_left
+from precache_workers.shards.field_writer import FieldWriter, stage_rows
 from precache_workers.sources.base import Sample
 from tests.demo.photos import Photo, plan_photos, render
 from tests.support.building import encoded, environment, photograph
 from tests.support.pictures import PHOTOGRAPHS, as_array, by_pillow, half_transparent, oriented
+from tests.support.stored import stored_array
 
 SAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -301,9 +300,8 @@ def test_all_that_is_known_of_an_op_stands_in_its_class() -> None:
     assert np.array_equal(values[3], values[2][:20, :30])
     assert np.array_equal(made(sample, "key"), values[-1].transpose(2, 0, 1))
     stored = values[2].transpose(2, 0, 1)
-    action = reuse_action(field, FieldMatch("image", 2, False, False, RowShape((3, 40, 60), "u1")))
-    assert isinstance(action, Resume)
-    assert np.array_equal(stored[action.part], made(sample, "key"))
+    part = part_left(field, stored_array(shape=RowShape((3, 40, 60), "u1"), finished=False))
+    assert np.array_equal(stored[part], made(sample, "key"))
     assert np.array_equal(made.resume(stored, 2, "key"), made(sample, "key"))
     identities = decides(recipe)
     assert [*identities][2] == "corner(size=(20, 30)) of uint8 x 3"

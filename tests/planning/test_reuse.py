@@ -24,6 +24,7 @@ from tests.support.building import (
     cut,
     encoded,
     end,
+    pixels,
     start,
     write,
 )
@@ -209,12 +210,47 @@ def test_what_else_changed_is_made_anew(
     assert build(copy, tmp_path / "store", **options).shards_reused == 0
 
 
-def test_keys_that_changed_are_other_samples(source: Path, tmp_path: Path) -> None:
-    """Random ops draw by key, and so the same bytes are other pixels."""
-    build(source, tmp_path / "store")
-    (source / "cat/001.jpg").rename(source / "cat/000.jpg")
-    second = build(source, tmp_path / "store")
-    assert (second.rows_reused, second.removed, len(CALLS)) == (29, 1, 1)
+@pytest.mark.parametrize("draws", [False, True])
+def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
+    draws: bool, source: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of()
+    if draws:
+        fields = recipe.to_dict()["fields"]
+        fields["image"]["ops"].append({"op": "horizontal_flip"})
+        recipe = precache.Recipe.from_dict({"fields": fields})
+    build(source, tmp_path / "store", recipe)
+    (source / "cat").rename(source / "lion")
+    CALLS.clear()
+    second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    assert second.classes == ("dog", "lion")
+    assert second.failed == 1
+    assert (second.rows_reused == 30) == (CALLS == []) == (not draws)
+    fresh = build(source, tmp_path / "anew", recipe)
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert found.keys() == anew.keys()
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    assert (second.mean, second.std) == (fresh.mean, fresh.std)
+
+
+def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path: Path) -> None:
+    """Also if another one is current, which has few of them, and in other places."""
+    store, photos = tmp_path / "store", sorted(source.rglob("*/0*.jpg"))
+    first = build(source, store)
+    for number in range(29, 45):
+        write(source / f"cat/{number:03d}.jpg", padded(number))
+    second = build(source, store)
+    for path in photos[:20]:
+        path.rename(tmp_path / path.name)
+    third = build(source, store)
+    assert (third.samples, third.rows_reused, CALLS) == (26, 26, [])
+    assert second.shards_reused == first.shards - 1
+    for path in photos[:20]:
+        (tmp_path / path.name).rename(path)
+    assert build(source, store).version == second.version
+    write(source / "cat/new.jpg", padded(99))
+    again = build(source, store)
+    assert (again.samples, again.rows_reused) == (47, 46)
 
 
 def test_a_short_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:

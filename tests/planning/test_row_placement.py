@@ -63,6 +63,19 @@ def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[F
         table = child
 
 
+def test_moved_files_take_their_rows_along() -> None:
+    before: Files = {f"cat/{n}.jpg": (n, 0) for n in range(1, 9)} | {"dog/1.jpg": (20, 1)}
+    table = order_rows(listing(before), keep_order=False)
+    now: Files = {key.replace("cat", "lion"): value for key, value in before.items()}
+    now["lion/1.jpg"] = 99, 0  # it has another size
+    child = keep_rows(table, listing(now), keep_order=False)
+    assert child is not None
+    moved = [key.replace("cat", "lion") for key in table.keys]
+    moved[moved.index("lion/1.jpg")] = "cat/1.jpg"
+    assert list(child.keys) == [*moved, "lion/1.jpg"]
+    assert child.removed == {list(table.keys).index("cat/1.jpg")}
+
+
 @given(files)
 def test_an_unchanged_source_has_its_table_again(now: Files) -> None:
     table = order_rows(listing(now), keep_order=False)

@@ -37,14 +37,13 @@ def test_cpus_that_are_late_take_later_tasks() -> None:
     assert makespan([], 2, late=1.5) == 0
 
 
-def shard(read: int, computed: int = 0, taken: int = 0, written: bool = True) -> ShardWork:
+def shard(read: int, computed: int = 0, taken: int = 0) -> ShardWork:
     return ShardWork(
         read=read,
         fetched=min(read, computed),
         computed={"image": computed},
         taken={"image": taken},
-        base_nbytes=100,
-        written=written,
+        stored_nbytes=100,
     )
 
 
@@ -64,9 +63,9 @@ NOW = {"listing": 0.0, "start": 0.0, "round_trip": 0.0}
 
 
 def test_work_and_bytes_are_added_up() -> None:
-    shards = [shard(10, 10, 5), shard(0, 0, 15, written=False)]
+    shards = [shard(10, 10, 5), shard(0, 0, 15)]
     found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
-    assert (found.fetched, found.written) == (500, 140)
+    assert (found.fetched, found.written) == (500, 260)
     parts = 10 * (0.01 + 0.03), 20 * 0.001, 200 * 0.001, 2 * 0.002
     assert found.cpu_seconds == pytest.approx(sum(parts))
     assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), "fetching is waited for"

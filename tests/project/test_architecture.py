@@ -278,5 +278,5 @@ def test_type_checkers_see_the_names_that_are_exported() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Cache'"):
-        _ = precache.Cache  # type: ignore[attr-defined]  # it does not exist
+    with pytest.raises(AttributeError, match="no attribute 'Caches'"):
+        _ = precache.Caches  # type: ignore[attr-defined]  # it does not exist

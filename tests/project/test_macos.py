@@ -42,7 +42,7 @@ def digests(store, cache):
         digest(store, access="pread"),
         digest(store, resident="host"),
         digest(remote),
-        *(digest(remote, cache_dir=cache, cache_limit="64MB") for again in range(2)),
+        *(digest(remote, cache=precache.Cache(cache, "64MB")) for again in range(2)),
     ]
 
 def refusal(function, *values):
@@ -132,7 +132,7 @@ def main():
         rows = torch.cat([batch["image"] for batch in loader])
         loaded[str(context)] = xxhash.xxh3_64_hexdigest(rows.numpy())
     with precache.Loader(remote, 5, shuffle=False, storage_options=options,
-                         cache_dir=f"{folder}/cache") as loader:
+                         cache=f"{folder}/cache") as loader:
         rows = torch.cat([batch["image"] for batch in loader])
         loaded["remote"] = xxhash.xxh3_64_hexdigest(rows.numpy())
     precache.pull(remote, f"{folder}/pulled", storage_options=options)

@@ -98,7 +98,7 @@ def test_the_page_of_the_api_shows_the_parameters_of_signatures(site: Path) -> N
     objects = dict(zip(parts[::2], parts[1::2], strict=True))
     if find_spec("lightning") is None:
         objects = {path: html for path, html in objects.items() if "lightning" not in path}
-    assert _list(objects["precache.Loader"]).keys() >= {"shuffle", "seed", "cache_limit"}
+    assert _list(objects["precache.Loader"]).keys() >= {"shuffle", "seed", "cache"}
     for path, html in objects.items():
         value = pkgutil.resolve_name(path)
         if isinstance(value, property | functools.cached_property):

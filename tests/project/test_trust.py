@@ -165,9 +165,10 @@ def forge(
         own["rows_digest"] = table.digest
     own["version"] = version_id(own["fingerprint"], own["rows_digest"], own["rows_per_shard"])
     (folder / "zarr.json").write_text(json.dumps(document))
-    folder.rename(store / own["version"])
-    rewrite_log(store, version=own["version"])
-    settle(store / own["version"])
+    name = f"{own['version']}.1"
+    folder.rename(store / name)
+    rewrite_log(store, version=name)
+    settle(store / name)
     assert precache.verify(store).ok, "a forgery that nobody notices"
 
 

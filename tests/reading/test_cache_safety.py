@@ -132,7 +132,7 @@ def test_a_folder_with_other_files_is_no_cache(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_cache_of_another_user_is_refused(common: Path) -> None:
-    words = rf"theirs belongs to .*{OTHER}.*, and this process runs as .*uid 0.*choose a cache_dir "
+    words = rf"theirs belongs to .*{OTHER}.*, and this process runs as .*uid 0.*choose a folder "
     as_another_user(lambda: join(common / "theirs"))
     with pytest.raises(UsageError, match=words + "of your own"):
         join(common / "theirs")

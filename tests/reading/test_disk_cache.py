@@ -282,7 +282,7 @@ def test_limits_are_said_as_people_say_them(given: int | str, limit: int, tmp_pa
 @pytest.mark.parametrize("given", ["20 elephants", "", -5, "GB"])
 def test_what_is_no_limit_is_named(given: int | str, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"cache_limit is .*; give bytes, or a size such as '200GB'"
+        UsageError, match=r"the limit of a cache is .*; give bytes, or a size such as '200GB'"
     ):
         DiskCache.at(tmp_path, given)
 

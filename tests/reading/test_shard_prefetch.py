@@ -114,7 +114,7 @@ def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     cached: dict[str, Any] = {
-        "cache_dir": tmp_path / "cache",
+        "cache": tmp_path / "cache",
         "storage_options": s3.options(proxy.port),
     }
     with precache.Loader(url, 32, device="cpu", **cached) as loader:
@@ -148,9 +148,9 @@ def test_training_starts_with_the_first_shards(
     with precache.Loader(
         url,
         8,
-        shuffle_window=2,
+        shuffle=precache.Block(2),
         device="cpu",
-        cache_dir=tmp_path / "cache",
+        cache=tmp_path / "cache",
         storage_options=s3.options(proxy.port),
     ) as loader:
         batches = iter(loader)
@@ -166,8 +166,7 @@ def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
         url,
         8,
         device="cpu",
-        cache_dir=tmp_path / "cache",
-        cache_limit=cache_bytes(large, 8),
+        cache=precache.Cache(tmp_path / "cache", cache_bytes(large, 8)),
         storage_options=s3.options(),
     ) as loader:
         for number in range(4):
@@ -193,11 +192,11 @@ def test_any_order_is_read_within_any_limit(
         "prefetch_batches": draw.choice([None, 1, 9]),
     }
     if options["shuffle"] == "block":
-        options |= {"shuffle_window": draw.choice([1, 3, 9]), "num_canonical_nodes": nodes}
+        options["shuffle"] = precache.Block(draw.choice([1, 3, 9]), nodes)
     limit = draw.choice([0, cache_bytes(large, 1), cache_bytes(large, 7)])
     monkeypatch.setattr(stream, "PART_NBYTES", draw.choice([1, 9 << 20]))
     with precache.Loader(
-        "memory://any-order", device="cpu", cache_dir=tmp_path, cache_limit=limit, **options
+        "memory://any-order", device="cpu", cache=precache.Cache(tmp_path, limit), **options
     ) as loader:
         for _ in range(2):
             assert_whole(epoch(loader), large)
@@ -212,26 +211,30 @@ def test_a_limit_that_is_too_low_for_a_batch_is_said(
 ) -> None:
     precache.pull(large.path, "memory://low")
     limit = cache_bytes(large, 2)
-    with _cached("memory://low", {}, tmp_path, shuffle="full", cache_limit=limit) as loader:
+    cache = precache.Cache(tmp_path, limit)
+    with _cached("memory://low", {}, cache, shuffle="full") as loader:
         assert_whole(epoch(loader), large)
     [message] = caplog.messages
     assert f"{tmp_path} exceeds its limit of {limit} bytes by" in message
-    assert "raise cache_limit, or read less at once, by shuffle='block' or a smaller" in message
+    assert "raise it, or read less at once, by shuffle='block' or a smaller" in message
 
 
-def test_shards_of_bad_samples_do_not_stop_a_loader_that_follows_a_build(
+def test_a_loader_that_follows_a_build_goes_on_where_most_samples_are_bad(
     image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Most shards of a batch hold nothing: it needs more of them than the cache has room for."""
-    source = image_folder(4, broken=60)
-    precache.build(source, tmp_path / "built", shard_samples=2, max_failures=64, address="serial")
+    """A batch takes rows of 16 shards there, of two elsewhere."""
+    source = image_folder(60, (16, 16))
+    photo, last = min(source.glob("*/*")).read_bytes(), max(source.iterdir())
+    for number in range(400):
+        data = photo if number % 20 == 0 else b"no image"
+        (last / f"z{number:03}.jpg").write_bytes(data)
+    build: dict[str, Any] = {"address": "serial", "max_failures": 400, "keep_order": True}
+    precache.build(source, tmp_path / "built", shard_samples=20, **build)
     precache.pull(tmp_path / "built", "memory://mostly-bad")
     version = precache.open("memory://mostly-bad")
     version.followed = True
-    with precache.Loader(
-        version, 4, device="cpu", cache_dir=tmp_path / "cache", cache_limit=OVERHEAD
-    ) as loader:
-        assert len({row for batch in loader for row in batch["row"].tolist()}) == 4
+    with precache.Loader(version, 16, device="cpu", cache=tmp_path / "cache") as loader:
+        assert len({row for batch in loader for row in batch["row"].tolist()}) == 80
 
 
 def test_the_log_names_what_a_batch_waits_for(
@@ -272,7 +275,7 @@ def test_two_iterators_of_a_loader_each_have_their_share(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
     with precache.Loader(
-        url, 16, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+        url, 16, device="cpu", cache=tmp_path, storage_options=s3.options()
     ) as loader:
         one, other = iter(loader), iter(loader)
         rows: tuple[list[int], list[int]] = ([], [])
@@ -294,7 +297,7 @@ def test_an_early_end_leaves_no_thread_and_holds_nothing(
     monkeypatch.setattr(stream, "PART_NBYTES", part)
     before = threading.active_count()
     with precache.Loader(
-        url, 8, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+        url, 8, device="cpu", cache=tmp_path, storage_options=s3.options()
     ) as loader:
         threads = threading.active_count()
         for _ in loader:
@@ -332,8 +335,8 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
         "memory://collected",
         8,
         device="cpu",
-        cache_dir=tmp_path,
-        shuffle_window=2,
+        cache=tmp_path,
+        shuffle=precache.Block(2),
         prefetch_batches=3,
         num_threads=2,
     )
@@ -415,11 +418,11 @@ def test_a_state_from_another_window_is_refused(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"device": "cpu", "storage_options": s3.options()}
-    with precache.Loader(url, 8, cache_dir=tmp_path, shuffle_window=2, **options) as loader:
+    with precache.Loader(url, 8, precache.Block(2), cache=tmp_path, **options) as loader:
         next(iter(loader))
         state = loader.state_dict()
     with (
-        precache.Loader(url, 8, cache_dir=tmp_path, shuffle_window=3, **options) as loader,
+        precache.Loader(url, 8, precache.Block(3), cache=tmp_path, **options) as loader,
         pytest.raises(UsageError, match="the saved state has shuffle="),
     ):
         loader.load_state_dict(state)
@@ -431,15 +434,13 @@ def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) 
     store = zarr.storage.FsspecStore.from_url("memory://foreign.zarr")
     zarr.create_array(store, name="x", data=np.arange(24, dtype="u1").reshape(4, 6))
     with pytest.raises(StoreError, match="no checksums, which a cache needs"):
-        precache.Loader(
-            "memory://foreign.zarr", 2, fields={"x": "x"}, cache_dir=tmp_path, device="cpu"
-        )
+        precache.Loader("memory://foreign.zarr", 2, fields={"x": "x"}, cache=tmp_path, device="cpu")
 
 
 def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
-        precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
-    with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
+        precache.bench(stores["raw"].path, cache_limit="1GB")
+    with precache.Loader(stores["raw"].path, 2, cache=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
 
@@ -475,8 +476,8 @@ def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Pa
 # --- faults -------------------------------------------------------------------------------------
 
 
-def _cached(url: str, options: dict[str, Any], folder: Path, **more: Any) -> precache.Loader:
-    return precache.Loader(url, 16, device="cpu", cache_dir=folder, storage_options=options, **more)
+def _cached(url: str, options: dict[str, Any], folder: Any, **more: Any) -> precache.Loader:
+    return precache.Loader(url, 16, device="cpu", cache=folder, storage_options=options, **more)
 
 
 def test_a_twentieth_of_all_requests_may_fail(
@@ -657,7 +658,7 @@ def test_copies_that_changed_places_are_fetched_again(
 
     def open_loader() -> precache.Loader:
         return precache.Loader(
-            "s3://bucket/swapped", 1, shuffle=False, device="cpu", cache_dir=tmp_path,
+            "s3://bucket/swapped", 1, shuffle=False, device="cpu", cache=tmp_path,
             storage_options=s3.options(),
         )  # fmt: skip
 
@@ -772,8 +773,8 @@ def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
     monkeypatch.setattr(DiskCache, "_reserve", broken)
 
     loader = precache.Loader(
-        url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),
-        shuffle="block", shuffle_window=1, num_threads=1, prefetch_batches=4,
+        url, 20, device="cpu", cache=tmp_path, storage_options=s3.options(),
+        shuffle=precache.Block(1), num_threads=1, prefetch_batches=4,
     )  # fmt: skip
     with pytest.raises(StorageError, match="cannot write to the cache"):
         list(loader)
@@ -787,7 +788,7 @@ import numpy as np
 import precache
 url, cache, limit, seed, options = sys.argv[1:]
 with precache.Loader(
-    url, 8, seed=int(seed), device="cpu", cache_dir=cache, cache_limit=int(limit),
+    url, 8, seed=int(seed), device="cpu", cache=precache.Cache(cache, int(limit)),
     storage_options=json.loads(options),
 ) as loader:
     for epoch in range(3):
@@ -843,7 +844,8 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     asked = shards_asked(proxy)
     assert len(asked) == 16
     assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
-    with _cached(url, s3.options(), cache, cache_limit=limit, shuffle_window=2) as loader:
+    shared = precache.Cache(cache, limit)
+    with _cached(url, s3.options(), shared, shuffle=precache.Block(2)) as loader:
         assert_whole(epoch(loader), large)
 
 
@@ -865,7 +867,9 @@ def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(
     found: list[Read] = []
 
     def train(seed: int) -> None:
-        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, shuffle_window=2) as loader:
+        with _cached(
+            url, s3.options(proxy.port), tmp_path, seed=seed, shuffle=precache.Block(2)
+        ) as loader:
             start.wait()
             found.append(epoch(loader))
 

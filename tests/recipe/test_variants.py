@@ -164,7 +164,7 @@ def test_from_a_bucket_only_the_variant_of_the_epoch_is_fetched(
 ) -> None:
     url = f"memory://variants{cached}/store"
     precache.build(source, url, recipe_of(), address="serial")
-    options = {"cache_dir": tmp_path / "cache", "cache_limit": 2_000_000} if cached else {}
+    options = {"cache": precache.Cache(tmp_path / "cache", 2_000_000)} if cached else {}
     with precache.Loader(url, batch_size=4, **options) as loader:
         objects = 0
         for epoch in range(4):

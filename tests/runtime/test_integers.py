@@ -31,17 +31,16 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
         "seed": 3,
         "num_threads": 2,
         "prefetch_batches": 3,
-        "shuffle_window": 2,
-        "num_canonical_nodes": 2,
         "rank": 1,
         "world_size": 2,
     }
-    path, options = stores["raw"].path, {"shuffle": "block"}
+    path = stores["raw"].path
     flips = {"transform": transforms.RandomCrop(80)}
     other_flips = {"transform": transforms.RandomCrop(kind(80), kind(0))}  # type: ignore[arg-type]
-    plain = precache.Loader(path, **numbers, **options, **flips)  # type: ignore[arg-type]
+    blocks = precache.Block(2, 2), precache.Block(kind(2), kind(2))
+    plain = precache.Loader(path, shuffle=blocks[0], **numbers, **flips)  # type: ignore[arg-type]
     others = {name: kind(value) for name, value in numbers.items()}
-    with plain, precache.Loader(path, **others, **options, **other_flips) as other:
+    with plain, precache.Loader(path, shuffle=blocks[1], **others, **other_flips) as other:
         plain.set_epoch(2)
         other.set_epoch(kind(2))
         for one, two in zip(plain, other, strict=True):
@@ -59,14 +58,11 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
 
 
 def test_flags_of_numpy_are_plain_in_a_state(stores: dict[str, BuiltStore]) -> None:
-    given: Any = {"drop_last": np.True_, "shuffle": np.False_, "order": np.str_("key")}
-    with precache.Loader(stores["raw"].path, 4, **given) as loader:
-        assert {type(value) for value in loader.state_dict().values()} <= {
-            int,
-            str,
-            bool,
-            type(None),
-        }
+    for shuffle in (np.False_, np.str_("key")):
+        given: Any = {"drop_last": np.True_, "shuffle": shuffle}
+        with precache.Loader(stores["raw"].path, 4, **given) as loader:
+            kinds = {type(value) for value in loader.state_dict().values()}
+        assert kinds <= {int, str, bool, type(None)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,8 +110,6 @@ def test_a_build_takes_any_integer(photos: Path, tmp_path: Path) -> None:
                 "seed",
                 "num_threads",
                 "prefetch_batches",
-                "shuffle_window",
-                "num_canonical_nodes",
             ],
             [True, 2.0, "2", np.float32(2), np.bool_(True)],
         ),
@@ -130,6 +124,13 @@ def test_what_is_no_whole_number_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=f"^{name} is .*; give a whole number"):
         precache.Loader(stores["raw"].path, **{"batch_size": 4, name: value})
+
+
+@pytest.mark.parametrize("name", ["window", "nodes"])
+@pytest.mark.parametrize("value", [0, True, 2.0, "2"])
+def test_a_block_shuffle_of_no_whole_number_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is .*; give a whole number"):
+        precache.Block(**{name: value})
 
 
 def test_a_place_that_is_no_whole_number_is_refused(stores: dict[str, BuiltStore]) -> None:

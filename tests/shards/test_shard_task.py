@@ -26,10 +26,10 @@ from precache.storage.open import open_folder
 from precache.store.layout import RowShape, checks_of, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
-from precache_workers.shards.base_rows import BaseRows
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
+from precache_workers.shards.stored_rows import StoredObject
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import (
@@ -449,7 +449,7 @@ def test_other_dtypes_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None
 
 
 def shards_in_memory() -> list[object]:
-    return [x for x in gc.get_objects() if issubclass(type(x), FieldWriter | BaseRows)]
+    return [x for x in gc.get_objects() if issubclass(type(x), FieldWriter | StoredObject)]
 
 
 @pytest.mark.usefixtures("no_collection")

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from precache.cli import main as cli
 from precache.simulation.model import SCENARIOS, simulate
 from precache.simulation.page import render_simulation
+from tests.support.command_line import Run
 
-Run = Callable[..., tuple[int, str, str]]
 STEADY = ("--load-ms", 2000, "--workers", 7, "--step-ms", 100)
 TRACE = ("--load-ms", "x.txt", *STEADY[2:])
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            status = cli.main(["simulate", *map(str, arguments)])
-        except SystemExit as error:
-            status = int(error.code or 0)
-        return (status, *capfd.readouterr())
-
-    return run
 
 
 def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
@@ -36,17 +19,17 @@ def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
     settings = {"prefetch": 3, "in_order": False, "startup_ms": 9, "handover_ms": 1, "copy_ms": 2}
     expected = simulate(2000, 100, 7, **settings, step_cv=0.1, seed=5, load_cv=0.2)
     more = ("--seed", 5, "--load-cv", 0.2)
-    assert run(*STEADY, *flags.split(), *more) == (0, f"{expected}\n", "")
-    assert json.loads(run(*STEADY, *flags.split(), *more, "--json")[1]) == expected.to_dict()
+    assert run("simulate", *STEADY, *flags.split(), *more) == (0, f"{expected}\n", "")
+    assert run("simulate", *STEADY, *flags.split(), *more, "--json").json == expected.to_dict()
     page = tmp_path / "a.html"
-    assert run(*STEADY, "--html", page)[0] == 0
+    assert run("simulate", *STEADY, "--html", page).status == 0
     assert page.read_text("utf-8") == render_simulation(simulate(2000, 100, 7))
-    out = run("--scenario", "balanced", "--workers", 8)[1]
+    out = run("simulate", "--scenario", "balanced", "--workers", 8).out
     assert out == f"{simulate(**{**SCENARIOS['balanced'], 'workers': 8})}\n"
     assert out == f"{simulate(scenario='balanced', workers=8)}\n"
     trace = tmp_path / "times.txt"
     trace.write_text("# measured on Monday\n1e2\n\n300,  200 # a row\n")
-    out = run("--load-ms", trace, "--workers", 2, "--step-ms", 10)[1]
+    out = run("simulate", "--load-ms", trace, "--workers", 2, "--step-ms", 10).out
     assert out == f"{simulate([100, 300, 200], 10, 2)}\n"
 
 
@@ -70,6 +53,6 @@ def test_bad_usage_ends_in_a_message_and_status_2(
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("x.txt").write_text(text)
-    status, out, err = run(*arguments)
+    status, out, err = run("simulate", *arguments)
     assert (status, out) == (2, "")
     assert says in err

@@ -296,7 +296,7 @@ def test_wrong_bytes_are_caught(service: Service, built: Path, tmp_path: Path) -
     assert contents(tmp_path / "pulled").keys() == contents(built / "store").keys() - of_source
     assert contents(tmp_path / "pulled").items() <= contents(built / "store").items()
     service.proxy.faults["GET", ending] = [wrong_bytes]
-    more: dict[str, Any] = {"cache_dir": tmp_path / "cache", "storage_options": options}
+    more: dict[str, Any] = {"cache": tmp_path / "cache", "storage_options": options}
     found, right = pixels(store, **more), pixels(built / "store")
     assert service.proxy.faults["GET", ending] == []
     assert found.keys() == right.keys()
@@ -351,7 +351,7 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
     store = f"{service.faulty}/{name}"
     epochs = [pixels(there, storage_options=service.options)]
     for number in range(3):
-        cache = {"cache_dir": tmp_path / str(number)}
+        cache = {"cache": tmp_path / str(number)}
         epochs.append(pixels(store, storage_options=options, **cache))
     for found in epochs:
         assert found.keys() == right.keys()

@@ -66,42 +66,50 @@ def http(served: Path) -> Iterator[str]:
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
-class _ListsItself(BaseHTTPRequestHandler):
-    """Every page has an image and a folder, whose page is the same."""
+class _Answer(BaseHTTPRequestHandler):
+    """Answers all requests alike; a subclass says how.
+
+    Attributes
+    ----------
+    page
+        Body, or its beginning.
+    endless
+        What follows again and again, if the body has no end.
+    """
+
+    status = 200
+    kind = "text/html"
+    encoding = ""
+    page = b""
+    endless = b""
 
     def do_GET(self) -> None:
-        folder = not self.path.endswith(".jpg")
-        page = b'<a href="a/">a/</a> <a href="x.jpg">x.jpg</a>' if folder else b"1"
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html" if folder else "image/jpeg")
-        self.send_header("Content-Length", str(len(page)))
+        self.send_response(self.status)
+        self.send_header("Content-Type", self.kind)
+        if self.encoding:
+            self.send_header("Content-Encoding", self.encoding)
+        if not self.endless:
+            self.send_header("Content-Length", str(len(self.page)))
         self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-class _Endless(BaseHTTPRequestHandler):
-    """Every file is compressed, and has no end."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
-        zeros = zlib.compressobj(wbits=31)
         with contextlib.suppress(OSError):  # until nobody reads on
-            while True:
-                self.wfile.write(zeros.compress(bytes(1 << 20)))
+            self.wfile.write(self.page)
+            while self.endless:
+                self.wfile.write(self.endless)
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
+
+
+ENDLESS_PAGE = {"endless": b'<a href="a.jpg">a.jpg</a>' * 1000}
+_packed = zlib.compressobj(wbits=31)
+_zeros = [_packed.compress(bytes(1 << 20)) + _packed.flush(zlib.Z_FULL_FLUSH) for _ in range(2)]
+ENDLESS_ZEROS = {"page": _zeros[0], "endless": _zeros[1], "encoding": "gzip"}
 
 
 @contextlib.contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Folder]:
-    """A folder of a server."""
-    server = PatientServer(("127.0.0.1", 0), handler)
+def serving(handler: type[BaseHTTPRequestHandler] = _Answer, **how: Any) -> Iterator[Folder]:
+    """A folder of a server whose answers have these attributes."""
+    server = PatientServer(("127.0.0.1", 0), type("Handler", (handler,), how))
     thread = threading.Thread(target=server.serve_forever, args=[POLL], daemon=True)
     thread.start()
     yield open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
@@ -113,30 +121,19 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Folder]:
 
 def test_pages_that_list_themselves_have_an_end() -> None:
     with (
-        serving(_ListsItself) as folder,
+        serving(page=b'<a href="a/">a/</a> <a href="x.jpg">x.jpg</a>') as folder,
         pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"),
     ):
         list(folder.walk())
 
 
-class _Nothing(_ListsItself):
-    """Nothing is there, which takes many words."""
-
-    def do_GET(self) -> None:
-        self.send_response(404)
-        self.send_header("Content-Length", str(4 << 20))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(bytes(4 << 20))
-
-
 def test_more_is_missing_than_there_are_connections() -> None:
-    with serving(_Nothing) as folder:
+    with serving(status=404, page=bytes(4 << 20)) as folder:
         found = folder.read_many([f"{number}.json" for number in range(150)], [-1] * 150)
     assert all(isinstance(each, StorageError) and is_missing(each) for each in found)
 
 
-class _Redirects(_ListsItself):
+class _Redirects(_Answer):
     """Files lie where `to` says, in answers with these headers and page."""
 
     to: str
@@ -160,7 +157,7 @@ class _Redirects(_ListsItself):
 @contextlib.contextmanager
 def redirecting(to: str, *, follow_links: bool = False) -> Iterator[Folder]:
     """A folder of a server that redirects each of its files."""
-    with serving(type("Redirects", (_Redirects,), {"to": to})) as folder:
+    with serving(_Redirects, to=to) as folder:
         yield open_folder(str(folder), follow_links=follow_links)
 
 
@@ -228,39 +225,13 @@ def test_redirects_without_an_end_are_named() -> None:
         folder.read("a.jpg")
 
 
-class _EndlessPage(_ListsItself):
-    """Its page has no end."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            while True:
-                self.wfile.write(b'<a href="a.jpg">a.jpg</a>' * 1000)
-
-
 def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
     with (
-        serving(_EndlessPage) as folder,
+        serving(**ENDLESS_PAGE) as folder,
         pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
     ):
         list(folder.walk())
-
-
-class _Page(_ListsItself):
-    """A page of some bytes and some type."""
-
-    page: bytes
-    kind = "text/html"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", self.kind)
-        self.send_header("Content-Length", str(len(self.page)))
-        self.end_headers()
-        self.wfile.write(self.page)
 
 
 @pytest.mark.parametrize(
@@ -277,26 +248,26 @@ class _Page(_ListsItself):
 )
 def test_links_are_found_in_linear_time_whatever_the_page_is(kind: str, page: bytes) -> None:
     page = b'<a href="1.jpg">1.jpg</a>' + page
-    with serving(type("Page", (_Page,), {"kind": kind, "page": page})) as folder:
+    with serving(kind=kind, page=page) as folder:
         assert folder.names() == ["1.jpg"]
 
 
 def test_links_are_unescaped_and_end_at_their_own_quotes() -> None:
     page = b"""<a href="it's.jpg"><A class="x"
         HREF='a&amp;b.jpg'><a href="&#34;c&#34;.jpg"><a title="" href="d e.jpg">"""
-    with serving(type("Page", (_Page,), {"page": page})) as folder:
+    with serving(page=page) as folder:
         assert folder.names() == ['"c".jpg', "a&b.jpg", "d e.jpg", "it's.jpg"]
 
 
-@pytest.mark.parametrize("handler", [_Endless, _EndlessPage])
-def test_no_more_is_read_than_was_asked_for(handler: type[BaseHTTPRequestHandler]) -> None:
-    with serving(handler) as folder:
+@pytest.mark.parametrize("how", [ENDLESS_ZEROS, ENDLESS_PAGE], ids=["zeros", "page"])
+def test_no_more_is_read_than_was_asked_for(how: dict[str, Any]) -> None:
+    with serving(**how) as folder:
         asked = [("a.bin", 0, 10), ("b.bin", 1000, 10), ("c.bin", 5, 0)]
         assert [len(required(part)) for part in folder.read_ranges(asked)] == [10, 10, 0]
         assert len(required(*folder.read_many(["a.bin"], [100]))) == 101
 
 
-class _SilentBelow(_Page):
+class _SilentBelow(_Answer):
     """Each page has two folders, and that of the first does not come before the test is over."""
 
     over: threading.Event
@@ -311,7 +282,7 @@ class _SilentBelow(_Page):
 
 def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
     over = threading.Event()
-    with serving(type("SilentBelow", (_SilentBelow,), {"over": over})) as folder:
+    with serving(_SilentBelow, over=over) as folder:
         with contextlib.closing(folder.walk()) as walk:  # type: ignore[type-var]  # a generator
             assert [next(walk).name, next(walk).name] == ["x.jpg", "b/x.jpg"]
         over.set()
@@ -319,7 +290,7 @@ def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
 
 def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
-    with serving(_Endless) as folder:
+    with serving(**ENDLESS_ZEROS) as folder:
         assert folder.read_first("a.json", 5) == bytes(5)
         with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
             folder.get("a.json")
@@ -355,7 +326,7 @@ def test_a_store_behind_https_is_trained_from(
 ) -> None:
     options: dict[str, Any] = {"storage_options": trusting}
     if cached:
-        options["cache_dir"] = tmp_path / "cache"
+        options["cache"] = tmp_path / "cache"
     right = pixels(served / "store")
     with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
         batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
@@ -419,7 +390,7 @@ def test_links_of_a_page_lead_nowhere_but_below_it(tmp_path: Path) -> None:
 def test_a_server_without_ranges_is_trained_from_with_a_warning(
     cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if cached else {}
+    options: dict[str, Any] = {"cache": tmp_path / "cache"} if cached else {}
     with web_server(served, ranges=False) as url:
         assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
         assert precache.verify(f"{url}/store").ok

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -19,7 +18,6 @@ from precache.errors import BuildError, StorageError, StoreError
 from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import (
-    Commit,
     Log,
     ReplacedError,
     commit_entry,
@@ -62,10 +60,7 @@ def test_what_was_removed_never_becomes_current_and_the_current_is_never_removed
             is_current = log.current is not None and log.current.version == version
             assert is_current or version in log.removed
             continue
-        if entry.version is not None:
-            commit = Commit(number, entry.version, entry.parent, entry.time)
-            log = dataclasses.replace(log, commits=(*log.commits, commit))
-        log = dataclasses.replace(log, removed=log.removed.union(entry.removed), number=number)
+        log = Log((*log.entries, entry.with_(number=number)), number)
         assert log.current is None or log.current.version not in log.removed
     for version in NAMES:
         generation = log.next_generation(id_of(version), NAMES[:1])
@@ -104,7 +99,7 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
     assert append_commit(empty, _id("b"), source="/old") == second
     assert append_commit(empty, _id("b")) == second
     moved = append_commit(empty, _id("b"), source="/new")
-    assert moved == dataclasses.replace(second, number=3, source="/new")
+    assert moved == second.with_(number=3, source="/new", nonce=moved.nonce)
     assert append_commit(empty, _id("b"), source="/new") == moved
     assert read_log(empty).source_of(_id("b")) == "/new"
     assert append_commit(empty, _id("a")).parent == _id("b")
@@ -115,7 +110,8 @@ def test_a_removal_is_an_entry_that_names_the_current_version_too(empty: LocalFo
     log = record_removal(empty, [_id("a"), _id("b"), _id("c")])
     assert log == read_log(empty)
     assert log.removed == {_id("a"), _id("c")}
-    assert log.commits == (first, second, dataclasses.replace(second, number=3))
+    removal = second.with_(number=3, removed=(_id("a"), _id("c")), nonce=log.commits[-1].nonce)
+    assert log.commits == (first, second, removal)
     assert read_log(empty, newest=True).current == log.current
     assert record_removal(empty, [_id("c")]) == log
     with pytest.raises(BuildError, match="was removed meanwhile; run the same command again"):

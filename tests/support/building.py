@@ -32,7 +32,8 @@ from PIL import Image
 import precache
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from precache.store.commit_log import Commit, append, commit_entry
+from precache.store.commit_log import append, commit_entry
+from precache.store.json_documents import LogEntry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "workers")))
@@ -122,7 +123,7 @@ def _timeless(path: Path) -> bytes:
     return json.dumps(document).encode()
 
 
-def append_commit(store: Folder, version: str, **given: Any) -> Commit:
+def append_commit(store: Folder, version: str, **given: Any) -> LogEntry:
     """Append the entry that makes a version current, without a look at the version."""
     current = append(store, functools.partial(commit_entry, version=version, **given)).current
     assert current is not None
@@ -208,7 +209,7 @@ def assert_whole_road(
     right = pixels(folder / "here")
     assert len(right) == 12
     with precache.Loader(
-        store, 5, device="cpu", cache_dir=folder / "cache", storage_options=options
+        store, 5, device="cpu", cache=folder / "cache", storage_options=options
     ) as loader:
         batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
         assert loader.stats().fetched.objects == 4

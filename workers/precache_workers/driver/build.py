@@ -28,7 +28,6 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
     ROOT,
-    Commit,
     make_current,
     read_log,
     record_removal,
@@ -36,7 +35,7 @@ from precache.store.commit_log import (
     require_create_only,
     short,
 )
-from precache.store.json_documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument, LogEntry
 from precache.store.labels import has_label
 from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
@@ -56,6 +55,7 @@ from precache_workers.driver.repair import (
     lost_by_shard,
     mend_small,
     objects_of,
+    recorded_leaf,
     restore_root,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
@@ -63,8 +63,7 @@ from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.sample_probe import find_starts, sample_probe
 from precache_workers.driver.totals import failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.base_shard import BaseField
-from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -81,7 +80,7 @@ from precache_workers.planning.stored_versions import (
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
-    begun_at,
+    description_of,
     is_recomputed,
     new_target,
 )
@@ -93,6 +92,7 @@ from precache_workers.planning.work_plan import (
     is_tried_again,
     remaining,
     requested_target,
+    retried_rows,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -173,12 +173,12 @@ class _Build:
         self.listed: ListedSource
         self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
-        self.retried: set[int] = set()
+        self.retried: frozenset[int] = frozenset()
         self.mended: list[str] = []
         self.verifies = _verifies(request, self.store)
         self.checked: int | None = None
         self.waited = False
-        self.before: Commit | None = None
+        self.before: LogEntry | None = None
 
     def run(self) -> BuildResult:
         self.before = read_log(self.store, newest=True, appends=True).current
@@ -280,7 +280,7 @@ class _Build:
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
-    def _make_current(self, target: TargetVersion) -> Commit:
+    def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
         return make_current(self.store, target.version, **self._log_entry())
 
@@ -368,7 +368,7 @@ class _Build:
                 target = left.target
                 if lease is not None:
                     receipts = self._announce(left)
-                    self._run_shards(run, target, lease, left.todo, receipts, base=left.base)
+                    self._run_shards(run, target, lease, left.todo, receipts, found=left.found)
                     return self._conclude(lease, left, receipts)
             except BuildError:
                 if not is_whole(target):
@@ -390,13 +390,14 @@ class _Build:
         while True:
             target = work.target
             lease = stack.enter_context(self._take_lease(target))
-            if target.version not in read_log(self.store, appends=True).removed:
+            log = read_log(self.store, appends=True)
+            if target.version not in log.removed:
                 break
             # By a build that mended nothing, or by gc, while this one looked or waited.
             lease.end()
             remove_folder(self.store, target.version)
             work = replace(work, target=new_target(self.store, target, recompute=recompute))
-        restore_root(self.store, target)
+        restore_root(log, target)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
@@ -413,8 +414,8 @@ class _Build:
 
         def say(lease: LeaseDocument) -> None:
             self.waited = True
-            begun = begun_at(target)
-            since = "" if begun is None else f", since {local_time(begun)}"
+            begun = description_of(target)
+            since = "" if begun is None else f", since {local_time(begun.begun)}"
             self.progress.say(
                 f"The same build is running already ({lease.holder}{since}): waiting for its end; "
                 "this one takes over if that one leaves shards undone or is silent"
@@ -444,13 +445,14 @@ class _Build:
 
     def _conclude(self, lease: Lease, work: Work, receipts: Mapping[int, Receipt]) -> BuildResult:
         """Commit a version whose shards are all there, unless it would mend nothing."""
-        target, base = work.target, work.base
+        target, found = work.target, work.found
         total = self.monitor.totals.total
-        if total.rows_reused and base is not None:
+        if total.rows_reused and found is not None:
             unread = ", whose bytes were not checked (--verify reads them)"
+            names = list(map(short, found.versions))
             self.progress.say(
                 f"{total.rows_reused:,} rows and {total.reused} whole shards were taken over from "
-                f"version {short(base.version.id)}"
+                f"version{'s' * (len(names) > 1)} {first_ones(names)}"
                 + (unread if total.reused and not self.verifies else "")
             )
         mended = len(self.retried - failures(receipts.values()).keys())
@@ -459,8 +461,7 @@ class _Build:
         self.progress.phase("Committing")
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
-        if base is not None:
-            self._mend_base(target, base, receipts)
+        self._mend_others(target, receipts)
         fetched = (receipts[shard].content for shard in range(target.shards))
         self.listed.keep_contents(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
         self._clean_up(lease, target)
@@ -480,41 +481,42 @@ class _Build:
             mended=mended,
         )
 
-    def _mend_base(
-        self, target: TargetVersion, base: BaseVersion, receipts: Mapping[int, Receipt]
-    ) -> None:
-        """Restore damaged objects of the base version that this version has made again.
+    def _mend_others(self, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
+        """Restore damaged objects of other versions that this version has made again.
 
         Damage that stays is said.
         """
-        fields: dict[tuple[str, int], BaseField] = {}
-        for receipt in (receipt for receipt in receipts.values() if receipt.spoiled):
-            part = base.shard(target, receipt.shard)
-            known = {} if part is None else part.fields
-            fields |= {(n, receipt.shard): known[n] for n in receipt.spoiled if n in known}
-        if not fields:
+        spoiled = {r.shard: r for r in receipts.values() if r.spoiled}
+        if not spoiled:
             return
-        lost = {
-            item: Leaf(field.object_name, field.stored.size, field.stored.xxh3)
-            for item, field in fields.items()
-        }
-        rebuilt = objects_of(target, receipts.values())
-        same = {item: leaf for item, leaf in lost.items() if rebuilt[item] == leaf}
         left: dict[str, list[str]] = {}
         usable = True
         try:
-            mended = copy_to_other_versions(self.store, target, same)
-            for item, field in fields.items():
-                folder, name = field.folder, field.object_name
-                if folder.size(ROOT) is not None and lost[item].fault_in(folder):
-                    left.setdefault(folder.name, []).append(name)
-                    usable = usable and folder.size(name) == field.stored.size
+            mended = copy_to_other_versions(
+                self.store, target, objects_of(target, spoiled.values())
+            )
+            for place in sorted({name for receipt in spoiled.values() for name in receipt.spoiled}):
+                version, _, name = place.partition("/")
+                folder = self.store.folder(version)
+                leaf = recorded_leaf(folder, name)
+                if leaf is not None and leaf.fault_in(folder):
+                    left.setdefault(version, []).append(name)
+                    usable = usable and folder.size(name) == leaf.size
         except PrecacheError as error:
             self.progress.say(f"The version is committed, but an earlier one is damaged: {error}")
             return
         if mended:
             where = ", ".join(map(short, mended))
-            names = first_ones([fields[item].object_name for item in same])
+            names = first_ones(
+                sorted(
+                    {
+                        name
+                        for receipt in spoiled.values()
+                        for version, _, name in (place.partition("/") for place in receipt.spoiled)
+                        if version in mended and name not in left.get(version, ())
+                    }
+                )
+            )
             self.progress.say(f"Damage is mended in version {where}, too: {names}")
         for version, names_left in left.items():
             keep = (
@@ -593,7 +595,7 @@ class _Build:
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[int, Mapping[str, Leaf]] | None = None,
-        base: BaseVersion | None = None,
+        found: StoredRows | None = None,
     ) -> None:
         """Run shard tasks until all are done; adds to `receipts`.
 
@@ -601,8 +603,8 @@ class _Build:
         ----------
         lost
             Shard -> its record in the version, where only lost objects are to be built again.
-        base
-            A version whose rows are reused where the samples are the same.
+        found
+            Rows that other versions have.
         """
         from precache_workers.shards.shard_task import run_shard
 
@@ -612,7 +614,7 @@ class _Build:
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
         task_of = functools.partial(
-            self._task, job=self._job(), target=target, lost=lost, base=base, lease=lease.name
+            self._task, job=self._job(), target=target, lost=lost, found=found, lease=lease.name
         )
         for attempt in range(1, SHARD_ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
@@ -647,7 +649,7 @@ class _Build:
         job: Job,
         target: TargetVersion,
         lost: Mapping[int, Mapping[str, Leaf]] | None,
-        base: BaseVersion | None,
+        found: StoredRows | None,
         lease: str,
         shard: int,
         accept_missing: bool,
@@ -658,7 +660,7 @@ class _Build:
         rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
         contents = self.listed.contents[part]
-        reused = None if base is None else base.shard(target, shard)
+        stored = None if found is None else found.shard(rows)
         return ShardTask(
             job=job,
             folder=target.folder,
@@ -671,9 +673,9 @@ class _Build:
             locations=target.table.locations_of(rows),
             accept_missing=accept_missing,
             lost=None if lost is None else lost[shard],
-            base=reused,
-            check_base=self.verifies,
-            pinned=reused.content if reused and self.listed.pinned else contents,
+            stored=stored,
+            check_stored=self.verifies,
+            pinned=stored.contents if stored and self.listed.pinned else contents,
             read_before=bool(contents),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
@@ -723,16 +725,11 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int], lease: Lease) -
             target.folder.remove(name)
 
 
-def _retried_rows(work: Work, barred: Collection[str]) -> set[int]:
+def _retried_rows(work: Work, barred: Collection[str]) -> frozenset[int]:
     """Rows whose samples failed before and are tried again, as those of `barred` keys are not."""
-    base, table = work.base, work.target.table
-    if work.failed is not None:
-        rows = failed_rows(work.failed)
-    elif base is None or not base.retries:
-        return set()
-    else:
-        rows = {row for row, why in base.holes.items() if why != REMOVED} - table.removed
-    return {row for row in rows if table.keys[row] not in barred}
+    table = work.target.table
+    rows = retried_rows(work) if work.failed is None else failed_rows(work.failed)
+    return frozenset(row for row in rows if table.keys[row] not in barred)
 
 
 def _retry_line(work: Work, retried: Collection[int]) -> str:

@@ -35,13 +35,13 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.sample_probe import sample_probe
 from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.assembly import FieldRows
+from precache_workers.planning.catalogue import has_matches
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
-from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import samples_read
-from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
+from precache_workers.planning.shard_plan import ShardPlan, plan_shards
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work_plan import (
@@ -54,6 +54,7 @@ from precache_workers.planning.work_plan import (
     may_draw,
     remaining,
     requested_target,
+    retried_rows,
 )
 from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 from precache_workers.sources.base import Source
@@ -85,7 +86,7 @@ class BuildPlan:
     keeps_rows
         Samples keep the rows that they have in the current version.
     base, base_reason
-        Id of the base version, and the reason for it; or the reason why there is none.
+        Id of the version of which most rows are reused, and the reason; or why there is none.
     samples, removed
         Samples of the source; rows whose samples it no longer has.
     ignored, left_out
@@ -93,7 +94,7 @@ class BuildPlan:
     examples
         Name of one that is left out, by reason.
     shards, shards_skipped, shards_reused
-        Shards of the version; those that are done; those whose objects will be the base's.
+        Shards of the version; those that are done; those that are linked.
     rows_retried, rows_failed
         Samples that failed before: those that are tried again, and those that stay holes.
     rows_reused, rows_computed, rows_compared
@@ -102,7 +103,7 @@ class BuildPlan:
     fields
         Rows by action, of the shards that are to be built.
     bytes_fetched, bytes_read, bytes_linked, bytes_written
-        Of samples; of the base's objects that are read, or linked; of new objects. None if
+        Of samples; of stored objects that are read, or linked; of new objects. None if
         that is unknown without timing.
     estimate
         None if nothing is to be computed, or timing was not requested.
@@ -160,7 +161,7 @@ class BuildPlan:
 
     @property
     def shards_to_make(self) -> int:
-        """Shards with rows that are computed, or copied from the base."""
+        """Shards with rows that are computed, or copied from other versions."""
         return self.shards - self.shards_skipped - self.shards_reused
 
     def __str__(self) -> str:
@@ -210,7 +211,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
             probe = replace(probe, measure=profiler.measure_unless_declared)
         work = find_work(request, store, listed, target, probe)
         work = work if work.committed else remaining(work)
-        shards = list(plan_shards(work))
+        shards = list(plan_shards(work, retried_rows(work)))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
         plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))
@@ -320,7 +321,7 @@ class _Profiler:
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
             samples_read=read,
-            base=old.base if len(old.taken) else None,
+            stored=old.stored if len(old.taken) else None,
             places=old.taken[:TIMED].tolist(),
             barred=self._barred,
         )
@@ -363,22 +364,22 @@ def _plan(
 ) -> BuildPlan:
     target, table = work.target, work.target.table
     current = read_log(store, newest=True).current
-    reads_base = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
-    base = work.base if reads_base else None
+    reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
+    versions = work.found.versions if work.found is not None and reused else []
     return BuildPlan(
         version=target.version,
         state=_state(work),
         current=None if current is None else current.version,
-        differences=_differences(store, listed, base),
+        differences=_differences(store, listed, versions[0] if versions else None),
         keeps_rows=listed.placed.rows_per_shard is not None,
-        base=None if base is None else base.version.id,
-        base_reason=_base_reason(request, store, listed, work, base) if shards else "",
+        base=versions[0] if versions else None,
+        base_reason=_base_reason(request, store, listed, work, versions) if shards else "",
         samples=table.samples,
         ignored=listed.ignored,
         removed=len(table.removed),
         shards=target.shards,
         shards_skipped=target.shards - len(shards),
-        shards_reused=sum(shard.reused for shard in shards),
+        shards_reused=sum(shard.linked for shard in shards),
         rows_retried=sum(shard.retried for shard in shards),
         rows_reused=sum(shard.rows_reused for shard in shards),
         rows_computed=sum(len(shard.fetched) for shard in shards),
@@ -436,54 +437,50 @@ def _fetched(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> 
 def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> int | None:
     if work.lost is not None:
         return sum(leaf.size for leaf in work.lost.values())
-    if all(shard.reused for shard in shards):
+    if all(shard.linked for shard in shards):
         return 0
     return None if cost is None else cost.written
 
 
-def _differences(
-    store: Folder, listed: ListedSource, base: BaseVersion | None
-) -> BuildDifferences | None:
+def _differences(store: Folder, listed: ListedSource, base: str | None) -> BuildDifferences | None:
     """Compare to the current version; libraries are compared to those of the base."""
-    current = next(committed_versions(store), None)
-    if current is None:
+    versions = list(committed_versions(store))
+    if not versions:
         return None
-    folder, attributes = current
+    folder, attributes = versions[0]
     table = None
     if attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(DamageError, StorageError, StoreError):
             data = open_own(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
-    of_base = base.version.attributes if base is not None else None
-    return compare_with_committed(listed.spec, attributes, table, (of_base or attributes).libraries)
+    of_base = next((a for own, a in versions if own.name == base), attributes)
+    return compare_with_committed(listed.spec, attributes, table, of_base.libraries)
 
 
 def _base_reason(
-    request: Request, store: Folder, listed: ListedSource, work: Work, base: BaseVersion | None
+    request: Request, store: Folder, listed: ListedSource, work: Work, versions: Sequence[str]
 ) -> str:
-    """Return the reason for the choice of the base, or why there is none."""
-    if base is not None:
-        if base.candidates == 1:
+    """Return the reason for the choice of the version of most reused rows, or why none is."""
+    if versions:
+        stored = work.catalogue.versions if work.catalogue else ()
+        candidates = sum(bool(samples.arrays) for samples in stored)
+        if candidates == 1:
             return f"the only one {_BY_OPS}"
-        return f"of {base.candidates} {_BY_OPS}, it saves most work"
+        if len(versions) == 1:
+            return f"of {candidates} {_BY_OPS}, it saves most work"
+        others = ", ".join(map(short, versions[1:]))
+        return f"of {candidates} {_BY_OPS}, it has most of the rows; others are of {others}"
     if work.committed:
         return "lost objects are built again, with the same rows"
     if request.recompute:
         return "--recompute"
-    versions = [attributes for _, attributes in committed_versions(store)]
-    if not versions:
+    if not any(committed_versions(store)):
         return "the store has no version yet"
-    recipe, decided = listed.spec.recipe, listed.spec.decides
-    if not any(match_fields(recipe, decided, attributes) for attributes in versions):
+    if not has_matches(listed.spec, store):
         return "no version has a field by these ops, code and libraries, or the first of them"
-    if work.base is None and listed.fetches_labels:
+    if listed.fetches_labels:
         return (
             "labels come with the samples, and no version has those that they bring for this "
             "recipe; an attribute `targets` of the dataset has them all"
         )
-    if work.base is not None and work.base.rows_per_shard != work.target.rows_per_shard:
-        return (
-            f"shards are to have {work.target.rows_per_shard} rows, and those of version "
-            f"{short(work.base.version.id)} have {work.base.rows_per_shard}"
-        )
-    return "rows are laid down anew: no version has these samples in the same places"
+    return "no version has these samples"

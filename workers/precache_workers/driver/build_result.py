@@ -35,7 +35,7 @@ class BuildResult:
     removed
         Rows, holes included, whose samples were removed from the source.
     rows_reused
-        Rows of a base version that were reused, in whole shards or one by one.
+        Rows of other versions that were reused, in whole shards or one by one.
     holes
         (key, reason) of every sample that failed.
     shards, shards_skipped, shards_reused

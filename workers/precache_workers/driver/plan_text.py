@@ -16,8 +16,8 @@ from precache_workers.sources.base import ignored_text
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
     from precache_workers.driver.build_plan import BuildPlan
+    from precache_workers.planning.assembly import FieldRows
     from precache_workers.planning.diff import BuildDifferences
-    from precache_workers.planning.shard_plan import FieldRows
     from precache_workers.profiling.estimate import Estimate
 
 _NAME_WIDTH = 12

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
-from precache.store.commit_log import BUILD, ROOT, read_log
+from precache.store.commit_log import BUILD, ROOT, Log
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
@@ -20,9 +20,9 @@ from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_
 # --- small objects ------------------------------------------------------------------------------
 
 
-def restore_root(store: Folder, target: TargetVersion) -> None:
+def restore_root(log: Log, target: TargetVersion) -> None:
     """Put the lost root of a committed version again of its spare copy, if its shards are there."""
-    if target.folder.size(ROOT) is None and is_restorable(read_log(store), target.folder):
+    if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
         target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
 
 
@@ -153,6 +153,12 @@ def _shard_in(folder: Folder, item: tuple[str, int]) -> Leaf | None:
         return _shard_of(open_own(folder), *item)
     except (DamageError, StorageError, StoreError):
         return None  # `verify` reports it
+
+
+def recorded_leaf(folder: Folder, name: str) -> Leaf | None:
+    """Return the record of a shard by its name; None if the version is gone or damaged."""
+    array, _, rest = name.partition("/c/")
+    return _shard_in(folder, (array, int(rest.partition("/")[0])))
 
 
 def _shard_of(version: Version, field: str, shard: int) -> Leaf | None:

@@ -40,7 +40,7 @@ class Totals:
     raw_of, stored_of
         Bytes of rows before compression, and of objects, by field.
     reused, rows_reused
-        Shards that are a base version's objects; rows taken over from it.
+        Shards that are objects of other versions; rows taken over from these.
     stages
         Wall seconds by stage.
     """

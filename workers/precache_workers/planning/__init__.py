@@ -1,6 +1,6 @@
 """Planning: decide what a build does, as data, before it does any of it.
 
-`work_plan` finds the target version and the base version; `shard_actions` decides how each row
-comes about, and `copied_rows` what of it is linked or copied by chunks. Tasks execute these actions
-on writers, `shard_plan` on counters for the dry run. Nothing here decodes a sample or imports Ray.
+`work_plan` finds the version to complete, and looks up in the `catalogue` which of its rows other
+versions store. `assembly` makes runs of a shard's rows of that: tasks execute them, `shard_plan`
+counts them for the plan. Nothing here decodes a sample or imports Ray.
 """

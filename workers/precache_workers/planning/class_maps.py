@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
@@ -15,28 +14,14 @@ import numpy as np
 
 from precache.errors import SourceError, StoreError
 from precache.messages import shown
+from precache.storage.base import NOT_UTF8
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.columns import Texts
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.label_keys import composed
-from precache_workers.sources.base import (
-    NO_RULES,
-    Doubt,
-    choice_error,
-    first_folder,
-    hidden_as,
-    is_image,
-    is_utf8,
-)
-from precache_workers.sources.folder import bare_folders_on_disk
-from precache_workers.sources.label_readings import (
-    folder_labels,
-    is_beside,
-    quoted,
-    read_folders,
-)
+from precache_workers.sources.base import Doubt, choice_error
+from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
@@ -198,27 +183,16 @@ def class_folders(path: Path) -> list[str]:
 
     Folders without a readable image that may be classes are among them.
     """
-    folder = open_folder(path, follow_links=True)
-    images, others, wrong = dict[str, str](), dict[str, bool](), set[str]()
-    for name in (file.name for file in folder.walk()):
-        inside = name.rpartition("/")[0]
-        if hidden_as(name):
-            continue
-        if not is_utf8(name):
-            wrong.add(first_folder(name))
-            continue
-        if is_image(name):
-            images.setdefault(inside, name)
-        else:
-            others[inside] = others.get(inside, False) or not is_beside(name)
-    if wrong:
-        log.warning("folders of %s are no classes, as they are not UTF-8: %s", path, quoted(wrong))
-    if not images:
+    try:
+        listing = FolderSource(open_folder(path, follow_links=True)).list(lambda count: None)
+    except SourceError:  # it has no image
         return []
-    bare_in = functools.partial(bare_folders_on_disk, folder, others)
-    names = [*images.values()]
-    reading = read_folders(Texts(names), NO_RULES, path, bare_in=bare_in)
-    return sorted({*folder_labels(names, reading.level), *reading.bare} - {""})
+    if NOT_UTF8 in listing.left_out:
+        log.warning(
+            "%s images of %s have no class, as their names are not UTF-8, such as %s",
+            f"{listing.left_out[NOT_UTF8]:,}", path, listing.examples[NOT_UTF8],
+        )  # fmt: skip
+    return sorted({*listing.table.classes, *listing.bare})
 
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:

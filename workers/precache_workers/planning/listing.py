@@ -47,11 +47,13 @@ from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
 from precache_workers.sources.container_names import around_braces
+from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
+    note_of_archives,
     note_of_words,
     partners_across,
     partners_among,
@@ -536,6 +538,9 @@ def _read_names(
     is_open = request.labels is None and request.label_level is None
     if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
         notes += note_of_words(table.keys)
+        if isinstance(source, ContainerSource) and table.locations is not None:
+            files_of = [file.name for file in table.locations.containers]
+            notes += note_of_archives(files_of, len(table))
     return notes, doubts
 
 

@@ -11,15 +11,17 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
+from precache.store.json_documents import Attributes
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
-from precache_workers.planning.stored_versions import committed_versions, latest_of
+from precache_workers.planning.stored_versions import committed_versions
 
 LEAST_KEPT = 0.5
 """Share of a version's samples that a listing must have, or all rows are laid down anew."""
@@ -54,7 +56,8 @@ def place_rows(
 ) -> Placed:
     """Place the samples of a listing in rows: those of an earlier version, where it has them.
 
-    It is the latest version of this source, or else the current one.
+    It is the version that was built of just these samples, if there is one; else the latest version
+    of this source, or of any, that has enough of them.
 
     Parameters
     ----------
@@ -64,27 +67,47 @@ def place_rows(
         Whether rows of these shapes may come in shards of so many.
     """
     fresh = order_rows(listing, keep_order)
-    earlier = latest_of(store, listing.source) or next(committed_versions(store), None)
-    if compact or earlier is None:
+    if compact:
         return Placed(fresh)
-    folder, attributes = earlier
-    shapes = {name: field.row for name, field in attributes.fields.items()}
-    if not may_have(attributes.rows_per_shard, shapes):
-        return Placed(fresh)
-    if attributes.rows_digest == fresh.digest:
-        return Placed(fresh, attributes.rows_per_shard)
+    placed = None
+    for folder, attributes in _earlier_versions(store, listing):
+        shapes = {name: field.row for name, field in attributes.fields.items()}
+        if not may_have(attributes.rows_per_shard, shapes):
+            continue
+        if attributes.rows_digest == fresh.digest:
+            return Placed(fresh, attributes.rows_per_shard)
+        # Of several versions, only the one with just these samples is of interest.
+        fewest = attributes.rows - attributes.holes
+        if placed is not None and not fewest <= len(listing) <= attributes.rows:
+            continue
+        own = _placed_as_in(folder, attributes, listing, fresh, keep_order)
+        if own is not None and own.table.digest == attributes.rows_digest:
+            return own
+        placed = placed or own
+    return placed or Placed(fresh)
+
+
+def _earlier_versions(store: Folder, listing: RowTable) -> list[tuple[Folder, Attributes]]:
+    """List the versions of a source, the latest first; without one, the latest version."""
+    versions = list(committed_versions(store))
+    return [v for v in versions if v[1].source == listing.source] or versions[:1]
+
+
+def _placed_as_in(
+    folder: Folder, attributes: Attributes, listing: RowTable, fresh: RowTable, keep_order: bool
+) -> Placed | None:
+    """Place samples in the rows that they have in a version; None if it has too few of them."""
     try:
         parent = _read_rows(open_own(folder), attributes.source)
     except (DamageError, StorageError, StoreError):
-        return Placed(fresh)
-    placed = keep_rows(parent, listing, keep_order)
-    if placed is None or (keep_order and placed.present_keys != listing.keys):
-        return Placed(fresh)
-    if placed.digest == attributes.rows_digest:
-        parent = placed
-    changed = f"Since version {short(folder.name)}: {source_changes(parent, placed)}"
-    compactable = placed.digest != fresh.digest
-    return Placed(placed, attributes.rows_per_shard, changed, compactable)
+        return None
+    table = keep_rows(parent, listing, keep_order)
+    if table is None or (keep_order and table.present_keys != listing.keys):
+        return None
+    if table.digest == attributes.rows_digest:
+        parent = table
+    changed = f"Since version {short(folder.name)}: {source_changes(parent, table)}"
+    return Placed(table, attributes.rows_per_shard, changed, table.digest != fresh.digest)
 
 
 def _read_rows(version: Version, source: str) -> RowTable:
@@ -109,7 +132,8 @@ def _read_rows(version: Version, source: str) -> RowTable:
 def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:
     """Place samples in the rows that they have in `parent`, and append new ones.
 
-    A removed sample leaves a hole; if it returns, it gets the same row.
+    A removed sample leaves a hole; if it returns, it gets the same row. A file that was moved to
+    another folder, and is listed as it was, takes its row along.
 
     Parameters
     ----------
@@ -121,7 +145,7 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     RowTable | None
         None where too few samples of the parent are listed.
     """
-    numbers = listing.keys.find(parent.keys)
+    numbers = _with_moved(parent, listing, listing.keys.find(parent.keys))
     blank = numbers < 0
     kept = len(parent) - blank.sum()
     if kept < LEAST_KEPT * (len(parent) - len(parent.removed)) or not kept:
@@ -131,10 +155,12 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     is_new = np.ones(len(listing), np.bool_)
     is_new[numbers[~blank]] = False
     added = order_rows(listing.take(np.flatnonzero(is_new)), keep_order)
+    rows = np.arange(len(parent))
+    keys = Texts.joined([placed.keys, parent.keys]).take(np.where(blank, len(parent) + rows, rows))
     labels = placed.labels.copy()
     labels[blank] = no_labels(int(blank.sum()), labels)
     return RowTable(
-        keys=Texts.joined([parent.keys, added.keys]),
+        keys=Texts.joined([keys, added.keys]),
         sizes=np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
         mtimes=np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
         etags=Texts.joined([placed.etags.blanked(blank), added.etags]),
@@ -147,3 +173,26 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         labels_with_samples=listing.labels_with_samples,
         source=listing.source,
     )
+
+
+def _with_moved(parent: RowTable, listing: RowTable, numbers: np.ndarray) -> np.ndarray:
+    """Add the listed samples that have the name, size, time and etag of one that is gone.
+
+    Parameters
+    ----------
+    numbers
+        Listed sample of each row of the parent; -1 for none.
+    """
+    is_new = listing.is_known.copy()
+    is_new[numbers[numbers >= 0]] = False
+    gone = (numbers < 0) & parent.is_known & (listing.source == parent.source)
+    if not (is_new.any() and gone.any()):
+        return numbers
+    new, rows = np.flatnonzero(is_new), np.flatnonzero(gone)
+    at = names_of(listing, new).find(names_of(parent, rows))
+    rows, new = rows[at >= 0], new[at[at >= 0]]
+    same = listing.listed_alike(parent, new, rows)
+    new, first = np.unique(new[same], return_index=True)
+    numbers = numbers.copy()
+    numbers[rows[same][first]] = new
+    return numbers

@@ -2,68 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from precache_workers.planning.base_shard import BaseShard
-from precache_workers.planning.base_version import BaseVersion
-from precache_workers.planning.shard_actions import (
-    Action,
-    Compute,
-    Copy,
-    Link,
-    Resume,
-    ShardActions,
-    Zeros,
-    decide_actions,
+from precache_workers.planning.assembly import (
+    Assembly,
+    FieldRows,
+    assemble,
+    count_rows,
+    taken_rows,
 )
-from precache_workers.planning.target_version import TargetVersion
+from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows
 from precache_workers.planning.work_plan import Work
-
-
-@dataclass(frozen=True)
-class FieldRows:
-    """Rows of one field, by how they come about; holes that stay count in whole shards alone.
-
-    Attributes
-    ----------
-    linked
-        Rows of objects that are linked unread.
-    copied
-        Rows that are copied as they are stored; those of a chunk that gets other rows, too, are
-        decoded and encoded again.
-    resumed
-        Rows of the base version that get their remaining ops, or another codec.
-    computed
-        Rows that are computed of samples.
-    """
-
-    linked: int = 0
-    copied: int = 0
-    resumed: int = 0
-    computed: int = 0
-
-    @classmethod
-    def total(cls, parts: Iterable[FieldRows]) -> FieldRows:
-        """Add up the rows of several shards."""
-        shards = list(parts)
-        names = cls.__dataclass_fields__
-        return cls(**{name: sum(getattr(rows, name) for rows in shards) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """Summary of the actions of one shard that is to be built.
+    """Summary of the assembly of one shard that is to be built.
 
     Attributes
     ----------
+    stored
+        What other versions have of its rows.
     linked
         Whether the shard is linked as a whole, unread.
-    reused
-        Whether its objects will be those of the base version, linked or not.
     fetched, taken
         Places of rows whose samples are fetched; of rows of which some field is reused.
     compared
@@ -71,15 +35,14 @@ class ShardPlan:
     rows_reused
         Rows that are reused without their samples, holes among them.
     retried, stay_failed
-        Holes that are tried again; samples that failed before and are not.
+        Samples that failed before: those that are tried again, and those that are not.
     read_nbytes, linked_nbytes
-        Bytes of the base version's objects that are read, and that are linked unread.
+        Bytes of stored objects that are read, and that are linked unread.
     """
 
     shard: int
-    base: BaseShard
+    stored: StoredRows
     linked: bool
-    reused: bool
     fetched: np.ndarray
     taken: np.ndarray
     compared: int
@@ -91,84 +54,82 @@ class ShardPlan:
     fields: Mapping[str, FieldRows]
 
 
-def plan_shards(work: Work) -> Iterator[ShardPlan]:
-    """Summarise the shards that are to be built, in order."""
-    base = work.base
-    sizes = {} if base is None else _sizes(base)
+def plan_shards(work: Work, retried: frozenset[int]) -> Iterator[ShardPlan]:
+    """Summarise the shards that are to be built, in order.
+
+    Parameters
+    ----------
+    retried
+        Rows whose samples failed before, and are tried again.
+    """
+    objects = _Objects(work)
     for shard in work.todo:
-        part = None if base is None else base.shard(work.target, shard)
-        if part is not None:
-            fields = part.fields.items()
-            part = part.only([n for n, f in fields if sizes.get(f.object_id) == f.stored.size])
-        yield _plan_shard(work.target, shard, part)
+        yield _plan_shard(work, shard, objects, retried)
 
 
-def _sizes(base: BaseVersion) -> dict[tuple[str, str], int]:
-    """Bytes of the objects of base versions, by version and name."""
-    arrays = {(a.folder.name, a.match.array): a.folder for a in base.fields.values()}
-    return {
-        (version, name): size
-        for (version, array), folder in arrays.items()
-        for name, size in folder.sizes(array).items()
-    }
+class _Objects:
+    """Bytes of the objects that other versions have."""
+
+    def __init__(self, work: Work) -> None:
+        self._catalogue = work.catalogue
+        self._sizes: dict[tuple[str, str], Mapping[str, int]] = {}
+
+    def nbytes(self, array: StoredArray, shard: int) -> int | None:
+        """Bytes of an object; None if it is not there, or not as large as it was."""
+        if array.place not in self._sizes:
+            self._sizes[array.place] = array.folder.sizes(array.name)
+        assert self._catalogue is not None  # it has the array
+        leaf = self._catalogue.leaf(array, shard)
+        return leaf.size if self._sizes[array.place].get(leaf.name) == leaf.size else None
 
 
-def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> ShardPlan:
+def _plan_shard(work: Work, shard: int, objects: _Objects, retried: frozenset[int]) -> ShardPlan:
+    target = work.target
     rows = target.rows_of(shard)
-    removed = {row - rows.start for row in target.table.removed if row in rows}
-    actions = decide_actions(target.spec.recipe, target.shapes, len(rows), part, removed)
-    base, fetched = actions.base, actions.fetched
-    fields = {name: count_rows(name, actions) for name in target.shapes}
-    linked_nbytes = base.nbytes_of([n for n in base.fields if fields[n].linked])
-    other = [place for place in fetched if actions.content[place] and not base.same[place]]
+    removed = {row - rows.start for row in target.table.removed.intersection(rows)}
+    found = work.found
+    stored = StoredRows.empty(target.shapes, len(rows)) if found is None else found.shard(rows)
+    recipe = target.spec.recipe
+    assembly = assemble(recipe, stored, removed)
+    for array, number, _ in _objects_of(assembly):
+        if objects.nbytes(array, number) is None:
+            stored = stored.without(array.place, number)
+    assembly = assemble(recipe, stored, removed)
+    links, fetched = assembly.links, assembly.fetched
+    fields = {name: count_rows(name, assembly) for name in target.shapes}
+    linked = {(links[n][0].place, links[n][1]) for n, counts in fields.items() if counts.linked}
+    linked_nbytes = read_nbytes = 0
+    for array, number, share in _objects_of(assembly):
+        nbytes = objects.nbytes(array, number) or 0
+        if (array.place, number) in linked:
+            linked_nbytes += nbytes
+        else:
+            read_nbytes += nbytes if share >= WHOLE else int(nbytes * share)
+    guessed = [place for place in fetched if stored.contents[place] and not stored.known[place]]
     return ShardPlan(
         shard=shard,
-        base=base,
-        linked=actions.linked,
-        reused=_is_reused(actions, len(rows), removed),
+        stored=stored,
+        linked=assembly.linked,
         fetched=np.array(fetched, np.int64),
-        taken=np.array(actions.reused, np.int64),
-        compared=len(other),
+        taken=np.array(assembly.taken, np.int64),
+        compared=sum(assembly.with_sample(p, stored.contents[p]).reuses for p in guessed),
         rows_reused=len(rows) - len(fetched) - len(removed),
-        retried=len(base.holes.keys() - removed) if base.retries else 0,
-        stay_failed=len(base.holes.keys() - removed - set(fetched)),
-        read_nbytes=base.nbytes_of(base.fields) - linked_nbytes,
+        retried=len(retried.intersection(rows)),
+        stay_failed=len(stored.holes.keys() - removed - {*fetched}),
+        read_nbytes=read_nbytes,
         linked_nbytes=linked_nbytes,
         fields=fields,
     )
 
 
-def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
-    """Return whether all objects will be those of the base, as far as can be known before."""
-    base = actions.base
-    return actions.linked or (
-        len(base.same) == rows
-        and actions.finished
-        and not actions.fetched
-        and all(field.match.encoded for field in base.fields.values())
-        and removed <= base.holes.keys()
-    )
-
-
-def count_rows(name: str, actions: ShardActions) -> FieldRows:
-    """Count the rows of a field by their actions.
-
-    A hole of the base that is tried again with the same sample is expected to stay a hole; if it is
-    not known whether a field that is gone was its reason, only where all samples are the same.
-    """
-    base, stay = actions.base, actions.stay[name]
-    unknown_stay = all(base.same) and not base.retries
-    known = [p for p in base.holes if base.same[p] and (actions.content[p] or unknown_stay)]
-    staying = set() if isinstance(stay, Zeros) else set(known)
-    counts: Counter[type[Action]] = Counter()
-    kept_holes = 0
-    for rows, row in actions.runs:
-        stays = staying.intersection(rows) if row.fetches else set()
-        for action, places in ((row.fields[name], {*rows} - stays), (stay, stays)):
-            counts[type(action)] += len(places)
-            if isinstance(action, Link | Copy):
-                kept_holes += len(places & base.holes.keys())
-    if counts[Link] == len(actions.content):
-        return FieldRows(linked=counts[Link])
-    copied = counts[Link] + counts[Copy] - kept_holes
-    return FieldRows(copied=copied, resumed=counts[Resume], computed=counts[Compute])
+def _objects_of(assembly: Assembly) -> list[tuple[StoredArray, int, float]]:
+    """Return the objects that rows are taken from, and the share of its rows that each gives."""
+    shares: dict[tuple[tuple[str, str], int], tuple[StoredArray, int, float]] = {}
+    for held in assembly.rows.fields.values():
+        for number, rows in taken_rows(held).items():
+            array = assembly.rows.arrays[number]
+            counts = np.bincount(rows // array.rows_per_shard)
+            for shard in np.flatnonzero(counts).tolist():
+                share = int(counts[shard]) / len(array.rows_of(shard))
+                shares[array.place, shard] = array, shard, share
+    return list(shares.values())

@@ -212,7 +212,8 @@ def new_target(store: Folder, like: TargetVersion, *, recompute: bool = False) -
     log, own = read_log(store), id_of(like.version)
     generation = log.next_generation(own, store.names())
     last = like.at(store, max(1, generation - 1))
-    if generation > 1 and _is_open(log, last, recompute=recompute):
+    is_there = generation > 1 and not is_link(store, last.version)
+    if is_there and _is_open(log, last, recompute=recompute):
         return last
     return like.at(store, generation)
 
@@ -223,14 +224,15 @@ def _is_open(log: Log, target: TargetVersion, *, recompute: bool) -> bool:
         return False
     if target.version in log.versions:  # its root was lost
         return is_restorable(log, target.folder)
-    begun = target.folder.get(DESCRIPTION)
-    return begun is None or not (recompute or is_recomputed(target))
+    is_begun = target.folder.size(DESCRIPTION) is not None
+    return not is_begun or not (recompute or is_recomputed(target))
 
 
 def is_restorable(log: Log, folder: Folder) -> bool:
     """Return whether the lost root of a committed version has a copy, and its shards are there."""
-    root, committed = spare_root(folder), log.root_of(folder.name)
-    if root is None or committed is None or seal_of(root) != committed:
+    committed = log.root_of(folder.name)
+    root = spare_root(folder) if committed else None
+    if root is None or seal_of(root) != committed:
         return False
     version, sizes = open_own(folder, root), folder.sizes()
     leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
@@ -254,18 +256,15 @@ def _generation(target: TargetVersion) -> int:
     return generation_of(target.version)
 
 
+def description_of(target: TargetVersion) -> Identity | None:
+    """Return the description of an uncommitted version; None if it is missing or damaged."""
+    return _begun(target.folder.get(DESCRIPTION) or b"", target.folder)
+
+
 def is_recomputed(target: TargetVersion) -> bool:
     """Return whether an uncommitted version was begun to compute all rows again."""
-    data = target.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, target.folder)
+    begun = description_of(target)
     return begun is not None and begun.recompute
-
-
-def begun_at(target: TargetVersion) -> float | None:
-    """Return the Unix time at which the last build of an uncommitted version began, if known."""
-    data = target.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, target.folder)
-    return None if begun is None else begun.begun
 
 
 def _targets(

@@ -1,4 +1,4 @@
-"""Find the work of a build before it does any of it: for the build, and for the dry run."""
+"""Find the work of a build before it does any of it: for the build, and for the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
-from precache_workers.planning.base_version import BaseVersion, find_base
+from precache_workers.planning.catalogue import Catalogue, StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.rows import shards_to_do
@@ -45,7 +45,7 @@ CHANNEL_COUNTS = (1, 3, 4)
 """Numbers of channels of an image: grey, RGB, RGBA."""
 OUTGROWN = 4
 """Shards are laid out anew if there are this many times more than needed, and this many times more
-rows than the base version has: what is not reused then is at most a quarter of the rows."""
+rows than other versions have: these rows are copied, not linked."""
 
 Shapes = Mapping[str, RowShape]
 
@@ -94,8 +94,8 @@ class Work:
 
     Attributes
     ----------
-    base
-        A version whose rows are reused where the samples are the same.
+    catalogue, found
+        What other versions have of the samples; where the rows of an uncommitted version are.
     receipts
         Receipts of finished shards of an uncommitted version; none before `remaining`.
     todo
@@ -110,7 +110,8 @@ class Work:
     """
 
     target: TargetVersion
-    base: BaseVersion | None = None
+    catalogue: Catalogue | None = None
+    found: StoredRows | None = None
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
     lost: StoredObjects | None = None
@@ -135,7 +136,7 @@ def find_work(
     target: TargetVersion | None,
     probe: Probe,
 ) -> Work:
-    """Find what the store lacks of a version, and a base version for it.
+    """Find what the store lacks of a version, and which of its rows other versions have.
 
     Parameters
     ----------
@@ -157,38 +158,45 @@ def find_work(
         if not is_tried_again(request, target):
             return _losses(target)
         failed, target = target, new_target(store, target)
-    spec, base, needed = listed.spec, None, None
-    measured: MeasuredRows | None = None
-    if not request.recompute:
-        base = find_base(store, spec, other_versions=not listed.fetches_labels)
-    # Samples that bring labels must be fetched, as they are if the base lacks a field.
-    complete = base and base.fields.keys() >= spec.recipe.fields.keys()
-    if base and complete and listed.fetches_labels and not _has_labels(base, spec.recipe):
-        base = None
-    if base and target is None and _is_all_new(base, spec):
-        measured = probe.measure(spec)
-        if base.shapes().items() - measured.shapes.items():
-            base = None
-    if base and listed.pinned and base.is_of(spec.rows_digest):
-        base = replace(base, same=np.ones_like(base.same), retries=True)
-    if base and request.retry_failed:
-        base = base.with_retries()
+    spec, measured, is_new = listed.spec, None, target is None
+    catalogue = _catalogue(request, store, listed)
     if target is None:
-        if (known := _known(spec, base)) is None:
+        found = catalogue.find()
+        shapes = found.shapes
+        if shapes and bool((spec.table.sizes < 0).all()) and not catalogue.known.any():
+            # All samples may have other shapes, as of a dataset whose code changed.
+            measured = probe.measure(spec)
+            if shapes.items() - measured.shapes.items():
+                catalogue = Catalogue.empty(spec)
+                found, shapes = catalogue.find(), {}
+        if shapes.keys() != spec.recipe.fields.keys():
             measured = measured or probe.measure(spec)
-            known = _measured(spec, base, measured)
-        shapes, needed = known
-        shapes = {**shapes, **(base.shapes() if base else {})}
+            shapes = {**measured.shapes, **shapes}
         _warn_of_transposed(spec.declared, shapes)
-        target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
+        target = TargetVersion.of(store, spec, _per_shard(request, listed, found, shapes), shapes)
         target = new_target(store, target, recompute=request.recompute)
+    found = catalogue.find(target.rows_per_shard, target.shapes)
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
     asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned
     if asks and target.folder.size(DESCRIPTION) is None:
-        for rows in _decoded_rows(target, base):
+        for rows in _decoded_rows(target, found):
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
-    return Work(target, base, needed=needed, failed=failed)
+    needed = _needed(target, catalogue, found, measured) if is_new else None
+    return Work(target, catalogue, found, needed=needed, failed=failed)
+
+
+def _catalogue(request: Request, store: Folder, listed: ListedSource) -> Catalogue:
+    """Read the catalogue of a build: an empty one has all rows computed again."""
+    if request.recompute:
+        return Catalogue.empty(listed.spec)
+    return Catalogue.read(
+        store,
+        listed.spec,
+        retries=request.retry_failed,
+        pinned=listed.refreshes if listed.pinned else None,
+        labels_with_samples=listed.fetches_labels,
+    )
 
 
 def may_draw(request: Request, recipe: Recipe) -> bool:
@@ -197,31 +205,17 @@ def may_draw(request: Request, recipe: Recipe) -> bool:
     return bool(by_user) and not all(field.states_one_draw for field in recipe.fields.values())
 
 
-def _decoded_rows(target: TargetVersion, base: BaseVersion | None) -> tuple[list[int], list[int]]:
-    """List the rows of which no field is reused without its sample: of the base, and others.
+def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], list[int]]:
+    """List the rows of which no field is reused without its sample: those of which a content is
+    guessed, and others.
 
     Of the former many may turn out to be the same, as where a container was written anew.
     """
-    decoded = np.ones(len(target.table), bool)
-    before = 0 if base is None else len(base.content)
-    if base is not None and base.rows_per_shard == target.rows_per_shard:
-        decoded[:before] = ~(base.same & np.fromiter(map(bool, base.content), bool, before))
-    decoded[list(target.table.removed)] = False
-    rows = np.flatnonzero(decoded)
-    return rows[rows < before].tolist(), rows[rows >= before].tolist()
-
-
-def _is_all_new(base: BaseVersion, spec: VersionSpec) -> bool:
-    """Return whether all samples may have other shapes, as of a dataset whose code changed."""
-    return not base.same.any() and bool((spec.table.sizes < 0).all())
-
-
-def _has_labels(base: BaseVersion, recipe: Recipe) -> bool:
-    """Return whether labels that came with the samples are those that they would bring now."""
-    assert base.version.attributes is not None  # a version of ours
-    before = base.version.attributes.recipe.by_array()
-    parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, recipe)]
-    return base.labels is not None and parts[0] == parts[1]
+    decoded = ~(found.has_rows & found.known) & ~target.table.is_removed
+    decoded[list(found.holes)] = False
+    guessed = found.content.any(1)
+    before, others = np.flatnonzero(decoded & guessed), np.flatnonzero(decoded & ~guessed)
+    return before.tolist(), others.tolist()
 
 
 def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
@@ -241,6 +235,12 @@ def failed_rows(target: TargetVersion) -> set[int]:
     return {row for row, (_, why) in holes.items() if why != REMOVED}
 
 
+def retried_rows(work: Work) -> frozenset[int]:
+    """Return the rows whose samples failed in another version, and are tried again by request."""
+    catalogue = work.catalogue
+    return catalogue.failed if catalogue is not None and catalogue.retries else frozenset()
+
+
 def remaining(work: Work) -> Work:
     """Return the work on an uncommitted version without its finished shards."""
     target, receipts = work.target, read_receipts(work.target)
@@ -253,23 +253,25 @@ def _losses(target: TargetVersion) -> Work:
     return Work(target, lost={}).with_lost(lost_objects(target))
 
 
-def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | None:
-    """Return row shapes, and bytes to write, if the base version has all fields."""
-    shapes = base.shapes() if base else {}
-    if base is None or shapes.keys() != spec.recipe.fields.keys():
-        return None
-    return shapes, base.nbytes_to_write(len(spec.table), spec.recipe)
-
-
-def _measured(
-    spec: VersionSpec, base: BaseVersion | None, measured: MeasuredRows
-) -> tuple[Shapes, int]:
-    rows = len(spec.table)
-    nbytes = {name: row.nbytes for name, row in measured.shapes.items()}
-    missing = nbytes.keys() - (base.shapes().keys() if base else ())
-    share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
-    reused = base.nbytes_to_write(rows, spec.recipe) if base else 0
-    return measured.shapes, int(measured.stored_per_row * rows * share) + reused
+def _needed(
+    target: TargetVersion, catalogue: Catalogue, found: StoredRows, measured: MeasuredRows | None
+) -> int:
+    """Estimate the bytes of the objects that are no links."""
+    needed = 0.0
+    raw = {name: row.nbytes for name, row in target.shapes.items()}
+    for name, held in found.fields.items():
+        part = slice(None, None, target.rows_per_shard)
+        shards = np.arange(len(held)) // target.rows_per_shard
+        taken = (held[:, 0] >= 0) & (found.known | (held[:, 2] == 1))
+        whole = np.logical_and.reduceat(taken, np.arange(len(held))[part])
+        encoded = any(array.encoded for _, array in catalogue.arrays[name])
+        rows = int((~whole[shards] | (not encoded)).sum())
+        nbytes = catalogue.stored_nbytes(name)
+        if nbytes is None and measured is not None:
+            nbytes = measured.stored_per_row * raw[name] / max(1, sum(raw.values()))
+        is_raw = target.spec.recipe.fields[name].stored_as.name == "raw"
+        needed += rows * (raw[name] if is_raw or nbytes is None else nbytes)
+    return int(needed)
 
 
 def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
@@ -295,19 +297,17 @@ def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
             )
 
 
-def _per_shard(
-    request: Request, listed: ListedSource, base: BaseVersion | None, shapes: Shapes
-) -> int:
+def _per_shard(request: Request, listed: ListedSource, found: StoredRows, shapes: Shapes) -> int:
     """Choose the rows of a shard: those of an earlier version, unless they no longer fit."""
     nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
     fresh = rows_per_shard(rows, nbytes, request.shard_samples)
     kept = listed.placed.rows_per_shard
     if kept is None:
         return fresh
-    if base is not None and request.shard_samples is None:
-        kept = base.rows_per_shard
+    if found.used and request.shard_samples is None:
+        kept = found.used[0].rows_per_shard
     # A version that is only computed again keeps its shards.
-    reused = rows if request.recompute else 0 if base is None else len(base.same)
+    reused = rows if request.recompute else int(found.has_rows.sum())
     shards, needed = (-(-rows // count) for count in (kept, fresh))
     outgrown = shards >= OUTGROWN * needed and rows >= OUTGROWN * reused
     too_large = kept * max(nbytes) > LARGEST_SHARD_BYTES

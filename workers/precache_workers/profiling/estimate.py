@@ -49,18 +49,15 @@ class ShardWork:
         Samples of its rows.
     computed, taken
         Rows that are computed, and reused, by array.
-    base_nbytes
-        Bytes of a base version's objects that are read.
-    written
-        False if its objects will be those of the base version.
+    stored_nbytes
+        Bytes of stored objects that are read.
     """
 
     read: int
     fetched: int
     computed: Mapping[str, int]
     taken: Mapping[str, int]
-    base_nbytes: int = 0
-    written: bool = True
+    stored_nbytes: int = 0
 
     @classmethod
     def of(cls, shard: ShardPlan, read: int) -> Self:
@@ -70,8 +67,7 @@ class ShardWork:
             fetched=len(shard.fetched),
             computed={name: rows.computed for name, rows in shard.fields.items()},
             taken={name: rows.copied + rows.resumed for name, rows in shard.fields.items()},
-            base_nbytes=shard.read_nbytes,
-            written=not shard.reused,
+            stored_nbytes=shard.read_nbytes,
         )
 
     @classmethod
@@ -93,7 +89,7 @@ class UnitTimes:
     computed_nbytes, taken_nbytes
         Stored bytes of such a row.
     opened
-        Cost of reading and checking a byte of a base version's objects.
+        Cost of reading and checking a byte of stored objects.
     samples
         Number of samples that were measured.
     failed
@@ -175,7 +171,7 @@ def estimate(
     CPU time of both; then its objects are put. Shards go to the first CPU that is free.
     """
     work = [_work(shard, times) for shard in shards]
-    opened = [times.opened * shard.base_nbytes for shard in shards]
+    opened = [times.opened * shard.stored_nbytes for shard in shards]
     fetches = [shard.read * times.fetch.wall for shard in shards]
     parts = zip(work, fetches, opened, strict=True)
     walls = [max(cost.wall, wait) + first.wall for cost, wait, first in parts]
@@ -224,4 +220,4 @@ def _work(shard: ShardWork, times: UnitTimes) -> TimeCost:
 def _written(shard: ShardWork, times: UnitTimes) -> float:
     new = sum(rows * times.computed_nbytes[n] for n, rows in shard.computed.items() if rows)
     taken = sum(rows * times.taken_nbytes.get(n, 0.0) for n, rows in shard.taken.items())
-    return shard.written * (new + taken)
+    return new + taken

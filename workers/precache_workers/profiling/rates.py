@@ -20,9 +20,9 @@ from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.assembly import Assembly, Compute, Take, Zeros, assemble
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.rows import in_few_units
-from precache_workers.planning.shard_actions import Action, Compute, Zeros, reuse_action
 from precache_workers.profiling.estimate import TimeCost, UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
@@ -31,10 +31,7 @@ from precache_workers.profiling.harness import (
     timed,
 )
 from precache_workers.runtime.time_limit import FETCHING, run_in_time
-from precache_workers.shards.base_rows import open_base
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.reusing_writer import ReusingWriter
-from precache_workers.shards.row_actions import keep_rows, stage_rows
+from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,
@@ -44,6 +41,7 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_task import ShardTask, run_shard
+from precache_workers.shards.stored_rows import StoredObjects
 from precache_workers.sources.base import Fetched, Sample
 
 TIMED, LEAST_TIMED = 128, 8
@@ -61,8 +59,8 @@ class RatesTask(FetchAllTask):
     ----------
     samples_read
         Samples that are read to fetch these, as `planning.rows.samples_read` counts them.
-    base
-        A base shard whose rows are reused.
+    stored
+        Stored rows of a shard that are reused.
     places
         Places of these rows in the shard.
     """
@@ -70,7 +68,7 @@ class RatesTask(FetchAllTask):
     shapes: Mapping[str, RowShape]
     rows_per_shard: int
     samples_read: int
-    base: BaseShard | None = None
+    stored: StoredRows | None = None
     places: Sequence[int] = ()
 
 
@@ -193,37 +191,45 @@ def _compute(
 def _reuse(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
-    """Return the cost of opening a byte of the base shard, and of reusing a row of each array.
+    """Return the cost of opening a byte of stored objects, and of reusing a row of each array.
 
     Arrays are reused together, as variants share what they have in common; each costs the mean.
     """
-    base = task.base
-    if base is None:
+    if task.stored is None or not task.places:
         return TimeCost(), {}
-    opened, opening = timed(lambda: open_base(base, check=True), time.process_time)
+    assembly = assemble(task.job.recipe, task.stored)
+    objects = StoredObjects(assembly)
+    nbytes, opening = timed(objects.open_all, time.process_time)
+    first = task.places[0]
+    actions = assembly.with_sample(first, task.stored.contents[first]).fields
+    names = [name for name, action in actions.items() if isinstance(action, Take)]
     writers = {
-        name: ReusingWriter(
-            *_written(task, recipes[name]), base=rows, ops=recipes[name], reused=task.places
+        name: FieldWriter(
+            *_written(task, recipes[name]),
+            ops=recipes[name],
+            arrays=task.stored.arrays,
+            objects=objects,
         )
-        for name, rows in opened.items()
+        for name in names
     }
-    fields = task.job.recipe.fields
-    reused = {n: reuse_action(fields[n], rows.field.match) for n, rows in opened.items()}
-    stored, cost = timed(partial(_reuse_rows, task, writers, reused), time.process_time)
-    cost /= max(1, len(task.places) * len(opened))
-    taken = {name: (cost, nbytes) for name, nbytes in zip(opened, stored, strict=True)}
-    return opening / max(1, base.nbytes_of(opened)), taken
+    stored, cost = timed(partial(_reuse_rows, task, assembly, writers), time.process_time)
+    cost /= max(1, len(task.places) * len(writers))
+    taken = {name: (cost, each) for name, each in zip(writers, stored, strict=True)}
+    return opening / max(1, nbytes), taken
 
 
 def _reuse_rows(
-    task: RatesTask, writers: Mapping[str, ReusingWriter], actions: Mapping[str, Action]
+    task: RatesTask, assembly: Assembly, writers: Mapping[str, FieldWriter]
 ) -> list[float]:
     """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
 
     Rows between them are left as holes.
     """
-    hole, places = dict.fromkeys(actions, Zeros()), {*task.places}
-    for place in range(max(places, default=-1) + 1):
+    places, rows = {*task.places}, assembly.rows
+    hole = dict.fromkeys(writers, Zeros())
+    for place in range(max(places) + 1):
+        actions = assembly.with_sample(place, rows.contents[place]).fields
+        actions = {name: actions[name] for name in writers}
         if place not in places or stage_rows(actions, writers, place, str(place)):
             stage_rows(hole, writers, place)
         keep_rows(writers, range(place, place + 1))
@@ -242,7 +248,7 @@ def _written(task: RatesTask, ops: FieldRecipe) -> tuple[str, Field, RowShape, i
 
 def _stored(writers: Iterable[FieldWriter], rows: int) -> list[float]:
     """Finish shards; returns the stored bytes per row of each."""
-    finished = [writer.finish().parts for writer in writers]
+    finished = [writer.finish().parts or [b""] for writer in writers]
     return [
         (sum(map(len, parts[:-1])) + INDEX_ENTRY_NBYTES * (len(parts) - 1)) / max(1, rows)
         for parts in finished

@@ -1,12 +1,11 @@
-"""Write the rows of one field of a shard: encode them, add up their sums, finish the object."""
+"""Write the rows of one field of a shard: computed, resumed, copied, or holes."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import cv2
 import numpy as np
@@ -14,13 +13,22 @@ import numpy as np
 from precache.codecs.chunk import encoder, ragged_encoder
 from precache.errors import SampleError
 from precache.recipe.recipe import Field
+from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
-from precache.store.receipts import ChannelSums
+from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.shard_writer import RaggedWriter, ShardWriter
+from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.shard_actions import Action, Compute
+from precache_workers.planning.assembly import Action, Compute, Take, Zeros
+from precache_workers.planning.catalogue import StoredArray
 from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.shards.stored_rows import (
+    DamagedObjectError,
+    ObjectId,
+    StoredObject,
+    StoredObjects,
+)
 from precache_workers.sources.base import Sample
 
 SUMMED = 50_000
@@ -30,12 +38,11 @@ SUMMED = 50_000
 class Sums:
     """Channel sums of one image field; exact for uint8, so that the order of rows is irrelevant."""
 
-    def __init__(self, rows: RowShape, start: ChannelSums | None = None) -> None:
+    def __init__(self, rows: RowShape) -> None:
         shape = rows.shape
         channels, self._pixels = shape[0], math.prod(shape[1:])
-        self.count = 0 if start is None else start.count
-        self.total = np.zeros(channels) if start is None else np.array(start.total)
-        self.squares = np.zeros(channels) if start is None else np.array(start.squares)
+        self.count = 0
+        self.total, self.squares = np.zeros(channels), np.zeros(channels)
         self._rows_at_once = 1 if rows.ragged else max(1, SUMMED // self._pixels)
         self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
         self._waiting_rows = 0
@@ -53,12 +60,23 @@ class Sums:
         if self._waiting_rows == self._rows_at_once:
             self._add_waiting()
 
-    def subtract(self, row: np.ndarray) -> None:
-        """Subtract a row of uint8 that was added before."""
-        self._add(row, -1)
+    def include(self, sums: ChannelSums) -> None:
+        """Add the sums of other rows."""
+        self.count += sums.count
+        self.total += sums.total
+        self.squares += sums.squares
+
+    def subtract(self, rows: np.ndarray) -> None:
+        """Subtract rows of uint8 that were added before."""
+        for row in rows:
+            self._add(row, -1)
 
     def extend(self, rows: np.ndarray) -> None:
-        """Add rows of uint8."""
+        """Add rows."""
+        if rows.dtype != np.uint8:
+            for row in rows:
+                self._add_wide(row)
+            return
         if self._rows_at_once == 1:
             for row in rows:
                 self._add(row, 1)
@@ -107,10 +125,15 @@ def copy_row(row: np.ndarray, out: np.ndarray) -> None:
 class FieldWriter:
     """Writes the rows of one field of one shard, in order.
 
+    Copies are put off until another row comes: if all rows are copies, and all of one object, the
+    object is a link, and nothing is read.
+
     Parameters
     ----------
     ops
         Ops of the field, ready to be applied; None if no row is computed or resumed.
+    arrays, objects
+        Where stored rows are taken from.
     """
 
     def __init__(
@@ -121,6 +144,8 @@ class FieldWriter:
         rows_per_shard: int,
         *,
         ops: FieldRecipe | None = None,
+        arrays: Sequence[StoredArray] = (),
+        objects: StoredObjects | None = None,
     ) -> None:
         self._name = name
         self._field = field
@@ -128,11 +153,14 @@ class FieldWriter:
         self._chunk_rows = shape.chunk_rows(rows_per_shard)
         self._chunks = rows_per_shard // self._chunk_rows
         self._ops = ops
+        self._arrays, self._objects = arrays, objects
         self._sums = Sums(shape) if is_summed(field, shape) else None
         places = rows_per_shard if shape.ragged else 0
         self._row_shapes = np.zeros((places, len(shape.shape)), np.int64)
-        # Not bound: in a cycle, the shard would stay in memory until the collector finds it.
-        self._append: Callable[[Any, range], None] = type(self)._append_zeros
+        self._staged: Take | Zeros | None = Zeros()
+        self._copies: list[tuple[StoredArray, range]] = []
+        self._copied: dict[ObjectId, StoredObject] = {}
+        self._taken: dict[ObjectId, np.ndarray] = {}
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
@@ -143,7 +171,7 @@ class FieldWriter:
         chunk_shape = (self._chunk_rows, *self._shape.shape)
         return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
 
-    # --- one row --------------------------------------------------------------------------------
+    # --- one row, or a run of them --------------------------------------------------------------
 
     def stage(
         self, action: Action, place: int, key: str = "", sample: Sample | None = None
@@ -155,16 +183,41 @@ class FieldWriter:
         SampleError
             The row cannot be made.
         """
-        if isinstance(action, Compute):
-            assert self._ops is not None
-            assert sample is not None  # as the row is fetched
-            self._stage(self._ops(sample, key))
-        else:
-            self._append = type(self)._append_zeros
+        match action:
+            case Compute():
+                assert self._ops is not None
+                assert sample is not None  # as the row is fetched
+                self._stage(self._ops(sample, key))
+            case Take(number, shift, None):
+                assert self._ops is not None
+                array = self._arrays[number]
+                [(stored, [row])] = self._stored(array, range(place + shift, place + shift + 1))
+                self._stage(self._ops.resume(stored.row(row), array.applied, key))
+            case _:
+                self._staged = action
 
     def keep(self, rows: range) -> None:
-        """Append what was staged last, for these rows."""
-        self._append(self, rows)
+        """Append what was staged last, for the rows at these places."""
+        match self._staged:
+            case None:
+                if self._shape.ragged:
+                    self._row_shapes[rows.start] = self._writer.row.shape
+                if self._sums is not None:
+                    self._sums.add(self._writer.row)
+                self._writer.advance()
+            case Take(number, shift, part):
+                array, stored = self._arrays[number], range(rows.start + shift, rows.stop + shift)
+                if self._shape.ragged:
+                    self._take_shapes(array, stored, rows.start)
+                if array.encoded:
+                    self._put_off(array, stored)
+                else:
+                    self._append_parts(array, stored, part or ())
+            case _:
+                self._copy_now()
+                for _ in rows:
+                    self._writer.room(self._shape.hole)[...] = 0
+                    self._writer.advance()
 
     def _stage(self, row: np.ndarray) -> None:
         """Stage a row.
@@ -185,41 +238,178 @@ class FieldWriter:
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape}; {way}"
             )
-        self._interrupt()
+        self._copy_now()
         copy_row(row, self._writer.room(row.shape))
-        self._append = type(self)._append_row
+        self._staged = None
 
-    def _interrupt(self) -> None:
-        """Write what has to come before a row that is encoded."""
+    # --- stored rows ----------------------------------------------------------------------------
 
-    def _append_row(self, rows: range) -> None:
-        if self._shape.ragged:
-            self._row_shapes[rows.start] = self._writer.row.shape
-        if self._sums is not None:
-            self._sums.add(self._writer.row)
-        self._writer.advance()
+    def _stored(self, array: StoredArray, rows: range) -> Iterator[tuple[StoredObject, range]]:
+        """Yield the objects that have rows of a version, and their rows in these."""
+        assert self._objects is not None
+        while rows:
+            stored = self._objects.object(array, rows.start // array.rows_per_shard)
+            part = rows[: stored.first + stored.count - rows.start]
+            yield stored, range(part.start - stored.first, part.stop - stored.first)
+            rows = rows[len(part) :]
 
-    def _append_zeros(self, rows: range) -> None:
-        self._interrupt()
-        for _ in rows:
-            self._writer.room(self._shape.hole)[...] = 0
-            self._writer.advance()
+    def _take_shapes(self, array: StoredArray, rows: range, place: int) -> None:
+        for stored, within in self._stored(array, rows):
+            assert stored.row_shapes is not None  # as the field's rows are ragged
+            part = stored.row_shapes[within.start : within.stop]
+            self._row_shapes[place : place + len(part)] = part
+            place += len(part)
+
+    def _append_parts(self, array: StoredArray, rows: range, part: tuple[slice, ...]) -> None:
+        """Append stored rows, or parts of them, encoded anew."""
+        self._copy_now()
+        for stored, within in self._stored(array, rows):
+            for block in stored.blocks(within):
+                kept = block[:, *part]
+                self._writer.extend(kept)
+                if self._sums is not None and not (array.finished and stored.whole):
+                    self._sums.extend(kept)
+            if array.finished:
+                self._count(stored, within)
+
+    def _put_off(self, array: StoredArray, rows: range) -> None:
+        if self._copies:
+            last, before = self._copies[-1]
+            if last is array and before.stop == rows.start:
+                self._copies[-1] = array, range(before.start, rows.stop)
+                return
+        self._copies.append((array, rows))
+
+    def _copy_now(self, last: bool = False) -> None:
+        """Append the copies that were put off; the last rows of the shard are among them."""
+        copies, self._copies = self._copies, []
+        for number, (array, rows) in enumerate(copies):
+            ends = last and number + 1 == len(copies)
+            for stored, within in self._stored(array, rows):
+                self._copied[array.place, stored.shard] = stored
+                self._copy(stored, within, ends and within.stop + stored.first == rows.stop)
+                self._count(stored, within)
+
+    def _copy(self, stored: StoredObject, rows: range, last: bool) -> None:
+        """Append rows of an object: whole chunks as they are stored, others encoded anew."""
+        step = self._chunk_rows
+        while rows:
+            chunks = len(rows) // step
+            if last and rows.stop == stored.count:
+                chunks = -(-len(rows) // step)  # both end in a chunk that is padded
+            aligned = not (self._writer.filled or rows.start % step) and stored.chunk_rows == step
+            if aligned and chunks:
+                part = rows[: chunks * step]
+                for data, lengths in stored.chunks(part.start // step, chunks):
+                    self._writer.put_chunks(data, lengths)
+            else:
+                part = rows[: step - self._writer.filled]
+                for block in stored.blocks(part):
+                    self._writer.extend(block)
+            rows = rows[len(part) :]
+
+    def _count(self, stored: StoredObject, rows: range) -> None:
+        """Note rows that were taken unchanged, for their sums; of few of an object at once."""
+        if self._sums is None:
+            return
+        if stored.whole:
+            key = stored.array.place, stored.shard
+            taken = self._taken.setdefault(key, np.zeros(stored.count, np.bool_))
+            taken[rows.start : rows.stop] = True
+            self._copied.setdefault(key, stored)
+        elif stored.array.encoded:
+            valid = np.arange(rows.start, rows.stop)[~stored.is_hole[rows.start : rows.stop]]
+            for block in stored.blocks(valid):
+                self._sums.extend(block)
 
     # --- the object -----------------------------------------------------------------------------
 
     def finish(self) -> FinishedObject:
-        """Finish the object."""
+        """Finish the object: a link, if a stored object has just these rows."""
+        if (stored := self._link()) is not None:
+            self._count(stored, range(stored.count))
+            return FinishedObject((), stored.stored, stored)
+        self._copy_now(last=True)
+        own = FinishedObject(*self._finished())
+        for stored in self._copied.values():
+            same = (own.stored.size, own.stored.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
+            if same and stored.array.encoded:
+                return FinishedObject(own.parts, own.stored, stored)
+        return own
+
+    def _finished(self) -> tuple[list[Buffer], ShardObject]:
         parts, stored = self._writer.finish()
         if self._shape.ragged:
             itemsize = np.dtype(self._shape.dtype).itemsize
             stored = replace(stored, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
-        return FinishedObject(parts, stored)
+        return parts, stored
 
     def row_shapes(self, rows: int) -> list[list[int]] | None:
         """Shapes of the first rows, if they are ragged."""
         shapes: list[list[int]] = self._row_shapes[:rows].tolist()
         return shapes if self._shape.ragged else None
 
+    def _link(self) -> StoredObject | None:
+        """Return the object that has all rows, and no others; None if there is none."""
+        if "_writer" in self.__dict__ or len(self._copies) != 1:
+            return None
+        [(array, rows)] = self._copies
+        shard = rows.start // array.rows_per_shard
+        same_shards = array.rows_per_shard == self._chunks * self._chunk_rows
+        if not same_shards or array.rows_of(shard) != rows:
+            return None
+        assert self._objects is not None
+        return self._objects.object(array, shard)
+
     def sums(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
-        return None if self._sums is None else self._sums.result()
+        if self._sums is None:
+            return None
+        for key, is_taken in self._taken.items():
+            stored = self._copied[key]
+            taken, others = is_taken & ~stored.is_hole, ~is_taken & ~stored.is_hole
+            # Rows of uint8 are summed exactly, so that sums less other rows do as well.
+            exact = self._shape.dtype == "uint8" or not others.any()
+            if stored.sums is not None and exact and others.sum() <= taken.sum():
+                self._sums.include(stored.sums)
+                for block in stored.blocks(np.flatnonzero(others)):
+                    self._sums.subtract(block)
+            else:
+                for block in stored.blocks(np.flatnonzero(taken)):
+                    self._sums.extend(block)
+        return self._sums.result()
+
+
+# --- a row of every field ----------------------------------------------------------------------
+
+
+def stage_rows(
+    actions: Mapping[str, Action],
+    writers: Mapping[str, FieldWriter],
+    place: int,
+    key: str = "",
+    sample: Sample | None = None,
+) -> str:
+    """Stage a row of every field, or a run of rows from a place on, for `keep_rows` to append.
+
+    Returns the reason where the row is a hole, else an empty text.
+    """
+    try:
+        for name, action in actions.items():
+            writers[name].stage(action, place, key, sample)
+    except SampleError as error:
+        return str(error)
+    except DamagedObjectError:
+        raise
+    except MemoryError:
+        nbytes = 0 if sample is None else sample.nbytes
+        return f"decoding it, of {size(nbytes)}, takes more memory than its process gets"
+    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def keep_rows(writers: Mapping[str, FieldWriter], rows: range) -> None:
+    """Append to every field what was staged last."""
+    for writer in writers.values():
+        writer.keep(rows)

@@ -13,13 +13,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from precache.codecs.chunk import codec_metadata, decoder
-from precache.errors import BuildError, DamageError
+from precache.errors import BuildError, DamageError, StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT, short
 from precache.store.layout import MISSING, checks_of, decode_index
@@ -27,6 +27,7 @@ from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import Receipt, ShardObject, receipt_name
 from precache.store.tree import Leaf
 from precache_workers.planning.target_version import SCRATCH
+from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
@@ -42,28 +43,45 @@ class FinishedObject:
     Attributes
     ----------
     parts
-        Its bytes, one buffer after another.
+        Its bytes, one buffer after another; empty where it is only linked.
     stored
         What the receipt says of it.
-    reused
-        Whether an earlier version has the same object.
+    other
+        The same object of another version, if there is one.
     """
 
     parts: Sequence[Buffer]
     stored: ShardObject
-    reused: ClassVar[bool] = False
+    other: StoredObject | None = None
 
     def create(self, folder: Folder, name: str) -> bool:
-        """Create the object; False where one exists."""
+        """Create the object, as a link where there is another one; False where one exists.
+
+        Raises
+        ------
+        DamagedObjectError
+            The other object is gone, and was not read before.
+        """
+        if (other := self.other) is not None:
+            try:
+                origin = other.folder, other.leaf.name
+                return folder.copy(name, *origin, scratch=SCRATCH, create=True)
+            except StorageError as error:
+                if not self.parts:
+                    raise DamagedObjectError(other.array, other.shard, error) from None
         return folder.create(name, self.parts, scratch=SCRATCH)
 
-    def put(self, folder: Folder, name: str) -> None:
-        """Put the object in place of a damaged one."""
-        folder.put(name, self.read(), scratch=SCRATCH)
-
     def read(self) -> Sequence[Buffer]:
-        """Return the bytes of the object, one buffer after another."""
-        return self.parts
+        """Return the bytes of the object, one buffer after another.
+
+        Raises
+        ------
+        DamagedObjectError
+            It is only linked, and the other one is gone or not what it was.
+        """
+        if self.parts or self.other is None:
+            return self.parts
+        return [self.other.open()]
 
 
 def require_lease(task: ShardTask) -> None:
@@ -130,7 +148,7 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
             )
     for field in lost:
         require_lease(task)
-        objects[field].put(task.folder, task.objects[field])
+        task.folder.put(task.objects[field], objects[field].read(), scratch=SCRATCH)
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
@@ -165,7 +183,7 @@ def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     if finished(task):
         return False
     require_lease(task)
-    own.put(task.folder, name)
+    task.folder.put(name, own.read(), scratch=SCRATCH)
     return True
 
 

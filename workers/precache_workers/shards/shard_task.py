@@ -16,14 +16,12 @@ from precache.store.receipts import Receipt
 from precache.store.tree import Leaf
 from precache_workers.ops.identity import installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
-from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.assembly import Assembly, Run, assemble
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.compared_samples import differs
-from precache_workers.planning.shard_actions import RowActions, ShardActions, decide_actions
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
-from precache_workers.shards.base_rows import BaseRows, with_base
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import field_writers, keep_rows, stage_rows
+from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
     BASE_MEMORY,
     FetchAllTask,
@@ -37,6 +35,7 @@ from precache_workers.shards.shard_objects import (
     replace_lost,
     require_lease,
 )
+from precache_workers.shards.stored_rows import DamagedObjectError, StoredObjects
 from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import Fetched, Sample
 from precache_workers.sources.dataset import DatasetSource
@@ -64,8 +63,9 @@ class ShardTask(FetchAllTask):
         Leave a hole for a sample that cannot be fetched.
     lost
         Field -> lost object, where objects of a committed version are made again.
-    base, check_base
-        The same shard of the base version; whether its objects are checked before they are linked.
+    stored, check_stored
+        What the catalogue has of its rows, None for nothing; whether objects are checked before
+        they are linked.
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
         first rows of the shard.
@@ -88,8 +88,8 @@ class ShardTask(FetchAllTask):
     shard: int
     accept_missing: bool = False
     lost: Mapping[str, Leaf] | None = None
-    base: BaseShard | None = None
-    check_base: bool = False
+    stored: StoredRows | None = None
+    check_stored: bool = False
     pinned: Sequence[str] = ()
     read_before: bool = False
     removed: frozenset[int] = frozenset()
@@ -106,9 +106,8 @@ class ShardTask(FetchAllTask):
     def memory(self) -> int:
         """Bytes that its process may need: libraries, a large photograph, and whole shards."""
         built = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
-        reused = self.base.nbytes_of(self.base.fields) if self.base else 0
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
-        return BASE_MEMORY + large + built + reused
+        return BASE_MEMORY + large + built * (1 if self.stored is None else 2)
 
     def retried(self) -> Self:
         return replace(self, again=True)
@@ -131,23 +130,52 @@ def run_shard(task: ShardTask) -> Receipt:
         A sample takes too long; nothing was put.
     """
     receipt = finished(task) if task.again else None
-    build_once = functools.partial(_build, task)
-    build = functools.partial(with_base, task.base, build_once, task.check_base)
-    return receipt or run_in_time(build, task.job.sample_seconds)
+    return receipt or run_in_time(functools.partial(_build, task), task.job.sample_seconds)
 
 
-def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> Receipt:
-    """Decide the actions of every row, execute them, put the objects, and write the receipt."""
-    recipe, shapes = task.job.recipe, task.shapes
+def _build(task: ShardTask) -> Receipt:
+    """Build the shard; again without a stored object that turns out to be missing or damaged."""
+    fields = task.job.recipe.fields.keys()
+    stored = task.stored or StoredRows.empty(fields, len(task.keys))
+    spoiled: list[str] = []
+    while True:
+        try:
+            return write_shard(task, stored, spoiled)
+        except DamagedObjectError as damaged:
+            stored = stored.without(*damaged.object_id)
+            spoiled.append(damaged.name)
+
+
+def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> Receipt:
+    """Assemble the shard, execute its runs, put the objects, and write the receipt.
+
+    Parameters
+    ----------
+    spoiled
+        Objects of other versions that were missing or damaged.
+    """
+    recipe = task.job.recipe
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
-    actions = decide_actions(recipe, shapes, len(task.keys), base, task.removed, barred)
-    ops = {} if actions.linked else recipes_of(task.job)
+    assembly = assemble(recipe, stored, task.removed, barred)
+    linked, objects_of_others = assembly.linked, StoredObjects(assembly)
+    if task.check_stored:
+        objects_of_others.check(assembly.links)
+    ops = {} if linked else recipes_of(task.job)
     timing = Timing()
-    writers = field_writers(
-        recipe, shapes, task.rows_per_shard, ops=ops, actions=actions, base=opened
-    )
-    rows = _Rows(task, actions, writers, timing, MaskFrames(recipe.fields, ops) if ops else None)
-    with contextlib.nullcontext() if actions.linked else one_thread():
+    writers = {
+        name: FieldWriter(
+            name,
+            declared,
+            task.shapes[name],
+            task.rows_per_shard,
+            ops=ops.get(name),
+            arrays=stored.arrays,
+            objects=objects_of_others,
+        )
+        for name, declared in recipe.fields.items()
+    }
+    rows = _Rows(task, assembly, writers, timing, MaskFrames(recipe.fields, ops) if ops else None)
+    with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     if rows.unfetched and not task.accept_missing:
         raise _unfetched(task.shard, rows.unfetched)
@@ -168,17 +196,17 @@ def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> 
         sums={name: summed for name, summed in sums.items() if summed is not None},
         seconds=timing.seconds,
         cpu_seconds=timing.cpu_seconds,
-        import_seconds=0.0 if actions.linked or next(_tasks_before) else timing.cpu_before,
+        import_seconds=0.0 if linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
-        reused=all(built_object.reused for built_object in built.values()),
+        reused=all(built_object.other is not None for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
         shapes={n: shapes for n, shapes in row_shapes.items() if shapes is not None},
-        libraries={} if actions.linked else installed_versions(),
-        spoiled=sorted(task.base.fields.keys() - base.fields.keys()) if task.base else [],
+        libraries={} if linked else installed_versions(),
+        spoiled=list(spoiled),
     )
     if task.lost is not None:
         replace_lost(task, built, receipt)
@@ -202,47 +230,48 @@ class _Rows:
     def __init__(
         self,
         task: ShardTask,
-        actions: ShardActions,
+        assembly: Assembly,
         writers: Mapping[str, FieldWriter],
         timing: Timing,
         frames: MaskFrames | None,
     ) -> None:
         self._frames = frames
-        self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
+        self._task, self._assembly, self._writers, self._timing = task, assembly, writers, timing
         self._at_work = samples_at_work()
         self.content: list[str] = []
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
-        self.labels[: len(actions.base.labels)] = actions.base.labels
+        if assembly.rows.labels is not None:
+            self.labels = assembly.rows.labels.tolist()
         self.reused = 0
         self.unfetched: list[FetchError] = []
 
     def make(self) -> None:
         """Make all rows, in order."""
-        actions = self._actions
-        with contextlib.closing(self._task.fetch(actions.fetched)) as samples:
-            for rows, row in actions.runs:
-                if row.in_runs:
-                    stage_rows(row.fields, self._writers, rows.start)
-                    keep_rows(self._writers, rows)
-                    self.content += actions.content[rows.start : rows.stop]
-                    self.reused += len(rows)
+        with contextlib.closing(self._task.fetch(self._assembly.fetched)) as samples:
+            for run in self._assembly.runs:
+                if run.at_once:
+                    stage_rows(run.fields, self._writers, run.places.start)
+                    keep_rows(self._writers, run.places)
+                    part = slice(run.places.start, run.places.stop)
+                    self.content += self._assembly.rows.contents[part]
+                    self.reused += len(run.places)
                     self._timing.charge("encode")
                     continue
-                for place in rows:
-                    self._make_row(row, place, next(samples)[1] if row.fetches else None)
+                for place in run.places:
+                    self._make_row(run, place, next(samples)[1] if run.fetches else None)
 
-    def _make_row(self, row: RowActions, place: int, fetched: Fetched | None) -> None:
+    def _make_row(self, row: Run, place: int, fetched: Fetched | None) -> None:
         task, timing, key = self._task, self._timing, self._task.keys[place]
         timing.charge("fetch")
-        sample, content = None, self._actions.content[place]
+        sample, content = None, self._assembly.rows.contents[place]
         if fetched is not None:
             sample, reason = self._sample_of(place, fetched)
             content = sample.content
-            row = self._actions.with_sample(place, content, reason)
+            row = self._assembly.with_sample(place, content, reason)
         reason = self._at_work.work(DECODING, key, self._stage, row, place, key, sample)
         if reason:
-            stage_rows(self._actions.hole(place, reason).fields, self._writers, place)
+            stage_rows(self._assembly.hole_at(place), self._writers, place)
         reason = reason or row.hole
         self.content.append(content)
         self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
@@ -255,7 +284,7 @@ class _Rows:
         if sample is not None:
             timing.note(task.first_row + place, spent, sample.nbytes)
 
-    def _stage(self, row: RowActions, place: int, key: str, sample: Sample | None) -> str:
+    def _stage(self, row: Run, place: int, key: str, sample: Sample | None) -> str:
         """Stage a row; returns the reason if it is a hole."""
         fault = ""
         if self._frames is not None and sample is not None and not row.hole:

@@ -228,6 +228,8 @@ class Listing:
         and times included; int64, -1 where unknown. None if it is unknown of all.
     doubts
         Readings of the labels that the user must choose between; the table has one of them.
+    bare
+        Folders beside the classes that have no readable image, and may be classes.
     """
 
     table: RowTable
@@ -239,6 +241,7 @@ class Listing:
     notes: tuple[str, ...] = ()
     ctimes: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
+    bare: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ class FolderSource:
             ),
             ctimes=ctimes,
             doubts=(*reading.doubts, *column.doubts),
+            bare=reading.bare,
         )
 
     def fetch(

@@ -216,7 +216,7 @@ def _around(dataset: Any) -> Iterator[tuple[str, Any]]:
             value = function.__globals__[name]
             if getattr(value, "__module__", "") == function.__module__:
                 found.append(value)
-            elif isinstance(value, list | tuple | dict | np.ndarray):
+            elif not (isinstance(value, types.ModuleType) or callable(value)):
                 yield f"globals {name}", value
 
 

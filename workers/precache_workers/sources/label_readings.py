@@ -35,9 +35,9 @@ from precache_workers.sources.name_readings import (
     NEARLY_ALL,
     TARGETS,
     ending,
-    endings_of_pairs,
     partners_across,
     plain_folder,
+    ways_by_patterns,
 )
 
 _FEW = 3
@@ -79,7 +79,7 @@ MOST_PARTS = 4
 called: classes such as persons may have such files, too."""
 
 _COPIES = (
-    r"aug(?:s|mented|mentations?)?|thumb(?:nail)?s?|previews?|resized|copies|backups?|bak|"
+    r"aug(?:s|mented|mentations?)?|thumbs|thumbnails?|previews?|resized|copies|backups?|bak|"
     r"\d{2,4}(?:x\d{2,4}|px)"
 )
 _COPIED = (
@@ -453,12 +453,16 @@ def _copied(top: str, tops: Set[str], level: int, names: Texts) -> list[str]:
         return []
     files = [(folder_at(name, level), name.rpartition("/")[2].rpartition(".")[0]) for name in names]
     known = {stem for folder, stem in files if folder in of}
+    stems = [stem for folder, stem in files if folder == top]
     found = [
-        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)})
-        for folder, stem in files
-        if folder == top
+        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)}) for stem in stems
     ]
-    return sorted(of) if sum(found) >= NEARLY_ALL * len(found) else []
+    # Images of a class are often counted: 1 in "truck" and 1 in "small truck" are two.
+    are_counted = len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
+    is_weak = not re.search(rf"(?i)(?:^|[_. -])(?:{_COPIES})(?:[_. -]|$)", top)
+    if (are_counted and is_weak) or sum(found) < NEARLY_ALL * len(found):
+        return []
+    return sorted(of)
 
 
 def _doubt(
@@ -481,7 +485,8 @@ def _doubt(
     targets = [top for top in single if plain[top] in TARGETS]
     repeated = _repeated(folders.nested) or _repeated(inner)
     lone_train = len(splits) == 1 and splits[0] not in folders.nested and "tr" in splits[0].lower()
-    copies = {top: of for top in tops if (of := _copied(top, {*tops}, level, names))}
+    all_tops = {*tops}
+    copies = {top: of for top in tops if (of := _copied(top, all_tops, level, names))}
     is_part = all(name in _PAIRED for name in all_plain)
     if splits and len(tops) > 1 and not lone_train:
         look = "looks like a split, not like a class"
@@ -548,7 +553,9 @@ def _doubt(
                 ways.append(((place,), columns))
                 break
         else:
-            ways += _ways_by_patterns(names, inside, [f"{name}{split}" for name in both], path_of)
+            folders_of_each = [f"{name}{split}" for name in both]
+            stems = [_stems_below(names, f"{inside}{folder}/") for folder in folders_of_each]
+            ways += ways_by_patterns(folders_of_each, stems, lambda pair: path_of(inside + pair))
     if (both and path_of is None) or not ways:
         if both:
             parts_of = braced([f"{inside}{name}" for name in both])
@@ -560,25 +567,6 @@ def _doubt(
     return Doubt.of(f"{here}: {why}", *ways)
 
 
-def _ways_by_patterns(
-    names: Texts, inside: str, folders: Sequence[str], path_of: Callable[[str], str]
-) -> list[tuple[Sequence[str], str]]:
-    """Return the sources of two folders whose files pair up but for several endings."""
-    if len(folders) != 2:
-        return []
-    starts = [f"{inside}{folder}/" for folder in folders]
-    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
-    end, others = endings_of_pairs(*map(Texts, stems))
-    photos, masks = folders
-    return [
-        (
-            (path_of(inside + braced([f"{photos}/**/*{end}.*", f"{masks}/**/*{other}.*"])),),
-            f"for samples with a column of each folder, of the files that end in {other!r}",
-        )
-        for other in others
-    ]
-
-
 def _lone(names: Texts, folder: str) -> str:
     """Return the folder in a folder that holds all its names: itself, or one below."""
     paths = [f"{path}/" for path in Folders(names).counts if f"{path}/".startswith(f"{folder}/")]
@@ -587,12 +575,16 @@ def _lone(names: Texts, folder: str) -> str:
 
 def _pair_up(names: Texts, starts: Sequence[str]) -> bool:
     """Return True if files of all folders have the same names, also but for what each ends in."""
-    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
+    stems = [_stems_below(names, start) for start in starts]
     ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems if of]
     if len(ends) < len(stems):
         return False
     cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
     return bool(set.intersection(*map(set, stems)) or set.intersection(*cut))
+
+
+def _stems_below(names: Texts, start: str) -> list[str]:
+    return [name[len(start) :].rpartition(".")[0] for name in names if name.startswith(start)]
 
 
 def _settled(names: Texts, folder: str) -> list[list[str]]:

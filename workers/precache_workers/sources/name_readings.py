@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ TARGETS = frozenset(
 """Names of folders with the images and the targets of one data set, as by `plain_folder`."""
 
 _APART = TARGETS | {
-    "thumb", "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
+    "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
     "augmented", "aug", "copies", "backup", "backups",
 }  # fmt: skip
 """Names of folders, or words of these, with targets or copies of the images beside them."""
@@ -58,6 +58,8 @@ PART, NEARLY_ALL = 4, 3 / 4
 suffix, or if nearly all photos have one of any other ending."""
 
 FEW, MOST_WAYS = 2, 3
+
+_SYNSET = re.compile(r"n\d{8}")
 
 _FIRST_WORDS = r"(?P<part>[A-Za-z](?:[A-Za-z _.-]*[A-Za-z])?)[ _.-]*[0-9][^/]*$"
 _CAMERAS = frozenset(
@@ -298,12 +300,44 @@ def note_of_words(keys: Texts) -> list[str]:
     return [f"{begin}, which may be classes, and give no label: {way}"]
 
 
-def endings_of_pairs(photos: Texts, others: Texts) -> tuple[str, list[str]]:
-    """Return what all photos end in, and the most common endings of others that are called so."""
-    end = ending(name.rpartition("/")[2] for name in photos)
+def note_of_archives(files: Sequence[str], samples: int) -> list[str]:
+    """Return the line about archives that may be a class each: no parts of one, by their names."""
+    stems = sorted({_base(name).partition(".")[0] for name in files})
+    words = {re.sub(r"[\W\d_]", "", stem) for stem in stems}
+    if not FEW <= len(stems) <= samples // FEW or (
+        len(words) == 1 and not all(map(_SYNSET.fullmatch, stems))
+    ):
+        return []
+    some = ", ".join(map(repr, stems[:3]))
+    way = "to have them, unpack each to a folder of its name, or give a file for --labels"
+    return [f"Names of {len(stems):,} files ({some}) may be classes, and give no label: {way}"]
+
+
+def ways_by_patterns(
+    folders: Sequence[str], stems: Sequence[Sequence[str]], source_of: Callable[[str], str]
+) -> list[tuple[Sequence[str], str]]:
+    """Return the sources of two folders whose files pair up but for several endings.
+
+    Parameters
+    ----------
+    stems
+        Names of the files of each folder below it, without suffixes.
+    source_of
+        Returns the source of the files that braces name.
+    """
+    if len(folders) != 2:
+        return []
+    (photos, masks), (first, others) = folders, map(Texts, stems)
+    end = ending(map(_base, first))
     end = re.sub(r"^(?:[_. -]+\d+)+(?=[_. -])", "", end)  # a number belongs to the name
-    endings = _called_as(others, _replaced(photos, f"{re.escape(end)}$"), same=False)[1]
-    return end, [name for name, _ in _most_common(endings)[:MOST_WAYS]]
+    endings = _called_as(others, _replaced(first, f"{re.escape(end)}$"), same=False)[1]
+    return [
+        (
+            (source_of(braced([f"{photos}/**/*{end}.*", f"{masks}/**/*{other}.*"])),),
+            f"for samples with a column of each folder, of the files that end in {other!r}",
+        )
+        for other, _ in _most_common(endings)[:MOST_WAYS]
+    ]
 
 
 def ending(names: Iterable[str]) -> str:

@@ -53,7 +53,7 @@ from precache_workers.sources.container_names import (
 )
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import holds_images, quoted, splits_among
-from precache_workers.sources.name_readings import ending, endings_of_pairs
+from precache_workers.sources.name_readings import ending, ways_by_patterns
 
 _MAGIC = re.compile(r"[*?]")
 
@@ -400,15 +400,11 @@ def _no_pairs(
     )
     text = f"{count:,} names in {where} are alike in all columns, of {least:,} in the smallest"
     text = f"{text}; the first are {some}" if some else text
-    ways: list[tuple[Sequence[str], str]] = []
-    (first, photos), (other, masks) = [*files.items()][:2]
-    around = around_braces(where)
-    if around and len(files) == 2 and not any(of.pattern for of in columns.values()):
+    ways, around = list[tuple[Sequence[str], str]](), around_braces(where)
+    if around and not any(of.pattern for of in columns.values()):
         start, end = around
-        own, endings = endings_of_pairs(photos.stems, masks.stems)
-        for mask in endings:
-            pair = braced([f"{first}{end}/**/*{own}.*", f"{other}{end}/**/*{mask}.*"])
-            ways.append(((f"{start}{pair}",), f"for those that end in {mask!r}"))
+        stems = [of.stems for of in files.values()]
+        ways = ways_by_patterns([f"{name}{end}" for name in files], stems, start.__add__)
     if ways:
         return choice_error([Doubt.of(text, *ways, of_members=True)])
     return SourceError(

@@ -53,9 +53,9 @@ def mean_of(array: np.ndarray) -> np.ndarray:
 
 
 DECODE = {"op": "decode"}
-COUNT = {"op": "function", "function": "tests.shards.test_base_rows:counted", "version": "1"}
+COUNT = {"op": "function", "function": "tests.shards.test_stored_rows:counted", "version": "1"}
 MEAN = {
-    "op": "function", "function": "tests.shards.test_base_rows:mean_of", "version": "1",
+    "op": "function", "function": "tests.shards.test_stored_rows:mean_of", "version": "1",
     "dtype": "float32", "shape": [3],
 }  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_functions_behind_a_base_may_keep_what_they_are_given(source: Path, tmp_
 
     keeps = {
         "op": "function",
-        "function": "tests.shards.test_base_rows:plus_the_last",
+        "function": "tests.shards.test_stored_rows:plus_the_last",
         "version": "1",
     }
     build(source, tmp_path / "store", field())

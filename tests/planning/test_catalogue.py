@@ -1,0 +1,185 @@
+"""The catalogue's look-up, held against a search through all stored rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.store.columns import Texts
+from precache.store.layout import RowShape
+from precache.store.row_table import RowTable
+from precache.store.version import Version
+from precache_workers.planning.catalogue import Catalogue, StoredSamples, halves_of
+from precache_workers.planning.target_version import VersionSpec
+from precache_workers.runtime.time_limit import DECODING, KILLS
+from tests.support.stored import SHAPE, stored_array
+
+FLIP = {"op": "horizontal_flip"}
+OPS = {
+    "fixed": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
+    "random": [{"op": "decode"}, FLIP],
+}
+
+
+@dataclass
+class Opened:
+    """A version of which only the holes are known."""
+
+    holes: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+
+def contents_of(numbers: list[int]) -> np.ndarray:
+    """A content for each number; none for 0."""
+    return np.array([(number * 2**40, number) for number in numbers], np.uint64).reshape(-1, 2)
+
+
+numbers = st.lists(st.integers(0, 6), min_size=1, max_size=12)
+
+
+@st.composite
+def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
+    ops = OPS[draw(st.sampled_from(sorted(OPS)))]
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "variants": 1}}})
+    keys = st.lists(st.integers(0, 14), min_size=12, max_size=12, unique=True)
+    listed = draw(numbers)
+    wanted = RowTable.of_keys([f"k{key}" for key in draw(keys)[: len(listed)]])
+    versions = []
+    for number in range(draw(st.integers(0, 3))):
+        stored = draw(numbers)
+        table = RowTable.of_keys([f"k{key}" for key in draw(keys)[: len(stored)]])
+        holes = draw(st.sets(st.integers(0, len(stored) - 1), max_size=2))
+        opened = Opened({row: (table.keys[row], "broken") for row in holes})
+        rows = table.keys.find(wanted.keys)
+        applied = draw(st.integers(1, 2))
+        finished = applied == 2
+        array = stored_array(
+            f"v{number}", applied=applied, rows=len(stored), finished=finished,
+            encoded=finished and draw(st.booleans()), rows_per_shard=draw(st.sampled_from([2, 4])),
+            shape=draw(st.sampled_from([SHAPE, RowShape((3, 9, 9), "uint8")])),
+        )  # fmt: skip
+        attributes, content = cast(Any, None), contents_of(stored)
+        samples = StoredSamples(
+            cast(Version, opened), attributes, table, content, rows, {"image": [array]}
+        )
+        versions.append(samples)
+    spec = VersionSpec(recipe, "", wanted, "")
+    known = np.ones(len(listed), np.bool_)
+    return Catalogue(spec, versions, contents_of(listed), known, retries=True), 4
+
+
+@given(catalogues())
+def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]) -> None:
+    catalogue, per_shard = drawn
+    found = catalogue.find(per_shard, {"image": SHAPE})
+    held, table = found.fields["image"], catalogue.spec.table
+    for row, (number, stored_row, is_hole) in enumerate(held.tolist()):
+        candidates = []
+        for version, array in catalogue.arrays["image"]:
+            if array.finished and array.shape != SHAPE:
+                continue
+            samples = catalogue.versions[version]
+            ops = catalogue.spec.recipe.fields["image"].ops[: array.applied]
+            for other in range(len(samples.table)):
+                same = catalogue.content[row].any()
+                same &= (samples.content[other] == catalogue.content[row]).all()
+                if any(op.is_random for op in ops):
+                    same &= samples.table.keys[other] == table.keys[row]
+                if same and other not in samples.version.holes:
+                    candidates.append((array.applied, array.encoded, other == row, array, other))
+        if is_hole == 1:
+            [array] = [found.arrays[number]]
+            version = next(v for v, each in catalogue.arrays["image"] if each is array)
+            assert stored_row == row in catalogue.versions[version].version.holes
+            assert all(candidate[:2] < (array.applied, array.encoded) for candidate in candidates)
+            continue
+        assert (number >= 0) == bool(candidates)
+        if number >= 0:
+            array = found.arrays[number]
+            assert any(c[3] is array and c[4] == stored_row for c in candidates)
+            assert (array.applied, array.encoded, stored_row == row) == max(
+                c[:3] for c in candidates
+            )
+
+
+@given(catalogues())
+def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalogue, int]) -> None:
+    catalogue, per_shard = drawn
+    held = catalogue.find(per_shard, {"image": SHAPE}).fields["image"]
+    best = [
+        a for _, a in catalogue.arrays["image"] if a.finished and a.shape == SHAPE and a.encoded
+    ]
+    for start in range(0, len(held), per_shard):
+        rows = range(start, min(start + per_shard, len(held)))
+        for version, array in catalogue.arrays["image"]:
+            samples = catalogue.versions[version]
+            whole = array in best and array.rows_per_shard == per_shard
+            whole = whole and array.rows_of(start // per_shard) == rows
+            keys = (
+                all(
+                    samples.rows[row] == row
+                    for row in rows
+                    if any(op.is_random for op in catalogue.spec.recipe.fields["image"].ops)
+                )
+                if whole
+                else False
+            )
+            contents = whole and all(
+                catalogue.content[row].any()
+                and (samples.content[row] == catalogue.content[row]).all()
+                and row not in samples.version.holes
+                for row in rows
+            )
+            if whole and keys and contents:
+                taken = held[start : rows.stop]
+                assert len(set(taken[:, 0].tolist())) == 1
+                assert taken[:, 1].tolist() == list(rows)
+
+
+def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> None:
+    """Unless functions of the user may have done so, or they are to be tried again."""
+    ops = {name: {"ops": OPS[name], "variants": 1} for name in OPS}
+    function = {"op": "function", "function": "os:getpid", "version": "1"}
+    ops["user's"] = {"ops": [*OPS["fixed"], function], "variants": 1}
+    wanted = precache.Recipe.from_dict({"fields": {"image": ops["fixed"]}})
+    table = RowTable.of_keys(["a", "b", "c"])
+    spec = VersionSpec(wanted, "", table, "")
+    reasons = {0: f"{DECODING} {KILLS}", 1: "not an image"}
+    opened = Opened({row: (table.keys[row], why) for row, why in reasons.items()})
+    content, known = contents_of([1, 2, 3]), np.ones(3, np.bool_)
+    for before, retries, holes in (
+        ("random", False, {0: reasons[0]}), ("user's", False, {}), ("random", True, {}),
+    ):  # fmt: skip
+        recipe = precache.Recipe.from_dict({"fields": {"image": ops[before]}})
+        attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))
+        version = cast(Version, opened)
+        samples = StoredSamples(version, attributes, table, content, np.arange(3), {})
+        catalogue = Catalogue(spec, [samples], content, known, retries=retries)
+        assert catalogue.find().holes == holes
+        assert catalogue.failed == {0, 1}
+
+
+def test_contents_are_read_as_numbers() -> None:
+    texts = ["00112233445566778899aabbccddeeff", "", "f" * 32]
+    assert halves_of(Texts(texts)).tolist() == [
+        [0x0011223344556677, 0x8899AABBCCDDEEFF], [0, 0], [2**64 - 1] * 2,
+    ]  # fmt: skip
+
+
+@given(catalogues())
+def test_shapes_and_versions_are_those_of_most_rows(drawn: tuple[Catalogue, int]) -> None:
+    catalogue, _ = drawn
+    found = catalogue.find()
+    held = found.fields["image"]
+    taken = [found.arrays[n] for n, _, is_hole in held.tolist() if n >= 0 and not is_hole]
+    assert {array.folder.name for array in taken} == set(found.versions)
+    assert int(found.has_rows.sum()) == len(taken)
+    finished = [array.shape for array in taken if array.finished]
+    assert ("image" in found.shapes) == bool(finished)
+    if finished:
+        assert found.shapes["image"] in finished

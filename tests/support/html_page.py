@@ -1,0 +1,75 @@
+"""Pages as another program reads them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+VOID = frozenset(("meta", "br", "link", "img", "input", "rect", "line", "polyline", "circle"))
+
+
+class Page(HTMLParser):
+    """Elements of a page with their attributes, its headings, and its text without styles."""
+
+    def __init__(self, page: bytes | str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self.balanced = True
+        self._open: list[str] = []
+        self.feed(page.decode() if isinstance(page, bytes) else page)
+        self.close()
+        self.balanced &= not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag in ("h1", "h3", "style"):
+            self.headings.append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.balanced &= self._open[-1:] == [tag]
+        if tag in self._open:
+            del self._open[len(self._open) - 1 - self._open[::-1].index(tag) :]
+
+    def handle_data(self, data: str) -> None:
+        if {"h1", "h3", "style"} & {*self._open}:
+            self.headings[-1] += data
+        if "style" not in self._open:
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        """The attributes of each element of a kind."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def pictures(self) -> dict[str, bytes]:
+        """The files of its pictures, by their text."""
+        images = self.all("img")
+        return {e["alt"]: base64.b64decode(e["src"].partition(";base64,")[2]) for e in images}
+
+    def link(self, rel: str) -> str | None:
+        """The target of the first link of a kind."""
+        return next((a["href"] for a in self.all("a") if a.get("rel") == rel), None)
+
+
+def stands_alone(html: str, scripts: int = 0) -> Page:
+    """Parse a page of which nothing is fetched, and nothing is run but its own scripts."""
+    page = Page(html)
+    assert page.balanced
+    assert len(page.all("script")) == scripts
+    assert not {"iframe", "object", "embed", "base"} & {tag for tag, _ in page.elements}
+    pairs = [pair for _, attributes in page.elements for pair in attributes.items()]
+    assert not [name for name, _ in pairs if name.startswith("on")]
+    urls = [value for name, value in pairs if name in ("src", "href", "xlink:href", "action")]
+    assert all(url.startswith(("#", "data:")) for url in urls)
+    assert not re.search(r"url\((?!#)|@import|https?://", html)
+    ids = [value for name, value in pairs if name == "id"]
+    assert len(ids) == len(set(ids))
+    return page

@@ -1,0 +1,636 @@
+"""The catalogue: what the committed versions of a store hold, looked up by ops and content.
+
+Each version records the content of the sample of each row, and for each array the digest of the
+ops that made it. So a row of a field may come from any version that has the same content under the
+first of the field's ops, under whatever key and in whatever row; where one of these ops is random,
+the key has to be the same, too. The content of a listed sample is known if a version has its
+source, key, size and time or etag. Of another sample the catalogue has a guess, and the task that
+fetches it finds out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precache.errors import DamageError, StorageError, StoreError
+from precache.recipe.ops import Decode
+from precache.recipe.recipe import Field, Recipe
+from precache.recipe.variants import field_of
+from precache.storage.base import Folder
+from precache.store.columns import Texts, arrow_of
+from precache.store.json_documents import Attributes
+from precache.store.layout import RowShape
+from precache.store.open import open_own
+from precache.store.row_table import REMOVED, RowTable, read_contents
+from precache.store.tree import Leaf
+from precache.store.version import ROW_TABLE, Version
+from precache_workers.ops.identity import ops_digest
+from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.target_version import VersionSpec
+from precache_workers.runtime.time_limit import ended_workers
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of a committed version with rows of a field, with all ops or some.
+
+    Attributes
+    ----------
+    applied, finished
+        Number of the field's ops that were applied; whether these are all.
+    encoded
+        Whether the codec is the field's, too, so that chunks can be copied.
+    refuses_more
+        Whether holes of the array may have rows by the field's ops.
+    """
+
+    folder: Folder
+    name: str
+    shape: RowShape
+    rows: int
+    rows_per_shard: int
+    applied: int
+    finished: bool
+    encoded: bool
+    refuses_more: bool = False
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Version and name; variants may resume rows of the same array."""
+        return self.folder.name, self.name
+
+    def rows_of(self, shard: int) -> range:
+        """Rows of a shard."""
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.rows))
+
+
+WHOLE = 0.5
+"""Share of an object's rows from which on it is read as a whole."""
+
+Held = np.ndarray
+"""Where rows of a field are stored: (rows, 3) int32 number of the array, -1 for nowhere, row of its
+version, and 1 where that row is a hole."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Where the rows of a version to be built, or of one of its shards, are stored.
+
+    Attributes
+    ----------
+    fields
+        Field -> where its rows are.
+    content
+        Halves of the XXH3-128 of the sample of each row: (rows, 2) uint64, zeros for none.
+    known
+        (rows,) bool, whether this is the content of the listed sample, and no guess.
+    holes
+        Row -> reason, where samples of this content fail.
+    labels
+        Labels of rows that came with their samples, -1 for none; None if others are known.
+    """
+
+    arrays: Sequence[StoredArray]
+    fields: Mapping[str, Held]
+    content: np.ndarray
+    known: np.ndarray
+    holes: Mapping[int, str]
+    labels: np.ndarray | None = None
+
+    @classmethod
+    def empty(cls, fields: Collection[str], rows: int) -> StoredRows:
+        """Return what an empty catalogue has."""
+        nowhere = np.full((rows, 3), -1, np.int32)
+        content = np.zeros((rows, 2), np.uint64)
+        return cls((), dict.fromkeys(fields, nowhere), content, np.zeros(rows, np.bool_), {})
+
+    def shard(self, rows: range) -> StoredRows:
+        """Return what is stored of consecutive rows."""
+        part = slice(rows.start, rows.stop)
+        return StoredRows(
+            self.arrays,
+            {name: held[part] for name, held in self.fields.items()},
+            self.content[part],
+            self.known[part],
+            {row - rows.start: self.holes[row] for row in rows if row in self.holes},
+            None if self.labels is None else self.labels[part],
+        )
+
+    def without(self, place: tuple[str, str], shard: int) -> StoredRows:
+        """Return the rows without those of one object of an array."""
+        fields = dict(self.fields)
+        for number, array in enumerate(self.arrays):
+            rows = array.rows_of(shard)
+            for name, held in fields.items() if array.place == place else ():
+                gone = (held[:, 0] == number) & (held[:, 1] >= rows.start)
+                gone &= held[:, 1] < rows.stop
+                fields[name] = np.where(gone[:, np.newaxis], np.int32(-1), held)
+        return replace(self, fields=fields)
+
+    @functools.cached_property
+    def contents(self) -> list[str]:
+        """XXH3-128 (hex) of each row's sample, empty for none."""
+        return [f"{a << 64 | b:032x}" if a | b else "" for a, b in self.content.tolist()]
+
+    @functools.cached_property
+    def has_rows(self) -> np.ndarray:
+        """Rows of which some field is stored: (rows,) bool."""
+        return np.asarray(np.logical_or.reduce([has_row(held) for held in self.fields.values()]))
+
+    @functools.cached_property
+    def used(self) -> list[StoredArray]:
+        """Arrays that rows are taken from; that of most rows first."""
+        numbers = np.concatenate([held[has_row(held), 0] for held in self.fields.values()])
+        counts = np.bincount(numbers, minlength=len(self.arrays))
+        order = np.argsort(-counts, kind="stable")
+        return [self.arrays[number] for number in order.tolist() if counts[number]]
+
+    @property
+    def versions(self) -> list[str]:
+        """Ids of the versions that rows are taken from; that of most rows first."""
+        return list(dict.fromkeys(array.folder.name for array in self.used))
+
+    @property
+    def shapes(self) -> dict[str, RowShape]:
+        """Row shapes of the fields that have rows with all their ops: these shapes stay."""
+        shapes = {}
+        for name, held in self.fields.items():
+            numbers = np.unique(held[has_row(held), 0]).tolist()
+            own = [self.arrays[number] for number in numbers if self.arrays[number].finished]
+            if own:
+                shapes[name] = min(own, key=self.used.index).shape
+        return shapes
+
+
+def has_row(held: Held) -> np.ndarray:
+    """Return where a row is stored that is no hole: (rows,) bool."""
+    return np.asarray((held[:, 0] >= 0) & (held[:, 2] == 0))
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """The samples of a committed version, beside those that are listed.
+
+    Attributes
+    ----------
+    content
+        (rows, 2) uint64 halves of the content of each row's sample; zero where it is unknown.
+    rows
+        Row of each listed sample's key; -1 for none: (listed,) int64.
+    arrays
+        Field -> arrays with its rows.
+    """
+
+    version: Version
+    attributes: Attributes
+    table: RowTable
+    content: np.ndarray
+    rows: np.ndarray
+    arrays: Mapping[str, Sequence[StoredArray]]
+
+    @functools.cached_property
+    def is_hole(self) -> np.ndarray:
+        """(rows,) bool."""
+        holes = np.zeros(len(self.table), np.bool_)
+        holes[list(self.version.holes)] = True
+        return holes
+
+    @functools.cached_property
+    def failures(self) -> list[tuple[int, str]]:
+        """Listed samples that failed, and the reasons."""
+        places = np.flatnonzero(self.at_keys(self.is_hole, False))
+        holes = self.version.holes
+        pairs = ((row, holes[self.rows[row]][1]) for row in places.tolist())
+        return [(row, why) for row, why in pairs if why != REMOVED]
+
+    def at_keys(self, of_rows: np.ndarray, unknown: object) -> np.ndarray:
+        """Return values of rows for the listed samples of the same keys."""
+        found: np.ndarray = of_rows[self.rows]
+        found[self.rows < 0] = unknown
+        return found
+
+    @functools.cached_property
+    def _by_content(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that are no holes, by the first halves of their contents; these halves."""
+        rows = np.flatnonzero(~self.is_hole & _is_known(self.content))
+        rows = rows[np.argsort(self.content[rows, 0], kind="stable")]
+        return rows, self.content[rows, 0]
+
+    def rows_with(self, content: np.ndarray, *, same_keys: bool) -> np.ndarray:
+        """Find rows of the same contents: (listed,) int64, -1 for none.
+
+        Of several it is the one in the same place, else the one of the same key.
+
+        Parameters
+        ----------
+        same_keys
+            Only rows of the same keys.
+        """
+        found, wanted = np.full(len(content), -1), _is_known(content)
+
+        def take(rows: np.ndarray) -> None:
+            same = wanted & (found < 0) & (rows >= 0)
+            same[same] = (self.content[rows[same]] == content[same]).all(1)
+            same[same] = ~self.is_hole[rows[same]]
+            found[same] = rows[same]
+
+        if same_keys:
+            take(self.rows)
+            return found
+        places = np.arange(len(content))
+        take(np.where(places < len(self.table), places, -1))
+        take(self.rows)
+        left = np.flatnonzero(wanted & (found < 0))
+        if len(left):
+            # A content of which only the first half is found is taken for unknown.
+            ordered, halves = self._by_content
+            at = np.searchsorted(halves, content[left, 0])
+            rows = np.full(len(content), -1)
+            rows[left] = np.append(ordered, -1)[at]
+            take(rows)
+        return found
+
+
+def _is_known(content: np.ndarray) -> np.ndarray:
+    return np.asarray(content.any(1))
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What the committed versions of a store hold of the samples of a listing.
+
+    Attributes
+    ----------
+    versions
+        Those that have rows of some field, or samples that ended workers, the latest first.
+    content, known, labels
+        As in `StoredRows`.
+    retries
+        Samples that failed are not known to fail.
+    """
+
+    spec: VersionSpec
+    versions: Sequence[StoredSamples]
+    content: np.ndarray
+    known: np.ndarray
+    labels: np.ndarray | None = None
+    retries: bool = False
+
+    @classmethod
+    def empty(cls, spec: VersionSpec) -> Catalogue:
+        """Return a catalogue of nothing."""
+        nothing = StoredRows.empty((), len(spec.table))
+        return cls(spec, (), nothing.content, nothing.known)
+
+    @classmethod
+    def read(
+        cls,
+        store: Folder,
+        spec: VersionSpec,
+        *,
+        retries: bool = False,
+        pinned: str | None = None,
+        labels_with_samples: bool = False,
+    ) -> Catalogue:
+        """Read what the versions of a store have of the rows of a version.
+
+        Parameters
+        ----------
+        pinned
+            Id of a version whose samples these are, whatever they are listed as.
+        labels_with_samples
+            Whether labels are known only with samples: then so are these contents.
+        """
+        versions = list(_versions(store, spec))
+        content, known, labels = _contents(spec, versions, pinned, labels_with_samples)
+        return cls(spec, versions, content, known, labels, retries or pinned is not None)
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, list[tuple[int, StoredArray]]]:
+        """Field -> its arrays, the best first, each with the number of its version."""
+        return {
+            name: sorted(
+                (
+                    (number, array)
+                    for number, samples in enumerate(self.versions)
+                    for array in samples.arrays.get(name, ())
+                ),
+                key=lambda pair: (-pair[1].applied, not pair[1].encoded, pair[0]),
+            )
+            for name in self.spec.recipe.fields
+        }
+
+    @functools.cached_property
+    def failed(self) -> frozenset[int]:
+        """Rows whose samples failed in the latest version that has them."""
+        failed: set[int] = set()
+        seen = self.spec.table.is_removed
+        for samples in self.versions:
+            failed.update(row for row, _ in samples.failures if not seen[row])
+            seen |= samples.rows >= 0
+        return frozenset(failed)
+
+    @functools.cached_property
+    def holes(self) -> dict[int, str]:
+        """Row -> reason, where a version has a hole for a sample of the same key and content, which
+        is due to the ops of these fields alone; or ended workers, without functions of the user."""
+        holes: dict[int, str] = {}
+        for samples in () if self.retries else self.versions:
+            arrays = [array for of_field in samples.arrays.values() for array in of_field]
+            whole = {name for name, of in samples.arrays.items() if any(a.finished for a in of)}
+            others = samples.attributes.fields.keys() - {array.name for array in arrays}
+            # Else it may be due to a field, or a refusal, that the recipe has no more.
+            due = whole == self.spec.recipe.fields.keys() and not others
+            due = due and not any(array.refuses_more for array in arrays)
+            by_library = not (self.spec.recipe.functions or samples.attributes.recipe.functions)
+            of_keys = samples.at_keys(samples.content, 0)
+            same = _is_known(of_keys) & (of_keys == self.content).all(1)
+            for row, why in samples.failures:
+                if same[row] and (due or (by_library and ended_workers(why))):
+                    holes.setdefault(row, why)
+        return holes
+
+    def _rows(self, number: int, *, same_keys: bool) -> np.ndarray:
+        key = number, same_keys
+        if key not in self._found:
+            self._found[key] = self.versions[number].rows_with(self.content, same_keys=same_keys)
+        return self._found[key]
+
+    @functools.cached_property
+    def _found(self) -> dict[tuple[int, bool], np.ndarray]:
+        return {}
+
+    def stored_nbytes(self, name: str) -> float | None:
+        """Mean stored bytes of a row of a field with all ops; None if no version has such."""
+        for number, array in self.arrays[name]:
+            if array.finished:
+                leaves = self.versions[number].version.shard_leaves(array.name)
+                return sum(leaf.size for leaf in leaves) / max(1, array.rows)
+        return None
+
+    def leaf(self, array: StoredArray, shard: int) -> Leaf:
+        """Return the record of an object."""
+        [version] = [v.version for v in self.versions if v.version.folder.name == array.folder.name]
+        return version.shard_leaves(array.name)[shard]
+
+    def find(
+        self, rows_per_shard: int = 0, shapes: Mapping[str, RowShape] | None = None
+    ) -> StoredRows:
+        """Find the best stored row for each row of each field, of these shapes, or of any.
+
+        Those with most ops are best, and among these the ones with the codec of the field, those of
+        whole shards that can be linked, those in the same place, and those of the latest version.
+        """
+        arrays = [pair for pairs in self.arrays.values() for pair in pairs]
+        numbers = {id(array): number for number, (_, array) in enumerate(arrays)}
+        fields = {}
+        for name, pairs in self.arrays.items():
+            held = np.full((len(self.known), 3), -1, np.int32)
+            fitting = [
+                pair
+                for pair in pairs
+                if shapes is None or not pair[1].finished or pair[1].shape == shapes[name]
+            ]
+            places = np.arange(len(held))
+            for alike in _groups(fitting):
+                rows_of = [self._rows_for(name, number, array) for number, array in alike]
+                valid = np.logical_or.reduce([rows >= 0 for rows in rows_of])
+                found = []
+                for (number, array), rows in zip(alike, rows_of, strict=True):
+                    is_hole = self._is_hole_of(number) & ~valid
+                    same = (rows == places) | is_hole
+                    found.append((numbers[id(array)], array, rows, same, is_hole))
+                for at, array, _, same, is_hole in found:
+                    whole = _in_whole_shards(array, rows_per_shard, same)
+                    _take(held, whole, at, places, is_hole)
+                for at, _, _, same, is_hole in found:
+                    _take(held, same, at, places, is_hole)
+                for at, _, rows, _, is_hole in found:
+                    _take(held, rows >= 0, at, rows, is_hole)
+            fields[name] = held
+        made = np.logical_and.reduce([has_row(held) for held in fields.values()])
+        holes = {row: why for row, why in self.holes.items() if not made[row]}
+        for held in fields.values():  # of holes, only their own rows are taken
+            other = [row for row in holes if held[row, 2] == 0]
+            held[other] = -1
+        return StoredRows(
+            [array for _, array in arrays], fields, self.content, self.known, holes, self.labels
+        )
+
+    def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
+        """Find the rows of a version for a field: (listed,) int64, -1 for none."""
+        ops = self.spec.recipe.fields[name].ops[: array.applied]
+        return self._rows(number, same_keys=any(op.is_random for op in ops))
+
+    def _is_hole_of(self, number: int) -> np.ndarray:
+        """Return where a version has a hole in the same place, of the same or a removed sample."""
+        samples, alike = self.versions[number], self.spec.table.is_removed
+        both = min(len(alike), len(samples.table))
+        same = (samples.content[:both] == self.content[:both]).all(1)
+        alike[:both] |= same & _is_known(self.content[:both])
+        alike[:both] &= samples.is_hole[:both]
+        alike[both:] = False
+        return alike
+
+
+def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) -> np.ndarray:
+    """Return the rows of shards that an array has as they are to be: (rows,) bool."""
+    rows = len(same)
+    if array.rows_per_shard != rows_per_shard:
+        return np.zeros(rows, np.bool_)
+    starts = np.arange(0, rows, rows_per_shard)
+    ends = np.minimum(starts + rows_per_shard, rows)
+    whole = np.logical_and.reduceat(same, starts)
+    whole &= ends == np.minimum(starts + rows_per_shard, array.rows)
+    return np.repeat(whole, ends - starts)
+
+
+def _groups(
+    arrays: Sequence[tuple[int, StoredArray]],
+) -> Iterator[list[tuple[int, StoredArray]]]:
+    """Group arrays of as many ops and the same codec, in order."""
+    for place in dict.fromkeys((array.applied, array.encoded) for _, array in arrays):
+        yield [pair for pair in arrays if (pair[1].applied, pair[1].encoded) == place]
+
+
+def _take(held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: np.ndarray) -> None:
+    """Take rows of an array that are not held yet."""
+    some = some & (held[:, 0] < 0)
+    held[some, 0], held[some, 1], held[some, 2] = array, rows[some], is_hole[some]
+
+
+def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
+    """Read the versions that have rows of some field, or samples that ended workers, the latest
+    first; damaged ones are left out."""
+    wanted = _wanted_digests(spec)
+    for folder, attributes in committed_versions(store):
+        matches = match_arrays(spec.recipe, wanted, folder, attributes)
+        if not (matches or attributes.holes):
+            continue
+        try:
+            version, where = open_own(folder), folder.path(ROW_TABLE)
+            ended = any(ended_workers(why) for _, why in version.holes.values())
+            if not (matches or ended):
+                continue
+            data = version.read_checked(ROW_TABLE)
+            table = RowTable.from_parquet(data, where)
+            content = halves_of(Texts(read_contents(data, where)))
+            rows = table.keys.find(spec.table.keys)
+            samples = StoredSamples(version, attributes, table, content, rows, matches)
+            for array in (array for of_field in matches.values() for array in of_field):
+                version.shard_leaves(array.name)
+                if array.shape.ragged:
+                    version.row_shapes(array.name)
+            samples.is_hole  # noqa: B018 - these are read here, where damage is expected
+        except (DamageError, StorageError, StoreError, ValueError):
+            continue  # `verify` says why
+        yield samples
+
+
+def halves_of(contents: Texts) -> np.ndarray:
+    """Return XXH3-128s in hex as halves: (len, 2) uint64, zeros where there is none.
+
+    Raises
+    ------
+    ValueError
+        One is no XXH3-128.
+    """
+    blank = contents.is_blank
+    digits = bytes.fromhex("".join(contents.take(~blank)))
+    halves = np.zeros((len(contents), 2), np.uint64)
+    halves[~blank] = np.frombuffer(digits, ">u8").reshape(-1, 2)
+    return halves
+
+
+def _contents(
+    spec: VersionSpec, versions: Sequence[StoredSamples], pinned: str | None, with_labels: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return the content of the listed samples, known or guessed, whether it is known, and the
+    labels that came with samples."""
+    table = spec.table
+    content = np.zeros((len(table), 2), np.uint64)
+    known, guessed = (np.zeros(len(table), np.bool_) for _ in range(2))
+    labels = np.full(len(table), -1, np.int64) if with_labels else None
+    for samples in versions:
+        of_keys = samples.at_keys(samples.content, 0)
+        same = _is_known(of_keys) & ~known & ~table.is_removed
+        if with_labels and not _has_labels(samples, spec.recipe):
+            same[:] = False
+        if pinned is None:
+            rows = np.flatnonzero(same)
+            same[rows] = table.unchanged(samples.table, rows, samples.rows[rows])
+        elif samples.version.folder.name != pinned:
+            same[:] = False
+        content[same], known[same] = of_keys[same], True
+        if labels is not None:
+            labels[same] = samples.at_keys(np.asarray(samples.version.labels), -1)[same]
+    by_source = sorted(versions, key=lambda samples: samples.table.source != table.source)
+    for samples in by_source:
+        of_keys = samples.at_keys(samples.content, 0)
+        new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
+        content[new], guessed[new] = of_keys[new], True
+    new = ~known & ~guessed & ~table.is_removed & (table.sizes >= 0)
+    if new.any():
+        _guess_by_name(table, by_source, content, np.flatnonzero(new))
+    return content, known, labels
+
+
+def _guess_by_name(
+    table: RowTable, versions: Sequence[StoredSamples], content: np.ndarray, rows: np.ndarray
+) -> None:
+    """Guess contents of samples in other folders than before, by the ends of their keys."""
+    names = names_of(table, rows)
+    for samples in reversed(versions):
+        gone = _is_known(samples.content)
+        gone[samples.rows[(samples.rows >= 0) & ~table.is_removed]] = False
+        places = np.flatnonzero(gone)
+        at = names_of(samples.table, places).find(names)
+        content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
+
+
+def names_of(table: RowTable, rows: np.ndarray) -> Texts:
+    """Return names and sizes of samples, which stay if they are moved to another folder."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = pc.replace_substring_regex(table.keys.take(rows).plain, "^.*/", "")
+    sizes = arrow_of(table.sizes[rows]).cast(pa.large_string())
+    return Texts(pc.binary_join_element_wise(names, sizes, Texts(["/"]).arrow[0]))
+
+
+def _has_labels(samples: StoredSamples, recipe: Recipe) -> bool:
+    """Return whether labels that came with the samples are those that they would bring now."""
+    before = samples.attributes.recipe.by_array()
+    parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, recipe)]
+    return samples.table.labels_with_samples and parts[0] == parts[1]
+
+
+# --- arrays of the same ops ---------------------------------------------------------------------
+
+
+def _wanted_digests(spec: VersionSpec) -> dict[str, dict[str, int]]:
+    """Return field -> digest of its first ops -> their number, the most first."""
+    recipe = spec.recipe
+    return {
+        # What a field without ops stores need not be what ops would have been given.
+        name: {
+            ops_digest(recipe, name, count, spec.decides): count
+            for count in range(len(declared.ops), 0, -1) or [0]
+        }
+        for name, declared in recipe.fields.items()
+    }
+
+
+def match_arrays(
+    recipe: Recipe, wanted: Mapping[str, Mapping[str, int]], folder: Folder, attributes: Attributes
+) -> dict[str, list[StoredArray]]:
+    """Find the arrays of a version that have rows of each field of a recipe, with some ops.
+
+    Parameters
+    ----------
+    wanted
+        Field -> digest of its first ops -> their number.
+    """
+    before = attributes.recipe.by_array().fields
+    matches: dict[str, list[StoredArray]] = {}
+    for name, declared in recipe.fields.items():
+        refuses = _refuses_dim(declared)
+        for array, stored in attributes.fields.items():
+            count = wanted[name].get(stored.recipe) if stored.recipe else None
+            refused = _refuses_dim(before[array])
+            if count is None or (refuses and not refused):
+                continue
+            finished = count == len(declared.ops)
+            found = StoredArray(
+                folder=folder,
+                name=array,
+                shape=stored.row,
+                rows=attributes.rows,
+                rows_per_shard=attributes.rows_per_shard,
+                applied=count,
+                finished=finished,
+                encoded=finished and declared.stored_as == before[array].stored_as,
+                refuses_more=refused and not refuses,
+            )
+            matches.setdefault(name, []).append(found)
+    return matches
+
+
+def has_matches(spec: VersionSpec, store: Folder) -> bool:
+    """Return whether some version has rows of a field of a recipe."""
+    wanted = _wanted_digests(spec)
+    return any(match_arrays(spec.recipe, wanted, *version) for version in committed_versions(store))
+
+
+def _refuses_dim(field: Field) -> bool:
+    """Return True if dim images of 16 bits become holes, as the field does not state the bits."""
+    first = field.ops[0] if field.ops else None
+    return isinstance(first, Decode) and first.bits is None
