@@ -238,7 +238,7 @@ class Leases:
             return None
         return lease
 
-    def wait(self, say: Callable[[LeaseDocument], None]) -> Lease:
+    def wait(self, say: Callable[[LeaseDocument], None], note: str = "") -> Lease:
         """Wait for the lease, and take it.
 
         Parameters
@@ -248,7 +248,7 @@ class Leases:
         """
         poll = POLL_REMOTE if self._folder.local("") is None else POLL_LOCAL
         said = ""
-        while (lease := self.take()) is None:
+        while (lease := self.take(note)) is None:
             holder = self.holder()
             if holder is not None and holder.nonce != said:
                 said = holder.nonce

@@ -126,12 +126,12 @@ def when_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> 
 
     wait = Leases.wait
 
-    def act_and_wait(own: Leases, say: Callable[[LeaseDocument], None]) -> Lease:
+    def act_and_wait(own: Leases, say: Callable[[LeaseDocument], None], note: str = "") -> Lease:
         def say_and_act(lease: LeaseDocument) -> None:
             say(lease)
             act()
 
-        return wait(own, say_and_act)
+        return wait(own, say_and_act, note)
 
     monkeypatch.setattr(Leases, "wait", act_and_wait)
 

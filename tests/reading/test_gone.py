@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import BuildError, DamageError, GoneError, StorageError, StoreError
+from precache.errors import BuildError, GoneError, StorageError, StoreError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.open import open_version
@@ -148,35 +148,6 @@ def test_a_version_that_goes_is_said_to_be_gone(
             assert any(each in words for each in ("is gone", "was removed", "fits no version"))
             said += 1
     assert said > 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=[] if each == "verify" else pytest.mark.heavy) for each in READS],
-)
-def test_a_version_that_goes_and_comes_back_is_no_damaged_one(
-    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Removed right before any look at it, and pulled again right after."""
-    path, other, _ = store
-    folder, away = path / other, tmp_path / "away"
-
-    def remove() -> None:
-        folder.rename(away)
-
-    def put_back() -> None:
-        shutil.copytree(away, folder, copy_function=shutil.copy)
-        shutil.rmtree(away)
-
-    removal = Removal(monkeypatch, LocalFolder, remove, put_back)
-    for at in range(reads_of(lambda: READS[name](path, other), removal)):
-        removal.arm(at)
-        try:
-            READS[name](path, other)
-        except (DamageError, StoreError) as error:  # or the log was read while it was away
-            words = str(error)
-            assert "is gone" in words or "fits no version" in words
-        assert precache.verify(f"{path}@{other}").ok
 
 
 def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:

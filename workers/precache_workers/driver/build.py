@@ -412,7 +412,11 @@ class _Build:
     def _take_lease(self, target: TargetVersion) -> Lease:
         """Take the lease of a version, once other builds of it end or are silent."""
 
+        note = "recompute" if self.request.recompute else ""
+
         def say(lease: LeaseDocument) -> None:
+            if lease.note != note:
+                raise _taken_by_another(target)
             self.waited = True
             begun = description_of(target)
             since = "" if begun is None else f", since {local_time(begun.begun)}"
@@ -422,7 +426,7 @@ class _Build:
             )
             self.progress.phase("Waiting for the same build")
 
-        return Leases.of_version(target.folder).wait(say)
+        return Leases.of_version(target.folder).wait(say, note)
 
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
@@ -542,6 +546,7 @@ class _Build:
         self, lease: Lease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
         if was_committed(target):  # by a build that took over and mended something
+            lease.end()
             return self._nothing_to_do(target)
         lease.require()
         record_removal(self.store, [target.version], [target.version])
