@@ -34,7 +34,7 @@ from pydantic import Field as Attribute
 
 from precache.errors import SampleError
 from precache.recipe.base import Declared, canonical_json
-from precache.recipe.resampling import Part, resize, resized_shape
+from precache.recipe.resampling import Part, resize, resized_shape, why_unblended
 
 OPS_REVISION = 1
 """Part of every fingerprint."""
@@ -406,6 +406,8 @@ class Resampling(Operation):
                 f"decode keeps indices (mode 'P'), and {self.op} would blend them to others by "
                 f'{self.interpolation}; give it interpolation = "nearest"'
             )
+        if given.dtype and (why := why_unblended(given.dtype, self.interpolation)):
+            raise ValueError(f"{self.op}: {why}")
         return super().spec(given)
 
 

@@ -6,11 +6,24 @@ import math
 
 import numpy as np
 
+from precache.errors import SampleError
+
 Part = tuple[slice, slice]
 """Rows and columns of an image."""
 
+_BLENDED = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64"))
 _SUPPORT = {"bilinear": 1, "bicubic": 2}
 """Filter -> its radius, in pixels of the input or the output, whichever are larger."""
+
+
+def why_unblended(dtype: str, interpolation: str) -> str:
+    """Return why values of a dtype cannot be resized; empty if they can."""
+    if interpolation == "nearest" or dtype in _BLENDED:
+        return ""
+    return (
+        f"{interpolation} does not blend values of {dtype}; resize before they are converted to "
+        'it, or give interpolation = "nearest"'
+    )
 
 
 def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple[int, int]:
@@ -42,7 +55,9 @@ def resize(
     if interpolation == "nearest":
         down, across = map(_nearest_pixels, array.shape[:2], shape)
         return array[down[rows, None], across[columns]]  # type: ignore[no-any-return]
-    if array.dtype != np.uint8 and array.dtype.kind in "iu" and array.itemsize <= 4:
+    if why := why_unblended(str(array.dtype), interpolation):
+        raise SampleError(why)
+    if array.dtype != np.uint8 and array.dtype.kind in "iu":
         exact = resize(array.astype(np.float64), shape, interpolation, part)
         limits = np.iinfo(array.dtype)
         # The last digits of floats depend on the processor: they must not decide about halves.

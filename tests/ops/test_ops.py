@@ -13,15 +13,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import (
+    DTYPES,
     CenterCrop,
     Decode,
-    Function,
     HeightWidth,
     HorizontalFlip,
     Operation,
@@ -140,6 +140,20 @@ def test_black_and_white_stay_so() -> None:
         flat = np.full((50, 70, 3), level, np.uint8)
         for interpolation in SAMPLING:
             assert (resize(flat, (23, 190), interpolation) == level).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_any_dtype_are_resized_or_refused_with_the_way(dtype: str) -> None:
+    """Those of a function, or of images that are unchanged, of which no recipe knows the dtype."""
+    values = np.ones((9, 9, 3), dtype)
+    assert np.array_equal(resize(values, (4, 5), "nearest"), np.ones((4, 5, 3), dtype))
+    if dtype in ("bool", "float16", "int64", "uint64"):
+        with pytest.raises(SampleError, match=rf"does not blend values of {dtype}; resize before"):
+            resize(values, (4, 5), "bilinear")
+    else:
+        found = resize(values, (4, 5), "bilinear")
+        assert found.dtype == dtype
+        assert np.allclose(found, 1)
 
 
 def test_an_image_of_the_size_wanted_is_not_touched() -> None:
@@ -280,6 +294,7 @@ def test_all_that_is_known_of_an_op_stands_in_its_class() -> None:
     field = Field().model_copy(update={"ops": ops})
     recipe = Recipe(fields={"image": Field()}).model_copy(update={"fields": {"image": field}})
     assert (field.shape, field.dtype, field.decodes) == ((3, 9, 9), "uint8", True)
+    assert [ops[2].size_after(*size) for size in ((40, 60), (19, 60))] == [(20, 30), None]
     made, sample = FieldRecipe("image", field, 0), Sample({"bytes": encoded(photograph())})
     values = [value for _, value in made.steps(sample, "key")]
     assert np.array_equal(values[3], values[2][:20, :30])
@@ -294,28 +309,49 @@ def test_all_that_is_known_of_an_op_stands_in_its_class() -> None:
     assert len(digests) == 5
 
 
-@given(
-    st.sampled_from(
-        [Decode(), Resize(size=9), Resize(size=(7, 12)), CenterCrop(size=(8, 5)),
-         Corner(size=(6, 6)), HorizontalFlip(), ToDType(dtype="float32"),
-         RandomResizedCrop(size=4), Function(function="m:f", shape=(3, 8, 8))]
-    ),
-    st.integers(1, 20),
-    st.integers(1, 20),
-)  # fmt: skip
-def test_an_op_tells_the_size_of_its_output_unless_it_draws_the_part(
-    op: Operation, height: int, width: int
+SIDES = st.integers(1, 40)
+PAIRS = st.tuples(SIDES, SIDES)
+INTERPOLATIONS = st.sampled_from(["bilinear", "bicubic", "nearest"])
+LATER_OPS = st.one_of(
+    st.builds(Resize, size=SIDES | PAIRS, interpolation=INTERPOLATIONS),
+    st.builds(Resize, max_size=SIDES, interpolation=INTERPOLATIONS),
+    st.builds(CenterCrop, size=SIDES | PAIRS),
+    st.builds(RandomResizedCrop, size=PAIRS, interpolation=INTERPOLATIONS),
+    st.builds(HorizontalFlip),
+    st.builds(ToDType, dtype=st.sampled_from(DTYPES)),
+    st.just(ToDType(dtype="float32", scale=True)),
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(["RGB", "L", "RGBA", "P"]), st.lists(LATER_OPS, max_size=4), PAIRS)
+def test_a_recipe_tells_its_rows_and_a_stored_row_of_any_prefix_is_resumed_to_the_same(
+    mode: Any, later: list[Operation], size: tuple[int, int]
 ) -> None:
-    """By which a mask's crops are held against its image's."""
-    size, value = op.size_after(height, width), np.zeros((height, width, 3), np.uint8)
-    if isinstance(op, Decode):
-        assert size == (height, width)
-    elif size is not None:
-        assert op(value, np.random.default_rng(0)).shape[:2] == size
-    elif isinstance(op, CenterCrop | Corner):
-        assert height < op.size[0] or width < op.size[1]
-    else:
-        assert isinstance(op, RandomResizedCrop | Function)
+    try:
+        field = Field(ops=(Decode(mode=mode), *later))
+    except RecipeError:
+        assume(False)
+    channels = {"RGB": 3, "RGBA": 4}.get(mode, 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, channels), np.uint8)
+    made, sample = FieldRecipe("image", field, 0), Sample({"image": pixels})
+    try:
+        outputs = [(op, np.array(value)) for op, value in made.steps(sample, "key")][1:]
+    except SampleError as error:
+        if "is smaller than the crop" not in str(error):
+            raise
+        return
+    row = made(sample, "key").copy()
+    assert field.dtype == row.dtype
+    assert field.shape in (None, row.shape)
+    before = pixels
+    for number, (op, value) in enumerate(outputs, 1):
+        told = op.size_after(*before.shape[:2])  # type: ignore[union-attr]
+        assert told == (None if isinstance(op, RandomResizedCrop) else value.shape[:2])
+        if number <= field.fixed_ops:
+            stored = np.ascontiguousarray(value.transpose(2, 0, 1))
+            assert np.array_equal(made.resume(stored, number, "key"), row)
+        before = value
 
 
 # --- scaled decoding ----------------------------------------------------------------------------

@@ -256,6 +256,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         _image({**DECODE, "mode": "P"}, {"op": "random_resized_crop", "size": 8}),
         ["random_resized_crop", "blend", 'interpolation = "nearest"'],
     ),
+    "halves that a resize blends": (
+        _image(DECODE, {"op": "to_dtype", "dtype": "float16"}, {"op": "resize", "size": 8}),
+        ["resize: bilinear does not blend values of float16", 'interpolation = "nearest"'],
+    ),
     "indices that decoding blends": (
         _image({**DECODE, "mode": "P", "scaled": True}),
         ["scaled", "as they are"],
