@@ -247,12 +247,14 @@ class Loader(Loop):
         Raises
         ------
         UsageError
-            An epoch has no such batch.
+            An epoch has no such batch; or its rows are not known yet, and the loader is closed.
         """
         epoch, first = whole("epoch", epoch, 0), self.place_of(batch)
         if self._source.live is not None and epoch:
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
-        return next(self._source.order.epoch(epoch, first))
+        for rows in self._source.order.epoch(epoch, first):  # waits for a build that is followed
+            return rows
+        raise UsageError("this Loader is closed, and the rows of that batch are not known yet")
 
     def place_of(self, batch: int) -> int:
         """Place at which a batch of an epoch begins, for a mixture."""

@@ -30,7 +30,6 @@ COLUMN_TYPES = {
     "mtime_ns": "int64",
     "etag": "string",
     "label": "int64",
-    "hole": "string",
     "content": "string",
     "removed": "bool",
 }
@@ -296,19 +295,14 @@ class RowTable:
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
-    def to_parquet(
-        self,
-        reasons: Sequence[str] | None = None,
-        content: Sequence[str] | None = None,
-    ) -> bytes:
+    def to_parquet(self, content: Sequence[str] | None = None) -> bytes:
         """Serialise to a Parquet file.
 
         Parameters
         ----------
-        reasons
-            Reason why each row is a hole, empty for others; None while building.
         content
-            XXH3-128 (hex) of each raw sample, empty if it could not be fetched.
+            XXH3-128 (hex) of each raw sample, empty if it could not be fetched; None while
+            building.
         """
         import pyarrow as pa  # only nodes that build have it
         import pyarrow.parquet as pq
@@ -321,8 +315,8 @@ class RowTable:
             "label": self.labels,
             "removed": self.is_removed,
         }
-        if reasons is not None and content is not None:
-            columns |= {"hole": reasons, "content": content}
+        if content is not None:
+            columns["content"] = content
         types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
         metadata = {
             b"classes": json.dumps(self.classes).encode(),
@@ -371,11 +365,6 @@ def read_contents(data: bytes, where: str) -> list[str]:
 def read_etags(data: bytes, where: str) -> list[str]:
     """Read the etags of a table, by row."""
     return _read_column(data, where, "etag")
-
-
-def read_reasons(data: bytes, where: str) -> list[str]:
-    """Read the reason why each row of a committed version is a hole; empty for others."""
-    return _read_column(data, where, "hole")
 
 
 def _read_column(data: bytes, where: str, column: str) -> list[str]:

@@ -94,6 +94,51 @@ static void check_filter(uint8_t *row, uint8_t *expected, Shape shape)
     require(!memcmp(row, expected, size), "filter", plane, width);
 }
 
+/* A pixel of a window, added up one product after another. */
+static uint8_t plain_pixel(const uint8_t *window, size_t stride, size_t step, const Taps *high,
+                           const Taps *wide)
+{
+    uint16_t sum = (uint16_t)(wide->count / 2 + 128);
+    for (int64_t k = 0; k < wide->count; k++) {
+        const uint8_t *column = window + (size_t)(wide->first + k) * step;
+        uint16_t part = (uint16_t)(high->count / 2);
+        for (int64_t i = 0; i < high->count; i++)
+            part += times((uint16_t)(column[(size_t)(high->first + i) * stride] << 8),
+                          high->weights[i]);
+        sum += times(part, wide->weights[k]);
+    }
+    return (uint8_t)(sum >> 8);
+}
+
+static void check_window(const uint8_t *pixels, uint8_t *out, Shape shape, Shape size,
+                         int interleaved, int mirrored)
+{
+    static Taps taps[2][64];
+    static uint16_t weights[2][1 << 14];
+    static double values[1 << 10];
+    size_t step = interleaved ? (size_t)shape.channels : 1, stride = (size_t)shape.width * step;
+    size_t plane = interleaved ? 1 : (size_t)(shape.height * shape.width);
+    Window in = {pixels, shape, interleaved, mirrored,
+                 {1, shape.height - 1, 0.25, (double)(shape.height - 2) / (double)size.height},
+                 {0, shape.width, 0, (double)shape.width / (double)size.width}};
+    int exact = most_taps(&in.down) > MOST_TAPS || most_taps(&in.across) > MOST_TAPS;
+    Scratch scratch = {NULL, 0};
+    require(is_window(&in.down, shape.height) && is_window(&in.across, shape.width), "place", 0, 0);
+    require(resize_window(out, &in, size, &scratch), "memory", 0, 0);
+    free(scratch.memory);
+    plan(taps[0], weights[0], values, &in.down, size.height, 0);
+    plan(taps[1], weights[1], values, &in.across, size.width, mirrored);
+    for (Py_ssize_t channel = 0; channel < shape.channels; channel++)
+        for (Py_ssize_t y = 0; y < size.height; y++)
+            for (Py_ssize_t x = 0; x < size.width; x++) {
+                const uint8_t *window = pixels + (size_t)channel * plane + stride;
+                uint8_t wanted = plain_pixel(window, stride, step, &taps[0][y], &taps[1][x]);
+                int difference = out[(channel * size.height + y) * size.width + x] - wanted;
+                require(exact ? -1 <= difference && difference <= 1 : !difference, "window",
+                        (size_t)shape.width, (size_t)size.width);
+            }
+}
+
 int main(void)
 {
     static uint8_t in[ROOM + 64], out[ROOM];
@@ -108,6 +153,12 @@ int main(void)
             check_filter(in, out, (Shape){channels, 5, width});
     if (HAS_CRC32C)
         require(plain_crc((const uint8_t *)"123456789", 9) == 0xe3069283, "known checksum", 9, 0);
-    printf("copies, filters%s\n", HAS_CRC32C ? ", checksums" : "");
+    for (Py_ssize_t channels = 1; channels <= 4; channels++)
+        for (Py_ssize_t width = 3; width < 190; width += 23)
+            for (Py_ssize_t side = 1; side < 60; side += 7)
+                for (int way = 0; way < 4; way++)
+                    check_window(in, out, (Shape){channels, width + 5, width},
+                                 (Shape){channels, side, 60 - side}, way & 1, way >> 1);
+    printf("copies, filters, windows%s\n", HAS_CRC32C ? ", checksums" : "");
     return 0;
 }

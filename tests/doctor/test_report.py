@@ -148,7 +148,7 @@ def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
             {"cuts": [cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)],
              "misfits": [("b", "its row is wide")] * 2}, 4,
             ["add a resize and a crop", "other shape: b: its row is wide",
-             "other shapes     2 of 4; a build would store them as holes"],
+             "other shapes     2 of 4; a build would store photos in their own shapes, and other"],
         ),
         (
             {"cuts": [cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)]}, 4,

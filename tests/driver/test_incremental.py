@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -363,35 +362,3 @@ def test_photos_of_another_source_are_copied_under_other_names(
     assert (second.samples, second.removed, second.rows_reused) == (50, 0, 39)
     fresh = build(tmp_path / "other", tmp_path / "anew", RECIPES["image"])
     assert contents(Path(second.path)) == contents(Path(fresh.path))
-
-
-@HEAVY
-@pytest.mark.parametrize("seed", range(6))
-def test_any_history_of_edits_ends_as_a_build_from_scratch(
-    seed: int, source: Path, tmp_path: Path
-) -> None:
-    """The source, the recipe, or both; the current version is always whole, key by key."""
-    draw = random.Random(seed)
-    store = tmp_path / "store"
-    build(source, store, recipe_of(40))
-    for step in range(6):
-        files = sorted(source.rglob("*.jpg"))
-        for path in draw.sample(files, draw.randint(0, 3)):
-            draw.choice((Path.unlink, lambda p: change(p, draw.randint(300, 900))))(path)
-        for number in range(draw.randint(0, 3)):
-            write(source / f"eel/{step}-{number}.jpg", encoded(cut(draw.randint(1000, 2000))))
-        recipe = draw.choice(
-            [
-                recipe_of(40),
-                recipe_of(40, "zstd"),
-                recipe_of(40, "image", FLIP),
-                RECIPES["two fields"],
-            ]
-        )
-        rebuilt(source, store, recipe)
-        shutil.rmtree(tmp_path / "anew", ignore_errors=True)
-        build(source, tmp_path / "anew", recipe)
-        found, anew = pixels(store), pixels(tmp_path / "anew")
-        assert found.keys() == anew.keys()
-        assert all(np.array_equal(found[key], anew[key]) for key in found)
-        assert labels(store) == labels(tmp_path / "anew")

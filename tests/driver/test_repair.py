@@ -10,6 +10,8 @@ import pytest
 
 import precache
 from precache.storage.open import open_folder
+from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.shards.stored_rows import StoredObject
 from tests.support.building import build_here, cut, encoded, flip, remains, write, write_jpegs
 from tests.support.servers import S3Server
 
@@ -74,6 +76,33 @@ def test_a_shard_that_another_version_has_whole_is_not_made_again(
     result = build(source, tmp_path / "store", ignore_ctime=True)
     assert (result.shards, result.shards_skipped, result.cpu_seconds) == (4, 4, 0)
     assert_whole_and_one(versions)
+
+
+@pytest.mark.parametrize("encoded_alike", [True, False])
+def test_a_shard_is_repaired_of_rows_that_lie_elsewhere(
+    encoded_alike: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sample is decoded, unless rows of that version give other bytes."""
+    recipe, store = precache.Recipe.image(resize=160, crop=150, codec="raw"), tmp_path / "store"
+    build_here(source, store, recipe, {"shard_samples": 8})
+    options = {"shard_samples": 4}
+    second = build_here(source, store, recipe, {**options, "recompute": True})
+    path = Path(second.path, SHARD)
+    data = path.read_bytes()
+    path.unlink()
+    copied = []
+    chunks = StoredObject.chunks
+
+    def copy(self: StoredObject, first: int, count: int) -> Any:
+        copied.append(count)
+        for part, lengths in chunks(self, first, count):
+            yield part if encoded_alike else bytes(part[:-1]) + b"?", lengths
+
+    monkeypatch.setattr(StoredObject, "chunks", copy)
+    if encoded_alike:
+        monkeypatch.setattr(FieldRecipe, "__call__", None)
+    again = build_here(source, store, recipe, options)
+    assert (again.version, path.read_bytes(), sum(copied)) == (second.version, data, 4)
 
 
 def test_a_version_with_another_shard_there_keeps_it(

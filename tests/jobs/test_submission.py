@@ -505,9 +505,11 @@ class Server:
 
     def __init__(self, *tails: list[str]) -> None:
         self.tails = list(tails)
+        self.asked = 0
         self.log = "".join(tails[-1])
 
     def get_job_info(self, job: str) -> SimpleNamespace:
+        self.asked += 1
         state = "RUNNING" if len(self.tails) > 1 else "SUCCEEDED"
         return SimpleNamespace(
             metadata={"precache_store": "/in/store"},
@@ -549,6 +551,7 @@ def test_each_line_of_a_log_is_passed_on_once(monkeypatch: pytest.MonkeyPatch) -
     job = ClusterJob(server, "http://head:8265", "precache-0123456789ab-1")
     assert job.follow(told.append).state == "SUCCEEDED"
     assert told == ["one", "(raylet)        a tab", "three", "last"]
+    assert server.asked == 5, "before each log, when it is silent, and at its end"
 
 
 def test_a_log_is_followed_on_a_thread_of_its_own_and_silence_is_said(

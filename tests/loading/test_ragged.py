@@ -27,6 +27,7 @@ from precache.transforms import (
     Resize,
     View,
 )
+from precache.viewer.search import Catalogue
 from tests.conftest import photo
 from tests.support.building import encoded, write
 
@@ -243,3 +244,65 @@ def test_rows_of_many_shapes_are_not_held_in_memory(ragged: dict[str, Path]) -> 
 def test_a_second_resize_waits_for_the_batch(ragged: dict[str, Path]) -> None:
     transform = Compose([RandomResizedCrop(40), Resize(20)])
     assert batches(ragged["raw"], transform)[0]["image"].shape == (8, 3, 20, 20)
+
+
+# --- other places, and other readers ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["disk cache", "ranges"])
+def test_rows_of_a_bucket_are_those_of_the_disk(
+    cached: bool, ragged: dict[str, Path], tmp_path: Path
+) -> None:
+    store = f"memory://ragged-{tmp_path.name}"
+    precache.push(ragged["image"], store)
+    options = {"cache": tmp_path / "cache"} if cached else {}
+    transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
+    usual = {
+        int(row): image
+        for batch in batches(ragged["image"], transform)
+        for row, image in zip(batch["row"], batch["image"], strict=True)
+    }
+    for batch in batches(store, transform, **options):  # type: ignore[arg-type]
+        for row, image in zip(batch["row"], batch["image"], strict=True):
+            assert torch.equal(image, usual[int(row)])
+
+
+def test_a_training_follows_a_build_of_rows_of_many_shapes(
+    ragged: dict[str, Path], tmp_path: Path
+) -> None:
+    photos = ragged["raw"].parent / "photos"
+    ops = [
+        {"op": "decode"},
+        {"op": "resize", "max_size": 90},
+        {
+            "op": "function",
+            "function": "tests.support.building:linger",
+            "params": {"seconds": 0.02},
+        },
+    ]
+    version = precache.ensure(
+        photos,
+        tmp_path / "store",
+        Recipe.from_dict({"fields": {"image": {"ops": ops}}}),
+        follow=True,
+        progress=False,
+        address="serial",
+        shard_samples=8,
+    )
+    with precache.Loader(version, 8, transform=RandomResizedCrop(24), **OPTIONS) as loader:
+        seen = [int(row) for batch in loader for row in batch["row"]]
+        later = list(loader)
+    assert sorted({*seen}) == list(range(40))
+    built = precache.CachedDataset(tmp_path / "store")
+    assert {tuple(built[n]["image"].shape) for n in range(40)} == {
+        tuple(row.shape) for row in precache.CachedDataset(ragged["raw"])[list(range(40))]["image"]
+    }
+    assert later
+
+
+def test_the_viewer_shows_rows_in_their_own_shapes(ragged: dict[str, Path]) -> None:
+    shown = Catalogue(str(ragged["image"])).read([3, 4])
+    dataset = precache.CachedDataset(ragged["image"])
+    for number, row in zip((3, 4), shown, strict=True):
+        assert isinstance(row, dict)
+        np.testing.assert_array_equal(row["image"], dataset[number]["image"].numpy())

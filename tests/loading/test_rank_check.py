@@ -548,7 +548,7 @@ def test_ranks_that_resume_other_versions_within_an_epoch_are_refused(
             next(iter(loader))
         else:
             with pytest.raises(
-                UsageError, match=r"differs in version \(\w+ on rank 0, \w+ on rank 1"
+                UsageError, match=r"differs in version \([\w.]+ on rank 0, [\w.]+ on rank 1"
             ):
                 next(iter(loader))
 

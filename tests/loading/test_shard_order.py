@@ -280,6 +280,11 @@ def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> 
         first = next(batches)
         state = loader.state_dict()
         assert loader.follows
+        assert loader.rows_of_batch(0, 0).tolist() == first["row"].tolist()
+        with pytest.raises(UsageError, match="epoch is 1, and its order is known once the version"):
+            loader.rows_of_batch(1, 0)
+    with pytest.raises(UsageError, match="is closed, and the rows of that batch are not known"):
+        loader.rows_of_batch(0, 7)
     held.go()
     held.await_commit()
     late = held.ensure()

@@ -158,7 +158,7 @@ def forge(
         names = [keys.get(key, key) for key in table.keys]
         table = replace(table, keys=names, sizes=np.where(changed, -1, table.sizes))
         contents = ["" if new else each for new, each in zip(changed, contents, strict=True)]
-        written = table.to_parquet([""] * len(table), contents)
+        written = table.to_parquet(contents)
         for name, files in (("rows", file_array(written)), ("key", string_array(names, "row"))):
             for part, each in files.items():
                 (folder / name / part).write_bytes(each)

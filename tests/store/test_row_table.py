@@ -63,19 +63,18 @@ def test_a_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         labels=numbers - 1,
         classes=("cat",),
     )
-    data = table.to_parquet(names, names)
+    data = table.to_parquet(names)
     assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 4
     assert pq.read_table(io.BytesIO(data))["content"].to_pylist() == names
     _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
 
 
-def test_holes_and_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFactory) -> None:
     table = _table()
-    data = table.to_parquet(["", "broken"], ["ab", ""])
+    data = table.to_parquet(["ab", ""])
     path = tmp_path_factory.mktemp("rows") / "table.parquet"
     path.write_bytes(data)
     stored = pq.read_table(path)
-    assert stored["hole"].to_pylist() == ["", "broken"]
     assert stored["content"].to_pylist() == ["ab", ""]
     _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
 

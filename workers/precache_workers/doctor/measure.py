@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import HangError, SampleError, SourceError
+from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
@@ -94,6 +94,12 @@ class Examination:
 
     def measure(self) -> SourceMeasurements:
         """Measure everything; raises `SourceError` if no sample has a row."""
+        for name, declared in self.request.recipe.fields.items():
+            if declared.differs:
+                raise UsageError(
+                    f"doctor measures rows of one shape, and those of {name} keep the shapes of "
+                    "their images; give --resize and --crop to it, or let plan predict the build"
+                )
         began, load, name = time.monotonic(), os.getloadavg()[0], shown(self.request.source)
         listing = self.job.source.list(
             lambda count: self.tick(f"listing, {count:,} samples"), self.seconds * LISTING

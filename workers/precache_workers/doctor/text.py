@@ -60,7 +60,8 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
     yield "broken files", _broken(report)
     if report.misfits:
         count = len(report.misfits)
-        yield "other shapes", f"{count:,} of {report.sampled:,}; a build would store them as holes"
+        others = "a build would store photos in their own shapes, and other rows as holes"
+        yield "other shapes", f"{count:,} of {report.sampled:,}; {others}"
 
 
 def _build(report: DoctorReport) -> str:

@@ -90,9 +90,9 @@ from precache_workers.planning.work_plan import (
     failed_rows,
     find_work,
     is_tried_again,
+    read_catalogue,
     remaining,
     requested_target,
-    retried_rows,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -567,7 +567,9 @@ class _Build:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
-                self._run_shards(run, target, lease, todo, receipts, by_shard)
+                catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
+                found = catalogue.find(target.rows_per_shard, target.shapes) if todo else None
+                self._run_shards(run, target, lease, todo, receipts, by_shard, found)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(target, receipts.values())
                 others = copy_to_other_versions(self.store, target, rebuilt)
@@ -728,7 +730,7 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int], lease: Lease) -
 def _retried_rows(work: Work, barred: Collection[str]) -> frozenset[int]:
     """Rows whose samples failed before and are tried again, as those of `barred` keys are not."""
     table = work.target.table
-    rows = retried_rows(work) if work.failed is None else failed_rows(work.failed)
+    rows = work.retried if work.failed is None else failed_rows(work.failed)
     return frozenset(row for row in rows if table.keys[row] not in barred)
 
 

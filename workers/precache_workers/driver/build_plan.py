@@ -54,7 +54,6 @@ from precache_workers.planning.work_plan import (
     may_draw,
     remaining,
     requested_target,
-    retried_rows,
 )
 from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 from precache_workers.sources.base import Source
@@ -211,7 +210,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
             probe = replace(probe, measure=profiler.measure_unless_declared)
         work = find_work(request, store, listed, target, probe)
         work = work if work.committed else remaining(work)
-        shards = list(plan_shards(work, retried_rows(work)))
+        shards = list(plan_shards(work))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
         plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))
@@ -462,8 +461,8 @@ def _base_reason(
 ) -> str:
     """Return the reason for the choice of the version of most reused rows, or why none is."""
     if versions:
-        stored = work.catalogue.versions if work.catalogue else ()
-        candidates = sum(bool(samples.arrays) for samples in stored)
+        arrays = work.found.arrays if work.found is not None else ()
+        candidates = len({array.folder.name for array in arrays})
         if candidates == 1:
             return f"the only one {_BY_OPS}"
         if len(versions) == 1:

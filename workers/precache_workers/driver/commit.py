@@ -231,8 +231,7 @@ def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
     _add(objects, "key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
     _add(objects, "holes", file_array(as_json(named)))
-    why = [reasons.get(row, "") for row in range(len(table))]
-    _add(objects, "rows", file_array(table.to_parquet(why, facts.content)))
+    _add(objects, "rows", file_array(table.to_parquet(facts.content)))
     return objects
 
 

@@ -26,7 +26,6 @@ from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable, read_contents
-from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.ops.identity import ops_digest
 from precache_workers.planning.stored_versions import committed_versions
@@ -67,6 +66,23 @@ class StoredArray:
         """Rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.rows))
+
+
+_opened: dict[str, Version] = {}
+
+OPENED = 8
+"""Versions of which a process keeps small objects in memory."""
+
+
+def open_stored(array: StoredArray) -> Version:
+    """Open the version of an array, once in each process."""
+    key = str(array.folder)
+    if key not in _opened:
+        version = open_own(array.folder)
+        while len(_opened) >= OPENED:
+            _opened.pop(next(iter(_opened)), None)
+        _opened[key] = version
+    return _opened[key]
 
 
 WHOLE = 0.5
@@ -299,6 +315,7 @@ class Catalogue:
         retries: bool = False,
         pinned: str | None = None,
         labels_with_samples: bool = False,
+        repaired: str | None = None,
     ) -> Catalogue:
         """Read what the versions of a store have of the rows of a version.
 
@@ -308,8 +325,10 @@ class Catalogue:
             Id of a version whose samples these are, whatever they are listed as.
         labels_with_samples
             Whether labels are known only with samples: then so are these contents.
+        repaired
+            Id of a version of which no rows are taken, as they are to be made again.
         """
-        versions = list(_versions(store, spec))
+        versions = list(_versions(store, spec, repaired))
         content, known, labels = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, content, known, labels, retries or pinned is not None)
 
@@ -375,11 +394,6 @@ class Catalogue:
                 leaves = self.versions[number].version.shard_leaves(array.name)
                 return sum(leaf.size for leaf in leaves) / max(1, array.rows)
         return None
-
-    def leaf(self, array: StoredArray, shard: int) -> Leaf:
-        """Return the record of an object."""
-        [version] = [v.version for v in self.versions if v.version.folder.name == array.folder.name]
-        return version.shard_leaves(array.name)[shard]
 
     def find(
         self, rows_per_shard: int = 0, shapes: Mapping[str, RowShape] | None = None
@@ -467,7 +481,7 @@ def _take(held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: n
     held[some, 0], held[some, 1], held[some, 2] = array, rows[some], is_hole[some]
 
 
-def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
+def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterator[StoredSamples]:
     """Read the versions that have rows of some field, or samples that ended workers, the latest
     first; damaged ones are left out."""
     wanted = _wanted_digests(spec)
@@ -475,10 +489,11 @@ def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
         matches = match_arrays(spec.recipe, wanted, folder, attributes)
         if not (matches or attributes.holes):
             continue
+        matches = {} if folder.name == repaired else matches
         try:
             version, where = open_own(folder), folder.path(ROW_TABLE)
             ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended):
+            if not (matches or ended or folder.name == repaired):
                 continue
             data = version.read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, where)

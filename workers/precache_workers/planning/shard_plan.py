@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.errors import DamageError, StorageError, StoreError
 from precache_workers.planning.assembly import (
     Assembly,
     FieldRows,
@@ -14,7 +15,7 @@ from precache_workers.planning.assembly import (
     count_rows,
     taken_rows,
 )
-from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows
+from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
 from precache_workers.planning.work_plan import Work
 
 
@@ -54,36 +55,31 @@ class ShardPlan:
     fields: Mapping[str, FieldRows]
 
 
-def plan_shards(work: Work, retried: frozenset[int]) -> Iterator[ShardPlan]:
-    """Summarise the shards that are to be built, in order.
-
-    Parameters
-    ----------
-    retried
-        Rows whose samples failed before, and are tried again.
-    """
-    objects = _Objects(work)
+def plan_shards(work: Work) -> Iterator[ShardPlan]:
+    """Summarise the shards that are to be built, in order."""
+    objects = _Objects()
     for shard in work.todo:
-        yield _plan_shard(work, shard, objects, retried)
+        yield _plan_shard(work, shard, objects)
 
 
 class _Objects:
     """Bytes of the objects that other versions have."""
 
-    def __init__(self, work: Work) -> None:
-        self._catalogue = work.catalogue
+    def __init__(self) -> None:
         self._sizes: dict[tuple[str, str], Mapping[str, int]] = {}
 
     def nbytes(self, array: StoredArray, shard: int) -> int | None:
         """Bytes of an object; None if it is not there, or not as large as it was."""
         if array.place not in self._sizes:
             self._sizes[array.place] = array.folder.sizes(array.name)
-        assert self._catalogue is not None  # it has the array
-        leaf = self._catalogue.leaf(array, shard)
+        try:
+            leaf = open_stored(array).shard_leaves(array.name)[shard]
+        except (DamageError, StorageError, StoreError):
+            return None  # it was removed meanwhile
         return leaf.size if self._sizes[array.place].get(leaf.name) == leaf.size else None
 
 
-def _plan_shard(work: Work, shard: int, objects: _Objects, retried: frozenset[int]) -> ShardPlan:
+def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
     target = work.target
     rows = target.rows_of(shard)
     removed = {row - rows.start for row in target.table.removed.intersection(rows)}
@@ -114,7 +110,7 @@ def _plan_shard(work: Work, shard: int, objects: _Objects, retried: frozenset[in
         taken=np.array(assembly.taken, np.int64),
         compared=sum(assembly.with_sample(p, stored.contents[p]).reuses for p in guessed),
         rows_reused=len(rows) - len(fetched) - len(removed),
-        retried=len(retried.intersection(rows)),
+        retried=len(work.retried.intersection(rows)),
         stay_failed=len(stored.holes.keys() - removed - {*fetched}),
         read_nbytes=read_nbytes,
         linked_nbytes=linked_nbytes,

@@ -94,8 +94,10 @@ class Work:
 
     Attributes
     ----------
-    catalogue, found
-        What other versions have of the samples; where the rows of an uncommitted version are.
+    found
+        Where other versions store the rows of an uncommitted version.
+    retried
+        Rows whose samples failed in another version, and are tried again by request.
     receipts
         Receipts of finished shards of an uncommitted version; none before `remaining`.
     todo
@@ -110,8 +112,8 @@ class Work:
     """
 
     target: TargetVersion
-    catalogue: Catalogue | None = None
     found: StoredRows | None = None
+    retried: frozenset[int] = frozenset()
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
     lost: StoredObjects | None = None
@@ -159,7 +161,7 @@ def find_work(
             return _losses(target)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
-    catalogue = _catalogue(request, store, listed)
+    catalogue = read_catalogue(request, store, listed)
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
@@ -183,11 +185,20 @@ def find_work(
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
-    return Work(target, catalogue, found, needed=needed, failed=failed)
+    retried = catalogue.failed if catalogue.retries else frozenset()
+    return Work(target, found, retried, needed=needed, failed=failed)
 
 
-def _catalogue(request: Request, store: Folder, listed: ListedSource) -> Catalogue:
-    """Read the catalogue of a build: an empty one has all rows computed again."""
+def read_catalogue(
+    request: Request, store: Folder, listed: ListedSource, repaired: str | None = None
+) -> Catalogue:
+    """Read the catalogue of a build: an empty one has all rows computed again.
+
+    Parameters
+    ----------
+    repaired
+        Id of the version that is repaired, if one is.
+    """
     if request.recompute:
         return Catalogue.empty(listed.spec)
     return Catalogue.read(
@@ -196,6 +207,7 @@ def _catalogue(request: Request, store: Folder, listed: ListedSource) -> Catalog
         retries=request.retry_failed,
         pinned=listed.refreshes if listed.pinned else None,
         labels_with_samples=listed.fetches_labels,
+        repaired=repaired,
     )
 
 
@@ -233,12 +245,6 @@ def failed_rows(target: TargetVersion) -> set[int]:
     """List the rows of a committed version whose samples failed."""
     holes = open_own(target.folder, mends=True).holes
     return {row for row, (_, why) in holes.items() if why != REMOVED}
-
-
-def retried_rows(work: Work) -> frozenset[int]:
-    """Return the rows whose samples failed in another version, and are tried again by request."""
-    catalogue = work.catalogue
-    return catalogue.failed if catalogue is not None and catalogue.retries else frozenset()
 
 
 def remaining(work: Work) -> Work:

@@ -128,19 +128,23 @@ def create_objects(
     }
 
 
+class OtherBytesError(BuildError):
+    """An object that is made again came out with other bytes than it had."""
+
+
 def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt: Receipt) -> None:
     """Put objects of a committed version in place of lost ones, if their bytes are those recorded.
 
     Raises
     ------
-    BuildError
+    OtherBytesError
         The bytes differ; nothing was put.
     """
     lost = task.lost or {}
     for field, leaf in lost.items():
         own = receipt.objects[field]
         if (own.size, own.xxh3) != (leaf.size, leaf.xxh3):
-            raise BuildError(
+            raise OtherBytesError(
                 f"shard {task.shard} of version {short(task.folder.name)} came out different from "
                 "what it was: the source, a library or precache itself changed; nothing was "
                 "replaced. The same command with --recompute makes a new version of what the "

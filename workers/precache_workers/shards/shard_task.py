@@ -29,6 +29,7 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_objects import (
+    OtherBytesError,
     create_objects,
     create_receipt,
     finished,
@@ -144,6 +145,10 @@ def _build(task: ShardTask) -> Receipt:
         except DamagedObjectError as damaged:
             stored = stored.without(*damaged.object_id)
             spoiled.append(damaged.name)
+        except OtherBytesError:  # other versions may have been encoded by another release
+            if not stored.has_rows.any():
+                raise
+            stored = StoredRows.empty(fields, len(task.keys))
 
 
 def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> Receipt:

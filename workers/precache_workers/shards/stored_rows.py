@@ -16,19 +16,14 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder, required
 from precache.storage.local_files import map_file
 from precache.store.layout import INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES, MISSING, decode_index
-from precache.store.open import open_own
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.tree import Leaf
-from precache.store.version import Version
 from precache.store.zarr_metadata import Array
 from precache_workers.planning.assembly import Assembly, taken_rows
-from precache_workers.planning.catalogue import WHOLE, StoredArray
+from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
 
 DECODE_BYTES = 4 << 20
 """Bytes of rows that are decoded at a time."""
-
-OPENED = 8
-"""Versions of which small objects are kept in memory."""
 
 ObjectId = tuple[tuple[str, str], int]
 """Version and name of an array, and number of its shard."""
@@ -48,20 +43,6 @@ class DamagedObjectError(StorageError):
         self.object_id: ObjectId = array.place, shard
         tail = "/0" * len(array.shape.shape)
         self.name = f"{array.folder.name}/{array.name}/c/{shard}{tail}"
-
-
-_versions: dict[str, Version] = {}
-
-
-def _open(array: StoredArray) -> Version:
-    """Open the version of an array, once in each process."""
-    key = str(array.folder)
-    if key not in _versions:
-        version = open_own(array.folder)
-        while len(_versions) >= OPENED:
-            _versions.pop(next(iter(_versions)), None)
-        _versions[key] = version
-    return _versions[key]
 
 
 class StoredObject:
@@ -97,7 +78,7 @@ class StoredObject:
         self.first, self.count = rows.start, len(rows)
         self.whole = len(planned) >= WHOLE * self.count
         try:
-            version = _open(array)
+            version = open_stored(array)
             self._array: Array = version.arrays[array.name][1]
             self.leaf: Leaf = version.shard_leaves(array.name)[shard]
             self._checks = version.checks(array.name, shard)
