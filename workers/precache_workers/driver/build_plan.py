@@ -36,7 +36,6 @@ from precache_workers.driver.sample_probe import sample_probe
 from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.assembly import FieldRows
-from precache_workers.planning.catalogue import has_matches
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -475,7 +474,7 @@ def _base_reason(
         return "--recompute"
     if not any(committed_versions(store)):
         return "the store has no version yet"
-    if not has_matches(listed.spec, store):
+    if work.found is None or not work.found.arrays:
         return "no version has a field by these ops, code and libraries, or the first of them"
     if listed.fetches_labels:
         return (

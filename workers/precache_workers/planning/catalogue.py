@@ -639,12 +639,6 @@ def match_arrays(
     return matches
 
 
-def has_matches(spec: VersionSpec, store: Folder) -> bool:
-    """Return whether some version has rows of a field of a recipe."""
-    wanted = _wanted_digests(spec)
-    return any(match_arrays(spec.recipe, wanted, *version) for version in committed_versions(store))
-
-
 def _refuses_dim(field: Field) -> bool:
     """Return True if dim images of 16 bits become holes, as the field does not state the bits."""
     first = field.ops[0] if field.ops else None
