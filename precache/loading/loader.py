@@ -63,6 +63,7 @@ class Loader(Loop):
         where a row may come again in an epoch, as with `weights`; or any callable that takes each
         batch on the device as a dict, and returns what the loop gets. Unless that is a CUDA
         device, `precache.transforms` run on the decoding threads of the CPU, ahead of the loop.
+        Ragged rows need one that begins with a crop, which is done on the CPU while they are read.
     output
         ``dict``: field -> tensor, with `row` (int64), and `label`: class numbers (int64), numbers
         (float32), or uint8 (N, classes) of several classes. With several ranks and without

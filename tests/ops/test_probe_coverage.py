@@ -13,8 +13,10 @@ pytest.importorskip("coverage", reason="measures branches by coverage.py")
 
 LIMITS = {
     *("_parts", "_segments", "_cut_png"),  # refuse files of thousands of parts
+    *("why_unblended", "_require_blended"),  # values that cannot be resized
     *("decode", "_channels_last"),  # arrays and tensors as they are
-    *("_formats", "_load_heif", "_decode_tiff", "_as_stored"),  # what not every machine reads
+    # what not every machine reads
+    *("_formats", "_load_heif", "_truncated", "_decode_tiff", "_as_stored"),
     *(
         "picture_facts",
         "_facts",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import DamageError, GoneError, StorageError, StoreError
+from precache.errors import BuildError, DamageError, GoneError, StorageError, StoreError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.open import open_version
 from tests.support.building import build_here, write_jpegs
-from tests.support.forging import settled_root
 from tests.support.servers import S3Server
 
 Store = tuple[Path, str, str]
@@ -145,7 +143,7 @@ def test_a_version_that_goes_is_said_to_be_gone(
         removal.arm(at)
         try:
             action()
-        except (StoreError, StorageError) as error:
+        except (BuildError, StoreError, StorageError) as error:
             words = str(error)
             assert any(each in words for each in ("is gone", "was removed", "fits no version"))
             said += 1
@@ -179,24 +177,6 @@ def test_a_version_that_goes_and_comes_back_is_no_damaged_one(
             words = str(error)
             assert "is gone" in words or "fits no version" in words
         assert precache.verify(f"{path}@{other}").ok
-
-
-def test_in_a_bucket_a_version_that_is_made_again_is_no_damaged_one(
-    s3: S3Server, tmp_path: Path
-) -> None:
-    url, options = "s3://bucket/again.store", s3.options()
-    source = write_jpegs(tmp_path / "in", 8, (32, 24))
-    first, _ = build_two(source, url, shard_samples=4, storage_options=options)
-    version = precache.open(f"{url}@{first}", storage_options=options)
-    folder = open_folder(f"{url}/{first}", options)
-    document = json.loads(folder.read("zarr.json"))
-    document["attributes"]["precache"]["libraries"] = {"made": "with others"}
-    folder.put("zarr.json", [settled_root(document)])
-    folder.remove("holes/c/0")
-    with pytest.raises(GoneError, match="is gone: it was removed"):
-        _ = version.holes
-    with pytest.raises(DamageError, match="run the same precache build command again"):
-        _ = precache.open(f"{url}/{first}", storage_options=options).holes
 
 
 def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:

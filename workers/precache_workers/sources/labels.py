@@ -60,6 +60,7 @@ _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+_PERCENT = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?%")
 _WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
 _CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _VALUE = re.compile(
@@ -847,6 +848,9 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
             "are to be written with a point"
         )
         way = ("--label-separator", ","), "if they are several classes"
+    elif words and all(map(_PERCENT.fullmatch, words)):
+        text = f"labels of {where} such as {quoted(words)} may be numbers of a regression"
+        way = (), "write them without the sign, if they are"
     elif not typed and len(words) == 1 < len(texts) and not separator:
         text = f"all labels of {where} are numbers but {quoted(words)}"
         way = no_label(words), "if that stands for no label"
