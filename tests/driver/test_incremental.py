@@ -353,6 +353,22 @@ def test_compact_lays_all_rows_down_anew(source: Path, tmp_path: Path) -> None:
     assert contents(Path(third.path)) == contents(Path(fresh.path))
 
 
+def test_a_stored_row_is_taken_for_each_sample_of_its_content(source: Path, tmp_path: Path) -> None:
+    small = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+    options = {"shard_samples": 64}
+    build(source, tmp_path / "store", recipe_of(), **options)
+    shutil.copy(source / "cat/0000.jpg", source / "cat/again.jpg")
+    fields = {"small": small}
+    build(source, tmp_path / "store", precache.Recipe.from_dict({"fields": fields}), **options)
+    both = recipe_of(small=small)
+    second = build(source, tmp_path / "store", both, **options)
+    assert len(CALLS) <= 2, "the broken one, and those that are read twice"
+    fresh = build(source, tmp_path / "anew", both, **options)
+    assert (second.mean, second.std) == (fresh.mean, fresh.std)
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+
+
 def test_photos_of_another_source_are_copied_under_other_names(
     source: Path, tmp_path: Path
 ) -> None:

@@ -314,8 +314,8 @@ class FieldWriter:
             return
         if stored.whole:
             key = stored.array.place, stored.shard
-            taken = self._taken.setdefault(key, np.zeros(stored.count, np.bool_))
-            taken[rows.start : rows.stop] = True
+            taken = self._taken.setdefault(key, np.zeros(stored.count, np.int64))
+            taken[rows.start : rows.stop] += 1
             self._copied.setdefault(key, stored)
         elif stored.array.encoded:
             valid = np.arange(rows.start, rows.stop)[~stored.is_hole[rows.start : rows.stop]]
@@ -365,18 +365,19 @@ class FieldWriter:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
         if self._sums is None:
             return None
-        for key, is_taken in self._taken.items():
+        for key, taken in self._taken.items():
             stored = self._copied[key]
-            taken, others = is_taken & ~stored.is_hole, ~is_taken & ~stored.is_hole
+            times = np.where(stored.is_hole, 0, taken)  # samples of one content share a row
+            others = np.flatnonzero((times == 0) & ~stored.is_hole)
             # Rows of uint8 are summed exactly, so that sums less other rows do as well.
-            exact = self._shape.dtype == "uint8" or not others.any()
-            if stored.sums is not None and exact and others.sum() <= taken.sum():
+            exact = self._shape.dtype == "uint8" or not len(others)
+            if stored.sums is not None and exact and len(others) <= np.count_nonzero(times):
                 self._sums.include(stored.sums)
-                for block in stored.blocks(np.flatnonzero(others)):
+                for block in stored.blocks(others):
                     self._sums.subtract(block)
-            else:
-                for block in stored.blocks(np.flatnonzero(taken)):
-                    self._sums.extend(block)
+                times = np.maximum(times - 1, 0)
+            for block in stored.blocks(np.repeat(np.arange(stored.count), times)):
+                self._sums.extend(block)
         return self._sums.result()
 
 
