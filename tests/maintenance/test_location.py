@@ -126,5 +126,5 @@ def test_a_bucket_is_told_by_its_first_page(source: Path, s3: S3Server) -> None:
     with pytest.raises(UsageError, match=r"holds other files \(cat, dog, eel\)"):
         open_for_writing("s3://places/new", "", options)
     begun = open_for_writing("s3://places/begun", "", options)
-    begun.put(f"{'0' * 32}/_build/build.json", [b"{}"])
+    begun.put(f"{'0' * 32}.1/_build/build.json", [b"{}"])
     open_for_writing("s3://places/begun", "", options)

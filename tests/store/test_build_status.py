@@ -58,7 +58,9 @@ def test_a_build_that_was_left(tmp_path: Path) -> None:
     [description] = tmp_path.glob("store/*/_build/build.json")
     long_ago = time.time() - 7200
     os.utime(receipt, (long_ago, long_ago))
-    description.write_text(json.dumps({**json.loads(description.read_text()), "begun": long_ago}))
+    [lease] = tmp_path.glob("store/*/_build/leases/*")
+    for path, key in (description, "begun"), (lease, "time"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: long_ago}))
     [build] = read_status(tmp_path / "store").building
     assert 7200 <= build.idle_seconds < 7260
 
