@@ -15,6 +15,7 @@ from precache.errors import StorageError
 from precache.runtime.usage import Usage
 from tests.diagnosis.test_verdict import CASES, made, measured
 from tests.support.browser import Tab
+from tests.support.building import poll
 from tests.support.html_page import stands_alone
 
 LOOP = Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0))
@@ -96,6 +97,8 @@ def test_a_page_is_fine_and_what_it_plays_is_what_was_recorded(
     assert tab.errors == []
     if after is None:  # the loop loads by itself
         tab.press("Home")
+        now = "document.querySelector('#now').textContent"
+        poll(lambda: tab.run(now).startswith("At 0.00 s"), "the page is at its beginning")
         tab.click("#next")
         assert "0 of 1 worker loading" in tab.run("document.querySelector('#now').textContent")
         assert tab.run("document.querySelector('#workers').textContent") == "1: idle"

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache_workers.shards.field_writer import Sums, copy_row
 
@@ -29,11 +30,11 @@ def sums_of(rows: np.ndarray) -> ChannelSums:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_are_exact_however_rows_come(shape: tuple[int, ...]) -> None:
     rows = pixels(37 if math.prod(shape) < 1_000_000 else 3, *shape)
-    sums = Sums(shape)
+    sums = Sums(RowShape(shape, "uint8"))
     for row in rows[: len(rows) // 2]:
         sums.add(row)
     sums.extend(rows[len(rows) // 2 :])
-    sums.subtract(rows[1])
+    sums.subtract(rows[1:2])
     assert sums.result() == sums_of(np.delete(rows, 1, axis=0))
 
 
@@ -41,14 +42,14 @@ def test_sums_are_exact_however_rows_come(shape: tuple[int, ...]) -> None:
 def test_sums_of_what_is_cut_out_of_larger_rows(shape: tuple[int, ...]) -> None:
     channels, height, width = shape
     rows = pixels(5, channels, height + 6, width + 6)[:, :, 2 : 2 + height, 2 : 2 + width]
-    sums = Sums(shape)
+    sums = Sums(RowShape(shape, "uint8"))
     sums.extend(rows)
     assert sums.result() == sums_of(rows)
 
 
 def test_sums_of_floats() -> None:
     rows = np.random.default_rng(0).random((4, 3, 20, 20), dtype=np.float32)
-    sums = Sums((3, 20, 20))
+    sums = Sums(RowShape((3, 20, 20), "float32"))
     for row in rows:
         sums.add(row)
     found, values = sums.result(), rows.astype(np.float64)
