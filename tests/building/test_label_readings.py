@@ -1941,6 +1941,18 @@ def test_names_of_a_common_word_and_a_number_are_sorted_as_text_or_as_numbers(
     assert numbers_in(["v1.2", "v1.10", "w1.3"]) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("names", [("1_dog", "2_cat", "10_ant"), ("1.0", "2.0", "10.0")])
+def test_names_that_begin_with_a_number_are_sorted_as_text_or_as_numbers(
+    builds: Builds, names: tuple[str, ...]
+) -> None:
+    put(builds.root / "in", *(f"{name}/p{number}.png" for number, name in enumerate(names)))
+    builds.labels("in")
+    assert "--class-order number: as numbers" in builds.printed
+    assert precache.open(builds.root / "1.store").classes == tuple(sorted(names))
+    builds.labels("in", "--class-order", "number")
+    assert precache.open(builds.root / "2.store").classes == names
+
+
 def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
     put(builds.root / "in", "1/a.png", "2/b.png", "10/c.png")
     as_zip(builds.root)
