@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -307,6 +307,24 @@ def is_drawn(step: Any) -> bool:
     return isinstance(step, Transform)
 
 
+def require_unblended(transform: Any, masks: Collection[str]) -> None:
+    """Raise `UsageError` if a step would blend masks without being told to.
+
+    Parameters
+    ----------
+    masks
+        Fields whose values are class numbers, which a bilinear step would make others of.
+    """
+    for step in _steps(transform):
+        if isinstance(step, Resize | RandomResizedCrop) and not step.says_how:
+            for name in {*masks} & {*step.interpolation}:
+                raise UsageError(
+                    f"{type(step).__name__} is bilinear, and {name} was built as masks, whose "
+                    f"values it would blend: give fields={{{name!r}: 'nearest'}}, or 'bilinear' "
+                    "for pictures"
+                )
+
+
 def require_fitting(
     transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
@@ -533,7 +551,10 @@ def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[Wi
             )
         resizes = isinstance(step, Resize | RandomResizedCrop)
         if resizes and "nearest" in step.interpolation.values():
-            raise UsageError("rows with shapes of their own are read bilinearly, not by nearest")
+            raise UsageError(
+                "rows with shapes of their own are read bilinearly, not by nearest; build masks "
+                "with rows of one shape, by --resize 256x256 or the like"
+            )
         size = step.size_after(size)
         first.append((place, step))
     if size is None:
@@ -645,6 +666,7 @@ class Resize(ImageTransform, WindowStep):
     ) -> None:
         super().__init__(fields)
         self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
+        self.says_how = isinstance(fields, Mapping)
         self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
 
     def _size_of(self, height: int, width: int) -> tuple[int, int]:
@@ -702,6 +724,7 @@ class RandomResizedCrop(ImageTransform, WindowStep):
     ) -> None:
         super().__init__(fields)
         self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
+        self.says_how = isinstance(fields, Mapping)
         self.size = sides("size", size)
         self.scale = _range("scale", scale)
         self.ratio = _range("ratio", ratio)

@@ -796,6 +796,35 @@ def test_a_resize_resamples_each_field_as_it_says() -> None:
     assert shorter.shape[-2:] == (10, 13)
 
 
+@pytest.mark.parametrize("mode", ["P", "RGB"])
+def test_a_store_of_masks_is_not_blended_unless_told(mode: Any, tmp_path: Path) -> None:
+    """`--mode P --interpolation nearest`, or colours that stand for classes."""
+    for number in range(8):
+        mask = np.zeros((32, 32), np.uint8)
+        mask[number:20, 8:24] = 7
+        image = Image.fromarray(mask if mode == "P" else np.dstack([mask] * 3))
+        write(tmp_path / "masks" / f"{number}.png", encoded(image, "PNG"))
+    recipe = precache.Recipe.image(resize=(32, 32), mode=mode, interpolation="nearest")
+    precache.build(tmp_path / "masks", tmp_path / "store", recipe, address="serial")
+
+    def values(step: Any) -> set[int]:
+        with precache.Loader(tmp_path / "store", 4, transform=step, device="cpu") as loader:
+            return {value for batch in loader for value in batch["image"].unique().tolist()}
+
+    for make in (Resize, RandomResizedCrop):
+        with pytest.raises(UsageError, match="image was built as masks, whose values it would"):
+            values(Compose([HorizontalFlip(), make(20)]))
+        assert values(make(20, fields={"image": "nearest"})) == {0, 7}
+        assert len(values(make(20, fields={"image": "bilinear"}))) > 2
+    if mode == "RGB":  # rows with shapes of their own
+        recipe = precache.Recipe.image(max_size=32, interpolation="nearest")
+        precache.build(tmp_path / "masks", tmp_path / "store", recipe, address="serial")
+        with pytest.raises(UsageError, match="image was built as masks"):
+            values(RandomResizedCrop(20))
+        with pytest.raises(UsageError, match="build masks with rows of one shape"):
+            values(RandomResizedCrop(20, fields={"image": "nearest"}))
+
+
 BESIDE: dict[str, tuple[int, ...]] = {
     "mask": (20, 26), "small": (1, 10, 13), "clip": (4, 3, 20, 26), "boxes": (7, 4), "box": (4,),
 }  # fmt: skip
