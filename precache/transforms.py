@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -307,6 +307,24 @@ def is_drawn(step: Any) -> bool:
     return isinstance(step, Transform)
 
 
+def require_unblended(transform: Any, masks: Collection[str]) -> None:
+    """Raise `UsageError` if a step would blend masks without being told to.
+
+    Parameters
+    ----------
+    masks
+        Fields whose values are class numbers, which a bilinear step would make others of.
+    """
+    for step in _steps(transform):
+        if isinstance(step, Resize | RandomResizedCrop) and not step.says_how:
+            for name in {*masks} & {*step.interpolation}:
+                raise UsageError(
+                    f"{type(step).__name__} is bilinear, and {name} was built as masks, whose "
+                    f"values it would blend: give fields={{{name!r}: 'nearest'}}, or 'bilinear' "
+                    "for pictures"
+                )
+
+
 def require_fitting(
     transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
@@ -531,8 +549,12 @@ def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[Wi
                 f"rows are read, and {' and '.join(ragged)} of {where} have shapes of their own: "
                 f"give it fields={tuple(ragged)}, and the Loader no other fields of images"
             )
-        if isinstance(step, RandomResizedCrop) and "nearest" in step.interpolation.values():
-            raise UsageError("rows with shapes of their own are read bilinearly, not by nearest")
+        resizes = isinstance(step, Resize | RandomResizedCrop)
+        if resizes and "nearest" in step.interpolation.values():
+            raise UsageError(
+                "rows with shapes of their own are read bilinearly, not by nearest; build masks "
+                "with rows of one shape, by --resize 256x256 or the like"
+            )
         size = step.size_after(size)
         first.append((place, step))
     if size is None:
@@ -630,14 +652,21 @@ class Resize(ImageTransform, WindowStep):
     Parameters
     ----------
     fields
-        Fields that are resized alike; see `FieldTransform`.
+        Fields that are resized alike, and the interpolation of each: ``bilinear``, or ``nearest``
+        for masks. By default ``image``, bilinear; see `FieldTransform`.
     """
 
     moves = True
     resizes = True
 
-    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        fields: Mapping[str, str] | Iterable[str] | None = None,
+    ) -> None:
         super().__init__(fields)
+        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
+        self.says_how = isinstance(fields, Mapping)
         self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
 
     def _size_of(self, height: int, width: int) -> tuple[int, int]:
@@ -647,6 +676,16 @@ class Resize(ImageTransform, WindowStep):
         size = self._size_of(*images.shape[2:])
         resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
         return _like(resized, images)
+
+    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        if self.interpolation[field] == "bilinear":
+            return self.images(images, draw)
+        lengths = images.shape[2:]
+        rows, columns = (
+            _nearest_pixels(_constant([length], images).long(), out)[0]
+            for length, out in zip(lengths, self._size_of(*lengths), strict=True)
+        )
+        return images[:, :, rows[:, None], columns]
 
     def view(self, view: View, draw: Draw) -> View:
         sizes = [self._size_of(height, width) for height, width in view.sizes.astype(int).tolist()]
@@ -684,7 +723,8 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
         super().__init__(fields)
-        self.interpolation = _interpolations(fields, self.fields or ("image",))
+        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
+        self.says_how = isinstance(fields, Mapping)
         self.size = sides("size", size)
         self.scale = _range("scale", scale)
         self.ratio = _range("ratio", ratio)
@@ -736,7 +776,7 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         return _like(sampled, images)
 
 
-def _interpolations(given: Any, names: tuple[str, ...]) -> dict[str, str]:
+def _interpolations(step: type, given: Any, names: tuple[str, ...]) -> dict[str, str]:
     """Return the interpolation of each field; raise `UsageError` where it would be a guess."""
     if isinstance(given, Mapping):
         for name, interpolation in given.items():
@@ -747,7 +787,7 @@ def _interpolations(given: Any, names: tuple[str, ...]) -> dict[str, str]:
         return dict(given)
     if names != ("image",):
         raise UsageError(
-            f"RandomResizedCrop resamples {' and '.join(names)}; say how: "
+            f"{step.__name__} resamples {' and '.join(names)}; say how: "
             f"{_fields_of(names)}, where nearest suits masks"
         )
     return {"image": "bilinear"}

@@ -40,6 +40,7 @@ from precache.transforms import (
     is_drawn,
     label_mixing,
     require_fitting,
+    require_unblended,
     run,
     split_windows,
 )
@@ -95,6 +96,7 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
+        require_unblended(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
             names, where = list(self.reader.ragged), self.version.path
@@ -312,6 +314,18 @@ class BatchSource:
                 self._options.rank,
                 self.version.path,
             )
+
+    def _masks(self) -> list[str]:
+        """Return the fields that their recipe decodes or resizes as masks."""
+        if self.version.attributes is None or isinstance(self._options.fields, Mapping):
+            return []
+        fields = self.version.attributes.recipe.fields
+        return [
+            name
+            for name in {*self.reader.shapes, *self.reader.ragged} & fields.keys()
+            if fields[name].specs()[-1].kind == "mask"
+            or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
+        ]
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""

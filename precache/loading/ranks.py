@@ -54,6 +54,8 @@ HINTS = {
     "MP_CHILD": "MP_PROCS",
     "LSF_PM_TASKID": "LSB_DJOB_NUMPROC",
     "NODE_RANK": "NNODES",
+    "PET_NODE_RANK": "PET_NNODES",
+    "AWS_BATCH_JOB_NODE_INDEX": "AWS_BATCH_JOB_NUM_NODES",
 }
 """Variables that number processes, daemons or nodes -> how many there are: no rank of a process."""
 

@@ -1941,6 +1941,35 @@ def test_names_of_a_common_word_and_a_number_are_sorted_as_text_or_as_numbers(
     assert numbers_in(["v1.2", "v1.10", "w1.3"]) == [0, 0, 0]
 
 
+def test_whole_numbers_of_a_table_that_nearly_all_differ_are_said_to_be_classes(
+    builds: Builds,
+) -> None:
+    """Such as ages, or prices."""
+    put(builds.root, *(f"in/{number}.png" for number in range(24)))
+    put_csv(builds.root / "t.csv", "path,label", *(f"in/{n}.png,{20 + n}" for n in range(24)))
+    builds.labels("t.csv")
+    assert "taken as class numbers (--label-kind value: for a regression)" in " ".join(
+        builds.printed.split()
+    )
+    for kind, dtype in (("number", "i"), ("value", "f")):
+        builds.labels("t.csv", "--label-kind", kind)
+        assert "nearly all differ" not in builds.printed
+        number = {"number": 2, "value": 3}[kind]
+        assert precache.open(builds.root / f"{number}.store").labels.dtype.kind == dtype
+
+
+@pytest.mark.parametrize("names", [("1_dog", "2_cat", "10_ant"), ("1.0", "2.0", "10.0")])
+def test_names_that_begin_with_a_number_are_sorted_as_text_or_as_numbers(
+    builds: Builds, names: tuple[str, ...]
+) -> None:
+    put(builds.root / "in", *(f"{name}/p{number}.png" for number, name in enumerate(names)))
+    builds.labels("in")
+    assert "--class-order number: as numbers" in builds.printed
+    assert precache.open(builds.root / "1.store").classes == tuple(sorted(names))
+    builds.labels("in", "--class-order", "number")
+    assert precache.open(builds.root / "2.store").classes == names
+
+
 def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
     put(builds.root / "in", "1/a.png", "2/b.png", "10/c.png")
     as_zip(builds.root)

@@ -58,6 +58,8 @@ TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
         (f"{TORCHRUN.format(5, 8)} NODE_RANK=1 NNODES=2", (5, 8)),
         ("PMI_RANK=5 PMI_SIZE=8 LSF_PM_TASKID=2 LSB_DJOB_NUMPROC=8", (5, 8)),
         ("NODE_RANK=0 NNODES=1", (0, 1)),
+        ("PET_NODE_RANK=0 PET_NNODES=1", (0, 1)),
+        (f"{TORCHRUN.format(5, 8)} PET_NODE_RANK=1 PET_NNODES=1:2", (5, 8)),
         ("LSF_PM_TASKID=1 LSB_DJOB_NUMPROC=1", (0, 1)),
         # Slurm's other names, within a step.
         ("SLURM_PROCID=3 SLURM_NTASKS=4", (3, 4)),
@@ -114,6 +116,8 @@ def test_launchers_say_it_in_the_environment(
         ("LSF_PM_TASKID=2 LSB_DJOB_NUMPROC=2", "LSF_PM_TASKID='2', LSB_DJOB_NUMPROC='2'"),
         ("NODE_RANK=1 NNODES=2", "NODE_RANK='1', NNODES='2'"),
         ("NODE_RANK=0", "NODE_RANK='0'"),
+        ("PET_NODE_RANK=1 PET_NNODES=2", "PET_NODE_RANK='1', PET_NNODES='2'"),
+        ("AWS_BATCH_JOB_NODE_INDEX=1", "AWS_BATCH_JOB_NODE_INDEX='1'"),
         ("OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE='8'"),
         ("SLURM_PROCID=0", "SLURM_PROCID='0'"),
         ("SLURM_PROCID=1", "SLURM_PROCID='1'"),

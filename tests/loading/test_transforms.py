@@ -34,6 +34,7 @@ from precache.transforms import (
     Normalize,
     RandomCrop,
     RandomResizedCrop,
+    Resize,
     ToDType,
     Transform,
     run,
@@ -283,6 +284,7 @@ def test_colour_jitter_of_nothing_changes_nothing() -> None:
             r"resamples image and mask; say how: fields=\{'image': 'bilinear', 'mask': 'nearest'\}",
         ),
         (lambda: RandomResizedCrop(8, fields=("mask",)), "say how"),
+        (lambda: Resize(8, fields=("image", "mask")), "Resize resamples image and mask; say how"),
         (
             lambda: RandomResizedCrop(8, fields={"image": "bicubic"}),
             "'bicubic' for image; give 'bilinear' or 'nearest'",
@@ -530,7 +532,7 @@ def test_a_resumed_loader_augments_as_if_nothing_had_been(image_tiles: BuiltStor
 
     def rows(size: int, skip: int) -> dict[int, np.ndarray]:
         with precache.Loader(image_tiles.path, size, seed=3, transform=transform) as loader:
-            state = {**loader.state_dict(), "epoch": 2, "batch": skip}
+            state = {**loader.state_dict(), "epoch": 2, "sample": skip * size}
             loader.load_state_dict(state)
             return {
                 int(row): image.numpy().copy()
@@ -778,6 +780,49 @@ def test_a_nearest_crop_is_its_box_resized() -> None:
         rows = [top + (2 * i + 1) * height // 18 for i in range(9)]
         columns = [left + (2 * i + 1) * width // 66 for i in range(33)]
         assert torch.equal(got, image[:, rows][:, :, columns])
+
+
+def test_a_resize_resamples_each_field_as_it_says() -> None:
+    """Masks of 0, 7, 20 and 255 had 38 values."""
+    batch, fields = _scene(), {"image": "bilinear", "mask": "nearest", "depth": "nearest"}
+    found = Resize((40, 31), fields=fields).apply(batch, _draw())
+    alone = Resize((40, 31)).apply({"image": batch["image"]}, _draw())
+    assert torch.equal(found["image"], alone["image"])
+    for name in ("mask", "depth"):
+        before = batch[name].reshape(24, 1, 20, 26)
+        expected = functional.interpolate(before.double(), (40, 31), mode="nearest-exact")
+        assert torch.equal(found[name].reshape(24, 1, 40, 31).double(), expected), name
+    shorter = Resize(10, fields={"mask": "nearest"}).apply(batch, _draw())["mask"]
+    assert shorter.shape[-2:] == (10, 13)
+
+
+@pytest.mark.parametrize("mode", ["P", "RGB"])
+def test_a_store_of_masks_is_not_blended_unless_told(mode: Any, tmp_path: Path) -> None:
+    """`--mode P --interpolation nearest`, or colours that stand for classes."""
+    for number in range(8):
+        mask = np.zeros((32, 32), np.uint8)
+        mask[number:20, 8:24] = 7
+        image = Image.fromarray(mask if mode == "P" else np.dstack([mask] * 3))
+        write(tmp_path / "masks" / f"{number}.png", encoded(image, "PNG"))
+    recipe = precache.Recipe.image(resize=(32, 32), mode=mode, interpolation="nearest")
+    precache.build(tmp_path / "masks", tmp_path / "store", recipe, address="serial")
+
+    def values(step: Any) -> set[int]:
+        with precache.Loader(tmp_path / "store", 4, transform=step, device="cpu") as loader:
+            return {value for batch in loader for value in batch["image"].unique().tolist()}
+
+    for make in (Resize, RandomResizedCrop):
+        with pytest.raises(UsageError, match="image was built as masks, whose values it would"):
+            values(Compose([HorizontalFlip(), make(20)]))
+        assert values(make(20, fields={"image": "nearest"})) == {0, 7}
+        assert len(values(make(20, fields={"image": "bilinear"}))) > 2
+    if mode == "RGB":  # rows with shapes of their own
+        recipe = precache.Recipe.image(max_size=32, interpolation="nearest")
+        precache.build(tmp_path / "masks", tmp_path / "store", recipe, address="serial")
+        with pytest.raises(UsageError, match="image was built as masks"):
+            values(RandomResizedCrop(20))
+        with pytest.raises(UsageError, match="build masks with rows of one shape"):
+            values(RandomResizedCrop(20, fields={"image": "nearest"}))
 
 
 BESIDE: dict[str, tuple[int, ...]] = {

@@ -230,10 +230,9 @@ class FieldWriter:
         if not self._shape.admits(row):
             way = "bring all to one shape and type, by a function in its ops, or in the dataset"
             if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
-                way = (
-                    "give --resize and --crop, or resize and center_crop in its ops; or --max-size "
-                    "to store rows of many shapes"
-                )
+                way = "give --resize and --crop, or resize and center_crop in its ops"
+                if self._field.ragged_size is not None:
+                    way += "; or --max-size to store rows of many shapes"
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape}; {way}"

@@ -684,12 +684,16 @@ def doubts_of_classes(
 
 
 _NUMBERED = re.compile(r"(.*[^0-9])([0-9]{1,18})", re.DOTALL)
+_NUMBER_FIRST = re.compile(r"([0-9]{1,18})[^0-9].*", re.DOTALL)
 
 
 def numbers_in(names: Sequence[str]) -> list[int]:
-    """Return the numbers of names that are such, or begin with the same text; else all are 0."""
+    """Return the numbers that names are, begin with, or end in behind the same text; else zeros."""
     if all(map(INTEGER.fullmatch, names)):
         return [*map(int, names)]
+    first = [match for match in map(_NUMBER_FIRST.fullmatch, names) if match]
+    if len(first) == len(names):
+        return [int(match[1]) for match in first]
     found = [match for match in map(_NUMBERED.fullmatch, names) if match]
     if len(found) < len(names) or len({match[1] for match in found}) > 1:
         return [0] * len(names)

@@ -496,6 +496,11 @@ def _of_numbers(
     are_names = is_file and bool(known) and all(map(INTEGER.fullmatch, known))
     if is_file and kind == "numbers" and not are_names:
         doubts = doubts or _doubt_of_ids(found, where) or _doubt_of_order(found.texts, where)
+    elif kind == "numbers" and found.all_differ and not classes:
+        notes.append(
+            "Labels are whole numbers that nearly all differ, and are taken as class numbers "
+            "(--label-kind value: for a regression)"
+        )
     numbers = [_number_of(label, kind) for label in found.labels]
     decided = Decided(found.mapped(numbers, kind), tuple(notes), doubts)
     decided = decided if classes else _without_minus(decided)
