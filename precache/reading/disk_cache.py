@@ -103,7 +103,7 @@ class Uses:
         self._end = weakref.finalize(self, self._file.close)
 
     def begin(self, name: str) -> None:
-        """Have an object, or all of a family, kept."""
+        """Keep an object, or all of a family, from being evicted."""
         self._call("F_OFD_SETLK", fcntl.F_RDLCK, name)
 
     def end(self, name: str) -> None:

@@ -107,7 +107,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Assembly:
-    """How the rows of a shard come about.
+    """Rows of a shard, each as a link, a copy, a computation or a hole.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ class Assembly:
 
     @property
     def linked(self) -> bool:
-        """Whether all objects are links, unread."""
+        """True if all objects are links, which nothing reads."""
         return self.links.keys() == self.rows.fields.keys() and not any(
             run.fetches or any(not isinstance(a, Take) for a in run.fields.values())
             for run in self.runs

@@ -95,7 +95,7 @@ version, and 1 where that row is a hole."""
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Where the rows of a version to be built, or of one of its shards, are stored.
+    """Places where rows of a version to be built, or of one of its shards, are stored.
 
     Attributes
     ----------
@@ -281,7 +281,7 @@ def _is_known(content: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What the committed versions of a store hold of the samples of a listing.
+    """Rows that the committed versions of a store hold of the samples of a listing.
 
     Attributes
     ----------

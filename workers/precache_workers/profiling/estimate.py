@@ -39,7 +39,7 @@ class TimeCost:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardWork:
-    """What a shard that is to be built, and not linked, consists of.
+    """Parts of a shard that is to be built, and not linked.
 
     Attributes
     ----------
