@@ -50,7 +50,7 @@ class Loader(Loop):
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
         `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
         means ``"block"`` with a cache of a remote store, else ``"full"``. ``False`` keeps the order
-        of the rows, and ``"key"`` that of their keys.
+        of the rows, and ``"key"`` that of their keys as text, `10` before `2`.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
         other device of torch, such as ``mps``, they are copied synchronously when they are
@@ -71,8 +71,6 @@ class Loader(Loop):
         for rows that only fill up the epoch. ``tuple``: (image, label) of the dict that the
         transform returns, as a `TupleBatch`, whose attribute `repeated` is that mark, or None. What
         is no dict is handed out as the transform returns it.
-    order
-        Without shuffle: ``row`` (as stored) or ``key`` (sorted by key as text, `10` before `2`).
     verify
         Check the checksum of each chunk the first time that this process reads it; otherwise only
         those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.
@@ -86,9 +84,6 @@ class Loader(Loop):
     resident
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused if it does not fit.
-    shuffle_window
-        Shards mixed at a time by ``shuffle="block"``; by default 8, or with a `cache_limit` as
-        many fewer as let two loaders share it; it must be the same on all ranks.
     decompress
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, and logs why, if there is no nvCOMP or no

@@ -6,6 +6,7 @@ libraries runs where they are installed, and is compiled elsewhere.
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from PIL import Image
 
 import precache
+import precache.transforms
 from precache.cli import main as command_line
 from tests.conftest import write_photos
 from tests.support.building import encoded, write
@@ -211,3 +213,16 @@ def test_the_links_of_the_documentation_lead_somewhere(document: Path) -> None:
 def anchor_of(heading: str) -> str:
     """Anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_documented_parameters_are_those_of_the_signature() -> None:
+    for module in (precache, precache.transforms):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not (inspect.isclass(value) or inspect.isfunction(value)):
+                continue
+            text = inspect.getdoc(value) or ""
+            section = re.search(r"\nParameters\n-+\n(.*?)(\n\n\w+\n-+\n|\Z)", text, re.DOTALL)
+            listed = re.findall(r"^(\S.*)$", section[1], re.MULTILINE) if section else []
+            documented = {part.lstrip("*") for line in listed for part in line.split(", ")}
+            assert documented <= {*inspect.signature(value).parameters}, name
