@@ -217,7 +217,7 @@ def anchor_of(heading: str) -> str:
 
 def test_documented_parameters_are_those_of_the_signature() -> None:
     for module in (precache, precache.transforms):
-        for name in module.__all__:
+        for name in getattr(module, "__all__", vars(module)):
             value = getattr(module, name)
             if not (inspect.isclass(value) or inspect.isfunction(value)):
                 continue
