@@ -356,13 +356,13 @@ def make_current(
     Raises
     ------
     BuildError
-        As by `commit_entry`.
+        The version is not there; or as by `commit_entry`.
     StorageError
-        The version is not there, or the store cannot be written to.
+        The store cannot be written to.
     """
     document = store.get(f"{version}/{ROOT}")
     if document is None:
-        raise StorageError(
+        raise BuildError(
             f"version {version} of {store} was removed before it was made current; run the same "
             "command again"
         )

@@ -151,7 +151,7 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
 
 def test_a_version_that_is_not_there_does_not_become_current(empty: LocalFolder) -> None:
     append_commit(empty, _id("a"))
-    with pytest.raises(StorageError, match=f"{_id('b')} of .* was removed before it was made"):
+    with pytest.raises(BuildError, match=f"{_id('b')} of .* was removed before it was made"):
         make_current(empty, _id("b"))
     assert len(read_log(empty).commits) == 1
 
