@@ -37,6 +37,7 @@ from precache_workers.sources.label_readings import (
     note_of_order,
     numbers_in,
     quoted,
+    spelling,
 )
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
@@ -60,7 +61,17 @@ _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
-_PERCENT = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?%")
+_SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
+"""Percents and amounts of money."""
+_TIME = (
+    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+)
+_DATE = re.compile(
+    r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
+    rf"(?:[T ]{_TIME})?|{_TIME}"
+)
+"""Dates, times, and both, as programs and spreadsheets write them."""
+_PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
 _CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _VALUE = re.compile(
@@ -71,7 +82,7 @@ _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
 
 _NOTHING = frozenset(
     (
-        "nan", "-nan", "null", "none", "na", "n/a", "n.a.", "#n/a", "<na>", "nil", "nat", "-", "--",
+        "nan", "-nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil", "nat", "-", "--",
         "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "(blank)",
         "missing", "undefined", "not available", "unlabeled", "unlabelled",
     )
@@ -798,6 +809,10 @@ def _doubts_of_numbers(
     if listed:
         return ()
     name = (NAME, "if each number is a class")
+    if all(map(_PLAIN_DATE.fullmatch, texts)):
+        text = f"labels of {where} such as {quoted(sorted(texts))} are dates"
+        days = (), "another column by --label-column, or numbers such as of days for a regression"
+        return (Doubt.of(text, name, days),)
     numbers = sorted(map(int, texts))
     if numbers[0] < -1:
         below = [str(number) for number in numbers if number < -1]
@@ -842,7 +857,10 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
         none: tuple[Sequence[str], str] = no_label(nothing), "if that stands for no label"
         if "--" in nothing:  # argparse drops it
             none = (), "write nothing in place of '--', if that stands for no label"
-        doubts.append(Doubt.of(text, none, (NAME, "if it is a class")))
+        is_one: tuple[Sequence[str], str] = NAME, "if it is a class"
+        if len({*map(spelling, nothing)}) < len(nothing):
+            is_one = (), "rename those that look alike, if they are classes"
+        doubts.append(Doubt.of(text, none, is_one))
     texts.difference_update(nothing)
     words = sorted(text for text in texts if _number(text) is None)
     separator = next((mark for mark in _SEPARATORS if _joins(texts, mark)), "")
@@ -853,9 +871,12 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
             "are to be written with a point"
         )
         way = ("--label-separator", ","), "if they are several classes"
-    elif words and all(map(_PERCENT.fullmatch, words)):
+    elif words and all(map(_SIGNED.fullmatch, words)):
         text = f"labels of {where} such as {quoted(words)} may be numbers of a regression"
         way = (), "write them without the sign, if they are"
+    elif words and all(map(_DATE.fullmatch, texts)):
+        text = f"labels of {where} such as {quoted(words)} are dates or times"
+        way = (), "another column by --label-column, or numbers such as of days for a regression"
     elif not typed and len(words) == 1 < len(texts) and not separator:
         text = f"all labels of {where} are numbers but {quoted(words)}"
         way = no_label(words), "if that stands for no label"
@@ -931,7 +952,9 @@ def encode(
     if classes:
         return LabelColumn(values, names, decided.notes, decided.doubts)
     notes = (*decided.notes, *note_of_order(names))
-    alike = doubts_of_classes(names, where, are_codes=rules.kind == "name")
+    are_names = rules.kind == "name"
+    clear = [name for name in names if are_names or not is_nothing(name)]  # others are in doubt
+    alike = doubts_of_classes(clear, where, are_codes=are_names)
     return LabelColumn(values, names, notes, (*decided.doubts, *alike))
 
 
