@@ -24,8 +24,10 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
 from precache_workers.sources.columns import LABEL_COLUMNS
-from precache_workers.sources.label_readings import INTEGER, bit_of, quoted
-from precache_workers.sources.labels import decide, is_number, kind_of
+from precache_workers.sources.evidence import quoted
+from precache_workers.sources.label_readings import INTEGER, bit_of
+from precache_workers.sources.label_evidence import decide, is_number
+from precache_workers.sources.labels import Column, kind_of
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
@@ -110,10 +112,11 @@ def read_label_file(
     order = () if rules.separator or len(labels) > 1 else rows.order(labels[0])
     columns_of_labels = labels if named else ()
     read = read_labels(rows, labels, where, rules.none)
-    return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
+    file = LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
+    return _with_names(file, path, where, keys)
 
 
-def with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> LabelFile:
+def _with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> LabelFile:
     """Return a file whose keys are numbers with the names that another file beside it gives them.
 
     Its lines are a number and a name, as those of CUB-200's ``images.txt``.
@@ -399,9 +402,8 @@ def _one_of(
         classes = names if len(names) > 1 else ()
         try:
             read = read_labels(rows, names, where, rules.none)
-            decided = decide(
-                read, ids, where, rules, classes=classes, typed=rows.typed is not None, is_file=True
-            )
+            typed = rows.typed is not None
+            decided = decide(Column(read, ids, where, rules, classes, typed, is_file=True))
         except ChoiceError as error:
             firsts = [*error.ways[:1]]
         except SourceError as error:  # such as labels of other kinds than the user says

@@ -29,7 +29,7 @@ from precache_workers.sources.column_evidence import (
     names_splits,
 )
 from precache_workers.sources.containers import Members
-from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
     bits_column,
