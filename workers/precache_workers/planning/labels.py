@@ -8,7 +8,7 @@ count and an example. More than a few of them are refused, as they are rarely in
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 

@@ -44,9 +44,9 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.held_files import HeldData, held_data, held_values
 from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     Column,
     Label,

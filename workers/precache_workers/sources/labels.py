@@ -176,9 +176,9 @@ def _common(kinds: Iterable[Kind | None], *, typed: bool) -> Kind | None:
     found: dict[Kind, int] = {}
     for number, kind in enumerate(kinds):
         if kind is not None and kind not in found:
-            for other in found:
+            for other, before in found.items():
                 if typed and frozenset((other, kind)) not in _JOINED:
-                    raise MixedLabelsError((found[other], other), (number, kind))
+                    raise MixedLabelsError((before, other), (number, kind))
             found[kind] = number
     if len(found) < 2:
         return next(iter(found), None)
@@ -295,6 +295,35 @@ def join_columns(columns: Sequence[Any], *, typed: bool = True) -> Any:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
     common = _common((kind_of(column.type) for column in columns), typed=typed)
     return array_of([label for column in columns for label in column.to_pylist()], common)
+
+
+def bits_column(rows: Iterable[Sequence[int | None]]) -> Any:
+    """Return the cells of columns that are a class each, by row, as one column of lists."""
+    import pyarrow as pa
+
+    return pa.array(rows, pa.large_list(pa.int8()))
+
+
+def cell_of(value: object, name: str, none: Collection[str] = ()) -> int | None:
+    """Return a cell of a column that is a class: 0, 1, -1, or None for a blank one.
+
+    Parameters
+    ----------
+    none
+        Texts that the user takes as no label.
+
+    Raises
+    ------
+    ValueError
+        It is none of these.
+    """
+    bit = bit_of(value)
+    if bit is None and not is_blank(value) and str(value).strip() not in none:
+        raise ValueError(
+            f"has {printable(repr(value)[:60])} in the column {printable(name)!r}; of several "
+            "columns of labels, each has 0 or 1"
+        )
+    return bit
 
 
 # --- a column -----------------------------------------------------------------------------------
@@ -585,8 +614,8 @@ def _class_numbers(column: Column) -> np.ndarray:
     lowest, highest = int(numbers.min()), int(numbers.max())
     if lowest < -1 or (classes and highest >= len(classes)):
         raise SourceError(
-            f"{column.where} has the class number {lowest if lowest < -1 else highest}; class numbers "
-            "go from -1 (no label) up"
+            f"{column.where} has the class number {lowest if lowest < -1 else highest}; class "
+            "numbers go from -1 (no label) up"
             + (f" to {len(classes) - 1}, as it names {len(classes)} classes" if classes else "")
         )
     return numbers
@@ -633,9 +662,7 @@ def vector_length(labels: Any) -> int:
     return max(lengths) if are_binary and len(lengths) == 1 and 1 not in lengths else 0
 
 
-def _multi_hot(
-    column: Column, rows: np.ndarray, numbers: np.ndarray, classes: int
-) -> np.ndarray:
+def _multi_hot(column: Column, rows: np.ndarray, numbers: np.ndarray, classes: int) -> np.ndarray:
     nbytes = len(column.values) * classes
     if classes > MOST_CLASSES or nbytes > MOST_LABEL_NBYTES:
         raise SourceError(
