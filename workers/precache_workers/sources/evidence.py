@@ -15,9 +15,8 @@ from precache_workers.sources.base import Doubt, choice_error
 FEW = 3
 """Names that are shown of many."""
 
-Way = tuple[Sequence[str] | Callable[[Sequence[str]], Sequence[str]], str]
-"""Flags that decide, or a function of what shows the evidence that returns them; and when they do.
-Without flags: another way out, in words."""
+Way = tuple[Sequence[str], str]
+"""Flags that decide, and when they do; without flags: another way out, in words."""
 
 
 class Rule(NamedTuple):
@@ -30,7 +29,7 @@ class Rule(NamedTuple):
     text
         The readings in words; without ways, a line. Its fields are those of `weighed`.
     ways
-        Choices between the readings.
+        Choices between the readings, or a function of the subject that returns them.
     by_classes
         As of `Doubt`.
     is_last
@@ -39,7 +38,7 @@ class Rule(NamedTuple):
 
     shown_by: Callable[[Any], Sequence[str] | bool]
     text: str
-    ways: Sequence[Way] = ()
+    ways: Sequence[Way] | Callable[[Any], Sequence[Way]] = ()
     by_classes: bool = False
     is_last: bool = False
 
@@ -51,7 +50,7 @@ Rules = Sequence[Rule | list[Rule]]
 def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
     """Return the lines and the doubts of the evidence that a subject shows.
 
-    Fields of texts and flags are ``{of}``, the subject; ``{shown}``, what shows the evidence, and
+    Fields of texts are ``{of}``, the subject; ``{shown}``, what shows the evidence, and
     its ``{count}``; and ``{some}`` of it, or ``{one}``, quoted.
 
     Raises
@@ -65,13 +64,9 @@ def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
             if not (found := rule.shown_by(subject)):
                 continue
             shown = () if isinstance(found, bool) else found
-            fields = {"of": subject, "shown": shown, "count": len(shown)}
-            fields |= {"some": quoted(shown), "one": quoted(shown, 1)}
-            text = rule.text.format(**fields)
-            ways = [
-                (flags(shown) if callable(flags) else [f.format(**fields) for f in flags], when)
-                for flags, when in rule.ways
-            ]
+            quotes = {"some": quoted(shown), "one": quoted(shown, 1)}
+            text = rule.text.format(of=subject, shown=shown, count=len(shown), **quotes)
+            ways = rule.ways(subject) if callable(rule.ways) else rule.ways
             doubt = Doubt.of(text, *ways, by_classes=rule.by_classes)
             if rule.is_last:
                 raise choice_error([doubt])

@@ -23,7 +23,7 @@ from precache.messages import printable
 from precache.store.columns import numbers_of
 from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
-from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER
+from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER, spelling
 from precache_workers.sources.labels import (
     Column,
     Kind,
@@ -43,7 +43,17 @@ NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "va
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
-_PERCENT = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?%")
+_SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
+"""Percents and amounts of money."""
+_TIME = (
+    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+)
+_DATE = re.compile(
+    r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
+    rf"(?:[T ]{_TIME})?|{_TIME}"
+)
+"""Dates, times, and both, as programs and spreadsheets write them."""
+_PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
@@ -59,25 +69,30 @@ def is_number(text: str) -> bool:
 
 # --- the rules ----------------------------------------------------------------------------------
 
+
+def _none(words: Sequence[str]) -> Way:
+    return no_label(words), "if that stands for no label"
+
+
+def _ways_of_nothing(c: Column) -> Sequence[Way]:
+    """Return the ways out where words for no value stand beside names."""
+    none = _none(c.nothing)
+    if "--" in c.nothing:  # argparse drops it
+        none = (), "write nothing in place of '--', if that stands for no label"
+    if len({*map(spelling, c.nothing)}) < len(c.nothing):
+        return [none, ((), "rename those that look alike, if they are classes")]
+    return [none, (NAME, "if it is a class")]
+
+
 _CODES: Way = NAME, "if they are codes, one class each"
-_CLASS: Way = NAME, "if it is a class"
 _CLASSES: Way = NAME, "if each is the name of a class"
 _NUMBER_NAMES: Way = NAME, "if each number is a class"
 _NUMBERS: Way = NUMBER, "if they are class numbers"
 _REGRESSION: Way = VALUE, "for a regression"
-_NONE: Way = no_label, "if that stands for no label"
-_NOTHING_TEXT = "{of.blank:,} labels of {of.where} are {some}"
-_BELOW = "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}"
+_DAYS: Way = (), "another column by --label-column, or numbers such as of days for a regression"
 
 OF_NAMES: Rules = [
-    [
-        Rule(
-            lambda c: "--" in c.nothing and c.nothing,  # argparse drops it
-            _NOTHING_TEXT,
-            [((), "write nothing in place of '--', if that stands for no label"), _CLASS],
-        ),
-        Rule(lambda c: c.nothing, _NOTHING_TEXT, [_NONE, _CLASS]),
-    ],
+    Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
     [
         Rule(
             lambda c: all(map(_DECIMAL_COMMA.fullmatch, c.words)) and c.words,
@@ -86,19 +101,24 @@ OF_NAMES: Rules = [
             [(("--label-separator", ","), "if they are several classes"), _CLASSES],
         ),
         Rule(
-            lambda c: all(map(_PERCENT.fullmatch, c.words)) and c.words,
+            lambda c: all(map(_SIGNED.fullmatch, c.words)) and c.words,
             "labels of {of.where} such as {some} may be numbers of a regression",
             [((), "write them without the sign, if they are"), _CLASSES],
         ),
         Rule(
+            lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
+            "labels of {of.where} such as {some} are dates or times",
+            [_DAYS, _CLASSES],
+        ),
+        Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
             "all labels of {of.where} are numbers but {some}",
-            [_NONE, _CLASSES],
+            lambda c: [_none(c.words), _CLASSES],
         ),
         Rule(
             lambda c: c.mark and [text for text in c.given if c.mark in text],
             "labels of {of.where} such as {some} seem to be several classes",
-            [(("--label-separator", "{of.mark}"), "if they are"), _CLASSES],
+            lambda c: [(("--label-separator", c.mark), "if they are"), _CLASSES],
         ),
         Rule(
             lambda c: c.all_differ and c.given,
@@ -131,12 +151,20 @@ OF_NUMBERS: Rules = [
             [_CODES, _NUMBERS],
         ),
         Rule(
-            lambda c: len(c.below) == 1 and c.below,
-            _BELOW,
-            [_NUMBER_NAMES, _NONE, _REGRESSION],
+            lambda c: not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and c.given,
+            "labels of {of.where} such as {some} are dates",
+            [_NUMBER_NAMES, _DAYS],
+        ),
+        Rule(
+            lambda c: c.below,
+            "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}",
+            lambda c: [
+                _NUMBER_NAMES,
+                *(_none(c.below) for _ in c.below[:1] if len(c.below) == 1),
+                _REGRESSION,
+            ],
             is_last=True,
         ),
-        Rule(lambda c: c.below, _BELOW, [_NUMBER_NAMES, _REGRESSION], is_last=True),
         Rule(
             lambda c: {*map(int, c.given)} == {-1, 1} and not c.classes,
             "labels of {of.where} are 1 and -1",
@@ -168,7 +196,7 @@ OF_LISTS: Rules = [
     Rule(
         lambda c: c.beside,
         "some labels of {of.where} are {some}, beside lists",
-        [_NONE, ((), '["NaN"] if it is a class')],
+        lambda c: [_none(c.beside), ((), '["NaN"] if it is a class')],
     ),
     [
         Rule(

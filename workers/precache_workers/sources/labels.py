@@ -54,8 +54,8 @@ FEWEST_TEXTS = 20
 _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _NOTHING = frozenset(
     (
-        "nan", "-nan", "null", "none", "na", "n/a", "n.a.", "#n/a", "<na>", "nil", "nat", "-", "--",
-        "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "(blank)",
+        "nan", "-nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil", "nat",
+        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "(blank)",
         "missing", "undefined", "not available", "unlabeled", "unlabelled",
     )
 )  # fmt: skip
@@ -552,9 +552,10 @@ def encode(column: Column) -> Column:
         raise SourceError(f"{column.where} has the class {printable(wrong[0])}, which is not UTF-8")
     notes, doubts = column.notes, column.doubts
     if not column.classes:
-        are_codes = column.rules.kind == "name"
+        are_names = column.rules.kind == "name"
+        clear = [name for name in names if are_names or not is_nothing(name)]  # others are in doubt
         notes = (*notes, *note_of_order(names))
-        doubts = (*doubts, *doubts_of_classes(names, column.where, are_codes=are_codes))
+        doubts = (*doubts, *doubts_of_classes(clear, column.where, are_codes=are_names))
     return replace(column, values=values, classes=names, notes=notes, doubts=doubts)
 
 
