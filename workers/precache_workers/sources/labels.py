@@ -55,8 +55,8 @@ _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _NOTHING = frozenset(
     (
         "nan", "-nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil", "nat",
-        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "(blank)",
-        "missing", "undefined", "not available", "unlabeled", "unlabelled",
+        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
+        "(blank)", "missing", "undefined", "not available", "unlabeled", "unlabelled",
     )
 )  # fmt: skip
 """Words for no value, as tables have them, in lower case."""
