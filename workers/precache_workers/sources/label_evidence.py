@@ -36,6 +36,7 @@ from precache_workers.sources.labels import (
     is_nothing,
     label_of,
     number_of,
+    vector_length,
 )
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
@@ -70,6 +71,39 @@ def is_number(text: str) -> bool:
 # --- the rules ----------------------------------------------------------------------------------
 
 
+def _whole(c: Column) -> Sequence[str]:
+    """Return numbers with a fraction if they are all whole."""
+    return c.given if all(float(text).is_integer() for text in c.given) else ()
+
+
+def _below(c: Column) -> Sequence[str]:
+    """Return whole numbers that are no class numbers, where the source lists no classes."""
+    return [str(n) for n in sorted(map(int, c.given)) if n < -1 and not c.classes]
+
+
+def _in_other_order(c: Column) -> Sequence[str]:
+    """Return two numbers that are in another order as text; empty if there are none."""
+    pairs = itertools.pairwise(sorted(filter(str.isdecimal, c.texts)))
+    return next((pair for pair in pairs if len(pair[0]) > len(pair[1])), ())
+
+
+def _vector(c: Column) -> Sequence[str]:
+    """Return the numbers of the classes of lists that may be vectors of 0 and 1."""
+    if c.kind != "several numbers":
+        return ()
+    length = vector_length(c.values)
+    is_clear = length > 2 or str(c.values.type.value_type) == "bool"
+    return () if c.classes and is_clear else [*map(str, range(length))]
+
+
+def _repeats(c: Column) -> bool:
+    """Return True if lists are no vectors, and one of 0 and 1 alone has a number twice."""
+    if c.kind != "several numbers" or vector_length(c.values):
+        return False
+    lists = filter(None, c.values.to_pylist())
+    return any(len(some) > len({*some}) and {*some} <= {0, 1} for some in lists)
+
+
 def _none(words: Sequence[str]) -> Way:
     return no_label(words), "if that stands for no label"
 
@@ -82,6 +116,12 @@ def _ways_of_nothing(c: Column) -> Sequence[Way]:
     if len({*map(spelling, c.nothing)}) < len(c.nothing):
         return [none, ((), "rename those that look alike, if they are classes")]
     return [none, (NAME, "if it is a class")]
+
+
+def _ways_below(c: Column) -> Sequence[Way]:
+    below = _below(c)
+    none = [_none(below)] if len(below) == 1 else []
+    return [_NUMBER_NAMES, *none, _REGRESSION]
 
 
 _CODES: Way = NAME, "if they are codes, one class each"
@@ -131,12 +171,12 @@ OF_NAMES: Rules = [
 OF_VALUES: Rules = [
     [
         Rule(
-            lambda c: c.are_whole and [text for text in c.given if _EXPONENT.fullmatch(text)],
+            lambda c: [text for text in _whole(c) if _EXPONENT.fullmatch(text)],
             "labels of {of.where} such as {some} are codes, or have an exponent",
             [_CODES, _REGRESSION],
         ),
         Rule(
-            lambda c: c.are_whole and c.given,
+            _whole,
             "labels of {of.where} are numbers with a fraction that is zero, such as {one}"
             "{of.lacking}, as a column of class numbers with a blank cell is often written",
             [_NUMBERS, _REGRESSION],
@@ -156,13 +196,9 @@ OF_NUMBERS: Rules = [
             [_NUMBER_NAMES, _DAYS],
         ),
         Rule(
-            lambda c: c.below,
+            _below,
             "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}",
-            lambda c: [
-                _NUMBER_NAMES,
-                *(_none(c.below) for _ in c.below[:1] if len(c.below) == 1),
-                _REGRESSION,
-            ],
+            _ways_below,
             is_last=True,
         ),
         Rule(
@@ -176,7 +212,7 @@ OF_NUMBERS: Rules = [
             [_REGRESSION, _NUMBERS],
         ),
         Rule(
-            lambda c: c.gets_names and _in_other_order(c.texts),
+            lambda c: c.gets_names and _in_other_order(c),
             "labels of {of.where} are numbers, and {shown[0]!r} is sorted before {shown[1]!r} as "
             "text, as names of class folders are",
             [_NUMBERS, (NAME, "to number them as class folders of these names")],
@@ -200,12 +236,12 @@ OF_LISTS: Rules = [
     ),
     [
         Rule(
-            lambda c: bool(c.length) and not (c.classes and c.are_vectors),
-            "labels of {of.where} are lists of {of.length} values that are 0 or 1, one for each "
+            _vector,
+            "labels of {of.where} are lists of {count} values that are 0 or 1, one for each "
             'class; if they are class numbers, write them as names (["0", "1"])',
         ),
         Rule(
-            lambda c: not c.length and c.has_repeated_bits,
+            _repeats,
             "labels of {of.where} are lists of class numbers, as not all are equally long lists of "
             "0 and 1; make them so if they have a value for each class",
         ),
@@ -229,12 +265,6 @@ def _weighed(column: Column, rules: Rules) -> Column:
     """Return a column with the lines and doubts of the evidence that it shows."""
     notes, doubts = weighed(column, rules)
     return replace(column, notes=(*column.notes, *notes), doubts=(*column.doubts, *doubts))
-
-
-def _in_other_order(texts: Sequence[str]) -> Sequence[str]:
-    """Return two numbers that are in another order as text; empty if there are none."""
-    pairs = itertools.pairwise(sorted({text for text in texts if text.isdecimal()}))
-    return next((pair for pair in pairs if len(pair[0]) > len(pair[1])), ())
 
 
 # --- the reading --------------------------------------------------------------------------------

@@ -427,16 +427,6 @@ class Column:
         samples = len(self.values) - int(self._encoded.indices.null_count)
         return len(self.texts) >= FEWEST_TEXTS and 10 * len(self.texts) > 9 * samples
 
-    @cached_property
-    def are_whole(self) -> bool:
-        """True if numbers with a fraction are all whole."""
-        return all(float(text).is_integer() for text in self.given)
-
-    @property
-    def below(self) -> list[str]:
-        """Those that are no class numbers, where the source lists no classes."""
-        return [str(n) for n in sorted(map(int, self.given)) if n < -1 and not self.classes]
-
     @property
     def lacking(self) -> str:
         """The number of samples without a label, in words; empty if there are none."""
@@ -458,22 +448,6 @@ class Column:
         codes = numbers_of(self._encoded.indices.drop_null())
         counts = np.bincount(codes, minlength=len(self.texts)).tolist()
         return sum(n for n, text in zip(counts, self.texts, strict=True) if text in texts)
-
-    @cached_property
-    def length(self) -> int:
-        """Length of lists of numbers that are all multi-hot vectors; 0 for other lists."""
-        return vector_length(self.values) if self.kind == "several numbers" else 0
-
-    @property
-    def are_vectors(self) -> bool:
-        """True if such lists are surely no class numbers."""
-        return self.length > 2 or str(self.values.type.value_type) == "bool"
-
-    @property
-    def has_repeated_bits(self) -> bool:
-        """True for a list of numbers that are 0 and 1, and not each once."""
-        lists = self.values.to_pylist() if self.kind == "several numbers" else ()
-        return any(len(some) > len({*some}) and {*some} <= {0, 1} for some in filter(None, lists))
 
     @cached_property
     def cells(self) -> Any:
