@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def label_of(classes: tuple[str, ...], label: Any) -> Any:
 
 def commands_in(printed: str) -> list[list[str]]:
     """The arguments of the commands that a refusal prints."""
-    lines = re.findall(r"^ *precache (build .*)$", printed, re.MULTILINE)
+    lines = re.findall(r"^  (?:.* && )?precache (build .*)$", printed, re.MULTILINE)
     return [shlex.split(line) for line in lines]
 
 
@@ -101,6 +102,8 @@ class Builds:
         status = self.run(*arguments)
         assert status == 2, self.printed
         refusal = self.printed
+        for command in re.findall(r"^  (.*) && precache build ", refusal, re.MULTILINE):
+            subprocess.run(command, shell=True, check=True, cwd=self.root)
         choices = []
         for number, command in enumerate(commands_in(refusal)):
             store = f"choice{self._count}{number}.store"

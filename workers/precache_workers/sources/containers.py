@@ -849,11 +849,13 @@ def listing_of(
     notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
     is_folder = columns is None and kind is None
     if columns is None:
-        names = _names_of(keys, located)
+        names = member_names(keys, located)
         folders = Folders(names)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            reading = read_folders(names, rules, source, bare_in=bare_in)
+            folder, unpack = source.containers.unpacked()
+            inside = f"{folder}/{{}}".format if folder else None
+            reading = read_folders(names, rules, source, inside, bare_in, unpack)
             notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
             of_folders = folders.each(lambda some: folder_labels(some, reading.level))
             labels = column_of([label or None for label in of_folders])
@@ -885,7 +887,7 @@ def listing_of(
     )
 
 
-def _names_of(keys: Texts, located: Locations) -> Texts:
+def member_names(keys: Texts, located: Locations) -> Texts:
     """Return the names of members in their containers: keys without the container's name."""
     import pyarrow.compute as pc
 

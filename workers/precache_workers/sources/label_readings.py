@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -194,6 +194,7 @@ def read_folders(
     where: object,
     path_of: Callable[[str], str] | None = None,
     bare_in: Callable[[str], Bare] | None = None,
+    unpack: tuple[tuple[str, ...], ...] = (),
 ) -> FolderReading:
     """Find the folders of names that are classes.
 
@@ -203,6 +204,8 @@ def read_folders(
         Converts a folder to a source that the user may name; None if none can be named.
     bare_in
         Returns the folders without a readable image that lie in a folder; None if unknown.
+    unpack
+        Words of the commands by which the folders of `path_of` come to be, of an archive.
     """
     counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
@@ -233,9 +236,10 @@ def read_folders(
         return FolderReading(1, (text,))
     pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
     if found := _doubt(tops, pairs, names, outer, here, path_of):
+        found = replace(found, unpack=unpack)
         return FolderReading(level, doubts=(found,), bare=(*missing,))
     if missing:
-        place = path_of(outer) if path_of is not None else "://"
+        place = path_of(outer) if path_of is not None and not unpack else "://"
         keep: tuple[Sequence[str], str] = ("--classes", place), "if it is"
         if "://" in place:
             keep = (), f"{LISTED}, if it is"
