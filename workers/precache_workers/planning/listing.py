@@ -50,8 +50,9 @@ from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_e
 from precache_workers.sources.container_names import around_braces
 from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import is_split, note_of_order, quoted
+from precache_workers.sources.label_readings import is_split, note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
     note_of_archives,
