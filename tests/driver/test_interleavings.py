@@ -53,7 +53,7 @@ from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import _Build
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.driver.report import RunMonitor
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed

@@ -19,7 +19,6 @@ from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
 from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
-from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
 from tests.support.html_page import stands_alone
@@ -233,7 +232,7 @@ def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:
 
 def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
     """Of a build that never was: so many shards on so many nodes, three at a time on each."""
-    receipts, totals = [], BuildTotals(planned=shards)
+    receipts = []
     for shard in range(shards):
         node, turn = shard % nodes, shard // nodes
         seconds = {"fetch": 0.1, "ops": 2.0 + node / 10, "encode": 0.5, "put": 0.1}
@@ -243,10 +242,9 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
             cpu_seconds=2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
         )  # fmt: skip
         receipts.append(receipt)
-        totals.add(receipt)
     monitor: Any = SimpleNamespace(
         request=SimpleNamespace(source="photos", store="photos.store", address="auto"),
-        began=1.7e9, target=None, new_receipts=receipts, receipts={}, totals=totals,
+        began=1.7e9, target=None, new_receipts=receipts, receipts={}, planned=shards,
     )  # fmt: skip
     return {**summary(monitor), **changes}
 

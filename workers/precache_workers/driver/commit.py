@@ -249,7 +249,7 @@ def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
 
 def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts) -> dict[str, Any]:
     mean, std = channel_statistics(facts.sums)
-    own, total = target.describe(), Totals.of_all(receipts)
+    own, total = target.describe(), Totals.of(receipts)
     for name, described in own["fields"].items():
         field = target.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name

@@ -41,6 +41,11 @@ FROZEN_ROWS = f"{BUILD}/rows.parquet"
 """The row table of a version that is not committed."""
 
 
+def object_name(field: str, row: RowShape, shard: int) -> str:
+    """Name of a shard's object below its version's folder."""
+    return f"{field}/c/{shard}" + "/0" * row.array_axes
+
+
 @dataclass(frozen=True)
 class VersionSpec:
     """All that decides a version's id except rows per shard.
@@ -130,7 +135,7 @@ class TargetVersion:
 
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
-        return f"{field}/c/{shard}" + "/0" * self.shapes[field].array_axes
+        return object_name(field, self.shapes[field], shard)
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
         """List the stored objects: (field, shard) -> bytes, None where there is none."""

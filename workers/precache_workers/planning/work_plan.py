@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -71,21 +72,21 @@ class MeasuredRows:
     starts: Starts | None = None
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Functions that try a few samples before a build.
+class Probe(Protocol):
+    """Tries a few samples before a build."""
 
-    Attributes
-    ----------
-    measure
-        Measures rows by samples from all over the table, and reads their pixels, too.
-    read_pixels
-        Raises `RecipeError` if samples of these rows suggest another reading of pixels than one
-        that the recipe leaves open, or, if they are to be read twice, if two reads of one differ.
-    """
+    def measure(self, spec: VersionSpec) -> MeasuredRows:
+        """Measure rows by samples from all over the table, and read their pixels, too."""
 
-    measure: Callable[[VersionSpec], MeasuredRows]
-    read_pixels: Callable[[VersionSpec, list[int], bool], None]
+    def read_pixels(self, spec: VersionSpec, rows: list[int], twice: bool) -> None:
+        """Read the pixels of samples of some rows.
+
+        Raises
+        ------
+        RecipeError
+            They suggest another reading of pixels than one that the recipe leaves open, or, if they
+            are to be read twice, two reads of one differ.
+        """
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from precache.store.tree import Leaf
 from precache.store.zarr_metadata import Array
 from precache_workers.planning.assembly import Assembly, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
+from precache_workers.planning.target_version import object_name
 
 DECODE_BYTES = 4 << 20
 """Bytes of rows that are decoded at a time."""
@@ -41,8 +42,7 @@ class DamagedObjectError(StorageError):
     def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
         super().__init__(str(why))
         self.object_id: ObjectId = array.place, shard
-        tail = "/0" * len(array.shape.shape)
-        self.name = f"{array.folder.name}/{array.name}/c/{shard}{tail}"
+        self.name = f"{array.folder.name}/{object_name(array.name, array.shape, shard)}"
 
 
 class StoredObject:
