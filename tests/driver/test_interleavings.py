@@ -432,11 +432,9 @@ def minimal(source: Rows) -> str:
             raise
 
 
-def few_objects(
-    goal: TargetVersion, facts: precache_workers.driver.commit.Facts
-) -> dict[str, bytes]:
+def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
     names = ("label/c/0", "valid/c/0", f"{SHARDS}/image/c/0/0")  # those that a root must name
-    return dict.fromkeys(names, json_of_the_actor(list(facts.shards)))
+    return dict.fromkeys(names, json_of_the_actor(list(goal.shapes)))
 
 
 def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:

@@ -76,10 +76,8 @@ from precache_workers.planning.stored_versions import (
     committed_versions,
     compare_objects,
     contents_of,
-    flaws_of,
     is_committed,
     is_whole,
-    recorded_objects,
 )
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -219,7 +217,12 @@ class _Build:
         """Compare the bytes of a committed version with its records, if this build verifies."""
         if not self.verifies:
             return {}
-        recorded = recorded_objects(target)
+        version = target.committed()
+        recorded = {
+            (name, shard): leaf
+            for name in version.stored
+            for shard, leaf in enumerate(version.shard_leaves(name))
+        }
         damaged: dict[tuple[str, int], Leaf] = {}
         total = sum(leaf.size for leaf in recorded.values())
         self.checked = 0
@@ -242,7 +245,7 @@ class _Build:
 
         Returns the version, or a new generation of it if there is no copy of an object.
         """
-        if flaws := flaws_of(target):
+        if flaws := target.committed().flaws():
             self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
             try:
                 mend_small(self.store, target, flaws)

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from precache.errors import (
-    DamageError,
-    StorageError,
-    StoreError,
-    UsageError,
-)
+from precache.errors import UsageError
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.usage import cores
 from precache.storage.base import Folder
@@ -25,8 +20,6 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_log, short
 from precache.store.open import open_own
-from precache.store.row_table import RowTable
-from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import cluster_cpus
 from precache_workers.driver.plan_text import plan_text
@@ -40,7 +33,7 @@ from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
 from precache_workers.planning.work_plan import (
     Work,
     compact_shards,
@@ -407,9 +400,8 @@ def _differences(store: Folder, listed: ListedSource, base: str | None) -> Build
     folder, attributes = versions[0]
     table = None
     if attributes.rows_digest != listed.spec.rows_digest:
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = open_own(folder).read_checked(ROW_TABLE)
-            table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
+        with contextlib.suppress(*UNREADABLE):
+            table, _ = rows_of(open_own(folder))
     of_base = next((a for own, a in versions if own.name == base), attributes)
     return compare_with_committed(listed.spec, attributes, table, of_base.libraries)
 

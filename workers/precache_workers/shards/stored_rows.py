@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from precache.codecs.image import undo_image
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, StorageError
 from precache.storage.base import Folder, required
 from precache.storage.local_files import map_file
 from precache.store.layout import INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES, MISSING, decode_index
@@ -21,6 +21,7 @@ from precache.store.tree import Leaf
 from precache.store.zarr_metadata import Array
 from precache_workers.planning.assembly import Assembly, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
+from precache_workers.planning.stored_versions import UNREADABLE
 from precache_workers.planning.target_version import object_name
 
 DECODE_BYTES = 4 << 20
@@ -87,7 +88,7 @@ class StoredObject:
             shapes = version.row_shapes(array.name) if array.shape.ragged else None
             if self.whole and array.folder.size(self.leaf.name) != self.leaf.size:
                 raise StorageError(f"{array.folder.path(self.leaf.name)} is not what it was")
-        except (DamageError, StorageError, StoreError) as error:
+        except UNREADABLE as error:
             raise self._damaged(error) from None
         self.row_shapes = None if shapes is None else shapes[rows.start : rows.stop]
         self.sums = None if sums is None else ChannelSums.of(sums[shard].tolist())
