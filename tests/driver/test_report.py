@@ -274,6 +274,15 @@ def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
         assert text in labels
 
 
+def test_nodes_have_the_sums_of_their_own_shards() -> None:
+    told = figures(31, 3)
+    assert [node["shards"] for node in told["nodes"]] == [11, 10, 10]
+    assert told["nodes"][1]["wall_seconds"] == pytest.approx(10 * (0.1 + 2.1 + 0.5 + 0.1))
+    totals = {"images": told["images"], "cpu_seconds": told["cpu_seconds"], **told["bytes"]}
+    for name in ("images", "fetched", "stored", "cpu_seconds"):
+        assert sum(node[name] for node in told["nodes"]) == pytest.approx(totals[name])
+
+
 def test_nodes_are_named_whole() -> None:
     html = page(figures(60, 30))
     for node in range(30):

@@ -261,7 +261,7 @@ class _Build:
         failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)
-        self.listed.keep_contents(self.store, functools.partial(contents_of, complete))
+        self.listed.keep_record(self.store, functools.partial(contents_of, complete))
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -347,7 +347,7 @@ class _Build:
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
-        self.listed.keep_ctimes(self.store)
+        self.listed.keep_record(self.store)
         with contextlib.ExitStack() as stack:
             try:
                 lease, left = self._start(stack, work)
@@ -453,7 +453,7 @@ class _Build:
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
         self._mend_others(target, receipts)
         fetched = (receipts[shard].content for shard in range(target.shards))
-        self.listed.keep_contents(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
+        self.listed.keep_record(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
         self._clean_up(lease, target)
         if self.listed.fetches_labels:
             built = replace(
