@@ -238,12 +238,13 @@ class FieldWriter:
         """Append stored rows, or parts of them, encoded anew."""
         self._copy_now()
         for stored, within in self._stored(array, rows):
+            counted = array.finished and stored.whole
             for block in stored.blocks(within):
                 kept = block[:, *part]
                 self._writer.extend(kept)
-                if self._sums is not None and not (array.finished and stored.whole):
+                if self._sums is not None and not counted:
                     self._sums.extend(kept)
-            if array.finished:
+            if counted:
                 self._count(stored, within)
 
     def _put_off(self, array: StoredArray, rows: range) -> None:
@@ -283,18 +284,12 @@ class FieldWriter:
             rows = rows[len(part) :]
 
     def _count(self, stored: StoredObject, rows: range) -> None:
-        """Note rows that were taken unchanged, for their sums; of few of an object at once."""
-        if self._sums is None:
-            return
-        if stored.whole:
+        """Note rows that were taken unchanged, for their sums."""
+        if self._sums is not None:
             key = stored.array.place, stored.shard
             taken = self._taken.setdefault(key, np.zeros(stored.count, np.int64))
             taken[rows.start : rows.stop] += 1
             self._copied.setdefault(key, stored)
-        elif stored.array.encoded:
-            valid = np.arange(rows.start, rows.stop)[~stored.is_hole[rows.start : rows.stop]]
-            for block in stored.blocks(valid):
-                self._sums.extend(block)
 
     # --- the object -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import functools
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class StoredObject:
         self.sums = None if sums is None else ChannelSums.of(sums[shard].tolist())
         self.is_hole = np.fromiter((row in holes for row in rows), np.bool_, self.count)
         self.chunk_rows = self._reader.array.chunk_shape[0]
-        self._held: Sequence[int] = ()
+        self._held = planned[:0]
 
     @contextlib.contextmanager
     def _damaged(self) -> Iterator[None]:
@@ -192,18 +192,19 @@ class StoredObject:
             [block] = self.blocks([row])
             only: np.ndarray = block[0]
             return only
-        if row not in self._held:
-            at = int(np.searchsorted(self._planned, row))
-            run = self._planned[at : at + len(self._decoded)].tolist()
-            run = run if run[:1] == [row] else [row]
+        at = int(np.searchsorted(self._held, row))
+        if self._held[at : at + 1].tolist() != [row]:
+            start, at = int(np.searchsorted(self._planned, row)), 0
+            run = self._planned[start : start + len(self._decoded)]
+            run = run if run[:1].tolist() == [row] else np.array([row])
             deque(self.blocks(run), maxlen=0)
             self._held = run
-        decoded: np.ndarray = self._decoded[self._held.index(row)]
+        decoded: np.ndarray = self._decoded[at]
         return decoded
 
     def blocks(self, rows: Iterable[int]) -> Iterator[np.ndarray]:
         """Decode rows, several of one shape at once; each block is valid until the next."""
-        numbers, self._held = self.first + np.fromiter(rows, np.int64), ()
+        numbers, self._held = self.first + np.fromiter(rows, np.int64), self._held[:0]
         with self._damaged():
             if isinstance(self._reader, RaggedReader):
                 for row in self._reader.rows(numbers):
