@@ -73,7 +73,7 @@ class Totals:
         for receipt in receipts:
             raw_of.update({name: made.raw_nbytes for name, made in receipt.objects.items()})
             stored_of.update({name: made.size for name, made in receipt.objects.items()})
-            stages.update(receipt.seconds)  # type: ignore[arg-type]  # sums of floats
+            stages.update(receipt.seconds)
         removed = sum(why == REMOVED for r in receipts for why in r.holes.values())
         return cls(
             shards=len(receipts),
