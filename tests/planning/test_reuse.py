@@ -128,16 +128,6 @@ def test_nothing_of_a_copied_source_is_decoded_again(
     assert_as_if_built_anew(second, copy, recipe=RECIPES[kind])
 
 
-def test_a_copy_under_another_name_is_not_decoded_again(source: Path, tmp_path: Path) -> None:
-    write(source / "cat/own.jpg", encoded(cut(77)))
-    build(source, tmp_path / "store")
-    write(source / "lion/copy.png", (source / "cat/own.jpg").read_bytes())
-    second = build(source, tmp_path / "store")
-    assert (second.samples, second.rows_reused, CALLS) == (32, 32, [])
-    found = pixels(tmp_path / "store")
-    assert np.array_equal(found["lion/copy.png"], found["cat/own.jpg"])
-
-
 def test_a_build_says_what_it_took_over(
     source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -534,10 +534,9 @@ def _contents(
         of_keys = samples.at_keys(samples.content, 0)
         new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
         content[new], guessed[new] = of_keys[new], True
-    for guess in (_guess_by_name, _guess_by_size):
-        new = np.flatnonzero(~_is_known(content) & ~table.is_removed & (table.sizes >= 0))
-        if len(new):
-            guess(table, by_source, content, new)
+    new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
+    if len(new):
+        _guess_by_name(table, by_source, content, new)
     return content, known, labels
 
 
@@ -552,21 +551,6 @@ def _guess_by_name(
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
         content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
-
-
-def _guess_by_size(
-    table: RowTable, versions: Sequence[StoredSamples], content: np.ndarray, rows: np.ndarray
-) -> None:
-    """Guess contents of samples under other names, by sizes that one stored sample alone has."""
-    for samples in reversed(versions):
-        places = np.flatnonzero(_is_known(samples.content))
-        sizes, first, counts = np.unique(
-            samples.table.sizes[places], return_index=True, return_counts=True
-        )
-        sizes, places = sizes[counts == 1], places[first[counts == 1]]
-        at = np.searchsorted(sizes, table.sizes[rows])
-        same = np.append(sizes, -1)[at] == table.sizes[rows]
-        content[rows[same]] = samples.content[places[at[same]]]
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
