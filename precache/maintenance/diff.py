@@ -320,8 +320,10 @@ def compare_recipes(one: Recipe, other: Recipe) -> list[Change]:
 
 def _op_changes(field: str, before: Sequence[Op], after: Sequence[Op]) -> Iterator[Change]:
     """Compare ops; the number of one is that in `after`, unless it was removed."""
-    kinds = ([(op.op, getattr(op, "function", "")) for op in ops] for ops in (before, after))
-    matcher = difflib.SequenceMatcher(None, *kinds, autojunk=False)
+    old_kinds, new_kinds = (
+        [(op.op, getattr(op, "function", "")) for op in ops] for ops in (before, after)
+    )
+    matcher = difflib.SequenceMatcher(None, old_kinds, new_kinds, autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
         if tag == "equal":
             for number, (old, new) in enumerate(zip(before[i:i_end], after[j:], strict=False), j):
