@@ -14,6 +14,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
+from precache_workers.sources.container_names import expand_braces
 from tests.support.building import cut, encoded, write
 
 Labels = Mapping[str, Any]
@@ -33,6 +34,14 @@ def put(root: Path, *names: str) -> None:
 
 def put_classes(root: Path, labels: Labels = ANIMALS) -> None:
     put(root, *(f"{label}/{name}.png" for name, label in labels.items()))
+
+
+def lay(root: Path, images: str, texts: Mapping[str, str] | None = None) -> None:
+    """Write photos, whose names are expanded as by a shell and may lack their suffix, and texts."""
+    for name in (name for part in images.split() for name in expand_braces(part)):
+        put(root, name if Path(name).suffix in (".png", ".jpg") else f"{name}.png")
+    for name, text in (texts or {}).items():
+        write(root / name, text.encode())
 
 
 def put_csv(path: Path, *lines: str, mark: str = "") -> None:

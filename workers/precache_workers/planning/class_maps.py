@@ -173,18 +173,16 @@ def read_classes(
         raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")
     try:
         text = path.read_text("utf-8-sig")
-        parsed: Any = text.split("\n")
-        if text.lstrip().startswith(("[", "{")):
-            parsed = json.loads(text)
-        listed = _by_number(parsed) if isinstance(parsed, dict) else parsed
-        text = "".join(listed) if isinstance(listed, list) else ""
+        given: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        given = _by_number(given) if isinstance(given, dict) else given
+        text = "".join(given) if isinstance(given, list) else ""
         text.encode()  # JSON may hold lone surrogates
     except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error) or "memory does not suffice for it"
         raise SourceError(f"{where} cannot be read: {reason}; {_FORMS}") from None
-    if not isinstance(listed, list) or "\0" in text:
+    if not isinstance(given, list) or "\0" in text:
         raise SourceError(f"{where} has no list of names; {_FORMS}")
-    classes = tuple(name.strip() for name in listed if name.strip())
+    classes = tuple(name.strip() for name in given if name.strip())
     if len(set(map(composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes

@@ -30,6 +30,7 @@ from precache_workers.sources.container_names import (
     braced,
     common_end,
 )
+from precache_workers.sources.evidence import no_label, quoted
 from precache_workers.sources.name_readings import (
     IMAGES,
     NEARLY_ALL,
@@ -40,10 +41,8 @@ from precache_workers.sources.name_readings import (
     ways_by_patterns,
 )
 
-_FEW = 3
-"""Names that are shown of many."""
-
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
 _PLAIN = (
@@ -93,23 +92,6 @@ _OPPOSITES = ("in", "un", "no", "non", "not", "without")
 
 LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
 """The way out by which the user says which classes there are."""
-
-
-def quoted(names: Iterable[str], most: int = _FEW) -> str:
-    """Return some names for a message, and the number of the others."""
-    some = list(names)
-    more = f" and {len(some) - most:,} more" if len(some) > most else ""
-    return ", ".join(printable(repr(name)) for name in some[:most]) + more
-
-
-def flag(name: str, value: str) -> list[str]:
-    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
-    return [f"{name}={value}"] if value.startswith("-") and value != "-" else [name, value]
-
-
-def no_label(words: Iterable[str]) -> list[str]:
-    """Return the arguments that take words as no label."""
-    return [argument for word in words for argument in flag("--no-label", word)]
 
 
 def is_split(name: str) -> bool:
