@@ -28,7 +28,6 @@ from precache_workers.sources.column_evidence import (
     doubt_of_rivals,
     names_splits,
 )
-from precache_workers.sources.containers import Members
 from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
@@ -39,6 +38,7 @@ from precache_workers.sources.labels import (
     typed_column,
     values_of,
 )
+from precache_workers.sources.listings import Members
 
 IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
