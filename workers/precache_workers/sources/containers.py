@@ -226,7 +226,6 @@ def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
             yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
-Listed = Sequence[tuple[FileInfo, Members]]
 _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
 
 
@@ -369,34 +368,25 @@ class ContainerSource(Source):
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        whole = Members()
+        scans, columns = Scans(self, self.format.columns), self.format.columns or NO_COLUMNS
+        whole = scans.whole
         files = self.containers.files(whole.left_out)
         known = _read_index(index, self.format.places()) if index is not None else {}
-        listed: list[tuple[FileInfo, Members]] = []
-        parts: list[Rows] = []
         for file, (members, rows) in zip(files, self._scans(files, known, until), strict=False):
-            listed.append((file, members))
-            parts.append(rows)
-            whole.add(members)
+            scans.add(file, members, rows)
             tick(whole.count)
-            if time.monotonic() > until and len(listed) < len(files):
+            if time.monotonic() > until and len(scans.listed) < len(files):
                 break
-        complete = len(listed) == len(files)
+        complete = len(scans.listed) == len(files)
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
         known.clear()
-        typed = self.format.columns is not None
-        types = {rows["label"].type for rows in parts if kind_of(rows["label"].type) is not None}
-        rows, classes = joined_containers(listed, parts, whole, self, typed=typed)
-        index = _write_index(listed, rows) if fresh and len(types) < 2 else None
-        numbers = np.repeat(
-            np.arange(len(listed), dtype=np.int32), [members.count for _, members in listed]
-        )
-        if (self.format.columns or NO_COLUMNS).key is not None or _nested(files):
-            kept = kept_of_repeated(whole, rows, self, functools.partial(_record, rows))
-            rows, numbers = rows.filter(arrow_of(kept)), numbers[kept]
-        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, rows["place"]
+        scans.join(typed=self.format.columns is not None)
+        index = scans.index() if fresh else None
+        if columns.key is not None or _nested(files):
+            scans.leave_out_repeated(functools.partial(_record, scans.rows))
+        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, scans.rows["place"]
         if inputs:
             rule = getattr(self.format, "sample_name", None)
             if rule is None:
@@ -407,26 +397,16 @@ class ContainerSource(Source):
             places=places,
             containers=tuple(
                 Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
-                for f, members in listed
+                for f, members in scans.listed
             ),
-            files=numbers,
-            units=numbers_of(rows["unit"]),
-            nbytes=numbers_of(rows["nbytes"]),
+            files=scans.numbers,
+            units=numbers_of(scans.rows["unit"]),
+            nbytes=numbers_of(scans.rows["nbytes"]),
         )
-        ctimes = np.array([file.ctime_ns for file, _ in listed], np.int64)[numbers]
-        if str(rows["etag"][0]).startswith(CHECKSUM):
+        ctimes = np.array([file.ctime_ns for file, _ in scans.listed], np.int64)[scans.numbers]
+        if str(scans.rows["etag"][0]).startswith(CHECKSUM):
             ctimes[:] = -1
-        listing = listing_of(
-            self,
-            listed,
-            whole,
-            rows,
-            locations,
-            ctimes,
-            classes=classes,
-            columns=self.format.columns,
-            typed=typed,
-        )
+        listing = scans.listing(locations, ctimes)
         remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -664,111 +644,155 @@ def _record(rows: Rows, row: int) -> object:
     return (etag, rows["size"][row].as_py()) if etag.startswith(CHECKSUM) else None
 
 
-def joined_containers(
-    listed: Listed, parts: list[Rows], whole: Members, source: object, *, typed: bool
-) -> tuple[Rows, tuple[str, ...]]:
-    """Return the samples of all containers, and the names of classes by number; clear the list.
+class Scans:
+    """The samples of the containers of a source, from their scans to its listing.
 
-    Where some have labels beside their images, folders of names are no labels in others.
-
-    Raises
-    ------
-    SourceError
-        Labels of two containers have kinds that cannot be combined, or other names of classes.
-    """
-    columns = [rows["label"] for rows in parts]
-    try:
-        labels = join_columns(columns, typed=typed)
-    except MixedLabelsError as error:
-        (one, kind), (other, its_kind) = error.one, error.other
-        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
-    files: dict[tuple[str, ...], FileInfo] = {}
-    for (file, members), column in zip(listed, columns, strict=True):
-        if kind_of(column.type) is not None:
-            files.setdefault(members.classes, file)
-        elif not typed and kind_of(labels.type) is not None:
-            whole.notes[
-                "{count} samples lie in containers without labels beside images, as others have: "
-                "folders of names are no labels there"
-            ] += len(column)
-    if len(files) > 1:
-        first, second, *_ = files.values()
-        raise _unlike(first, second, source, str(kind_of(labels.type)))
-    return joined_rows(parts, labels), next(iter(files), ())
-
-
-def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
-    return SourceError(
-        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
-        f"({kinds}) or in class names; make them alike"
-    )
-
-
-def listing_of(
-    source: Any,
-    listed: Listed,
-    whole: Members,
-    rows: Rows,
-    located: Locations,
-    ctimes: np.ndarray,
-    *,
-    classes: tuple[str, ...],
-    columns: Columns | None,
-    typed: bool,
-) -> Listing:
-    """Return the samples of all containers as a listing, with encoded labels.
-
-    Parameters
+    Attributes
     ----------
-    source
-        A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
-    classes
-        Names of classes by number, if the containers have them.
-    columns
-        As in `Format`.
-    typed
-        False if labels are text without a type.
+    listed
+        The containers, each with the facts about its samples.
+    whole
+        Facts about all samples.
+    rows, numbers
+        Samples of all containers, and the number of the container of each: int32.
     """
-    rules, where, labels = source.rules, str(source), rows["label"]
-    evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-    kind = kind_of(labels.type)
-    if kind == "names":
-        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
-    keys = Texts(rows["key"])
-    files = [file.name for file, _ in listed]
-    label = (columns or NO_COLUMNS).label or evidence.label
-    of_files = read_split_files(source.containers, files, label, rules)
-    of_columns = evidence.reading(source, all_splits=rules.all_splits)
-    notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
-    is_folder = columns is None and kind is None
-    if rules.level is not None and not is_folder:
-        raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
-    names = Texts([]) if columns is not None else _names_of(keys, located)
-    if is_folder:
-        bare_in = functools.partial(bare_folders, whole.others)
-        column, _ = labels_of_folders(names, keys, source, rules, bare_in=bare_in)
-    else:
-        column = read_column(labels, keys, where, rules, classes=classes, typed=typed)
-        notes += notes_of_folders(Folders(names).names)
-    table = RowTable(
-        keys=keys,
-        sizes=numbers_of(rows["size"]),
-        mtimes=numbers_of(rows["mtime_ns"]),
-        etags=Texts(rows["etag"]),
-        labels=column.values,
-        classes=column.classes,
-        locations=located,
-        source=source_of(source.folder),
-    )
-    return Listing(
-        table,
-        dict(whole.ignored),
-        left_out=dict(+whole.left_out),
-        examples=whole.examples,
-        notes=(*notes, *column.notes),
-        ctimes=ctimes,
-        doubts=(*doubts, *column.doubts),
-    )
+
+    rows: Rows
+    numbers: np.ndarray
+
+    def __init__(self, source: Any, columns: Columns | None) -> None:
+        """Begin without a container.
+
+        Parameters
+        ----------
+        source
+            A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
+        columns
+            As in `Format`.
+        """
+        self.listed: list[tuple[FileInfo, Members]] = []
+        self.whole = Members()
+        self._source, self._columns = source, columns
+        self._parts: list[Rows] = []
+
+    def add(self, file: FileInfo, members: Members, rows: Rows) -> None:
+        """Add the samples of a container."""
+        self.listed.append((file, members))
+        self.whole.add(members)
+        self._parts.append(rows)
+
+    def join(self, *, typed: bool) -> None:
+        """Make the columns of all containers one each.
+
+        Where some have labels beside their images, folders of names are no labels in others.
+
+        Parameters
+        ----------
+        typed
+            False if labels are text without a type.
+
+        Raises
+        ------
+        SourceError
+            Labels of two containers have kinds that cannot be combined, or other names of classes.
+        """
+        columns = [rows["label"] for rows in self._parts]
+        try:
+            labels = join_columns(columns, typed=typed)
+        except MixedLabelsError as error:
+            (one, kind), (other, its_kind) = error.one, error.other
+            files = self.listed[one][0], self.listed[other][0]
+            raise self._unlike(*files, f"{kind}, {its_kind}") from None
+        file_of: dict[tuple[str, ...], FileInfo] = {}
+        for (file, members), column in zip(self.listed, columns, strict=True):
+            if kind_of(column.type) is not None:
+                file_of.setdefault(members.classes, file)
+            elif not typed and kind_of(labels.type) is not None:
+                self.whole.notes[
+                    "{count} samples lie in containers without labels beside images, as others "
+                    "have: folders of names are no labels there"
+                ] += len(column)
+        if len(file_of) > 1:
+            first, second, *_ = file_of.values()
+            raise self._unlike(first, second, str(kind_of(labels.type)))
+        self._types = {column.type for column in columns if kind_of(column.type) is not None}
+        del columns
+        self.rows = joined_rows(self._parts, labels)
+        counts = [members.count for _, members in self.listed]
+        self.numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._classes, self._typed = next(iter(file_of), ()), typed
+
+    def _unlike(self, one: FileInfo, other: FileInfo, kinds: str) -> SourceError:
+        return SourceError(
+            f"labels of {printable(one.name)} and {printable(other.name)} in {self._source} differ "
+            f"in kind ({kinds}) or in class names; make them alike"
+        )
+
+    def index(self) -> bytes | None:
+        """Serialise the samples: a Parquet file after its XXH3-128; None for labels of two types."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if len(self._types) > 1:
+            return None
+        table, sink = pa.Table.from_batches([self.rows]), io.BytesIO()
+        metadata = {"containers": _INDEXED.dump_json(self.listed), "rules": INDEX_RULES}
+        table = table.replace_schema_metadata(metadata)
+        pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
+        data = sink.getvalue()
+        return xxhash.xxh3_128_digest(data) + data
+
+    def leave_out_repeated(self, content_of: Callable[[int], object], *way_out: str) -> None:
+        """Leave out samples that share a key; see `kept_of_repeated`."""
+        kept = kept_of_repeated(self.whole, self.rows, self._source, content_of, *way_out)
+        self.rows, self.numbers = self.rows.filter(arrow_of(kept)), self.numbers[kept]
+
+    def listing(self, located: Locations, ctimes: np.ndarray) -> Listing:
+        """Return the samples as a listing, with encoded labels."""
+        source, whole, columns, classes = self._source, self.whole, self._columns, self._classes
+        keys, labels = Texts(self.rows["key"]), self.rows["label"]
+        rules, where = source.rules, str(source)
+        evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
+        kind = kind_of(labels.type)
+        if kind == "names":
+            own_order = rules.kind in (None, "name") and not rules.separator
+            classes = evidence.classes if own_order else ()
+        label = (columns or NO_COLUMNS).label or evidence.label
+        files = [file.name for file, _ in self.listed]
+        of_files = read_split_files(source.containers, files, label, rules)
+        of_columns = evidence.reading(source, all_splits=rules.all_splits)
+        notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
+        is_folder = columns is None and kind is None
+        if rules.level is not None and not is_folder:
+            raise SourceError(
+                f"{where} has labels that are not its folders; leave out --label-level"
+            )
+        names = Texts([]) if columns is not None else _names_of(keys, located)
+        if is_folder:
+            bare_in = functools.partial(bare_folders, whole.others)
+            column, _ = labels_of_folders(names, keys, source, rules, bare_in=bare_in)
+        else:
+            column = read_column(labels, keys, where, rules, classes=classes, typed=self._typed)
+            notes += notes_of_folders(Folders(names).names)
+        table = RowTable(
+            keys=keys,
+            sizes=numbers_of(self.rows["size"]),
+            mtimes=numbers_of(self.rows["mtime_ns"]),
+            etags=Texts(self.rows["etag"]),
+            labels=column.values,
+            classes=column.classes,
+            locations=located,
+            source=source_of(source.folder),
+        )
+        return Listing(
+            table,
+            dict(whole.ignored),
+            left_out=dict(+whole.left_out),
+            examples=whole.examples,
+            notes=(*notes, *column.notes),
+            ctimes=ctimes,
+            doubts=(*doubts, *column.doubts),
+        )
 
 
 def _names_of(keys: Texts, located: Locations) -> Texts:
@@ -785,19 +809,6 @@ def _names_of(keys: Texts, located: Locations) -> Texts:
 
 
 # --- index --------------------------------------------------------------------------------------
-
-
-def _write_index(listed: Listed, rows: Rows) -> bytes:
-    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table, sink = pa.Table.from_batches([rows]), io.BytesIO()
-    metadata = {"containers": _INDEXED.dump_json([*listed]), "rules": INDEX_RULES}
-    table = table.replace_schema_metadata(metadata)
-    pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
-    data = sink.getvalue()
-    return xxhash.xxh3_128_digest(data) + data
 
 
 def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:

@@ -55,15 +55,14 @@ from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choos
 from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
     Rows,
-    joined_containers,
-    listing_of,
+    Scans,
     rows_of,
     rows_of_one,
     with_column,
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.listings import Members, kept_of_repeated
+from precache_workers.sources.listings import Members
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
     JSON_LINES,
@@ -122,20 +121,18 @@ class ManifestSource(Source):
         import pyarrow as pa
 
         until, complete = time.monotonic() + seconds, True
-        whole, rivals = Members(), dict[str, str]()
-        listed: list[tuple[FileInfo, Members]] = []
-        parts: list[Rows] = []
+        scans, rivals = Scans(self, self.columns), dict[str, str]()
+        whole = scans.whole
         for file in self.containers.files(whole.left_out):
-            members, of_file = Members(), [rows_of((), pa.array([], pa.large_string()))]
+            members, parts = Members(), [rows_of((), pa.array([], pa.large_string()))]
             for rows in self._scan(file, members, rivals):
-                of_file.append(rows)
+                parts.append(rows)
                 complete = time.monotonic() <= until
                 if not complete:
                     break
-            parts.append(rows_of_one(of_file, self.folder.path(file.name)))
-            members.count = len(parts[-1])
-            listed.append((file, members))
-            whole.add(members)
+            of_file = rows_of_one(parts, self.folder.path(file.name))
+            members.count = len(of_file)
+            scans.add(file, members, of_file)
             if not complete:
                 break
         if not whole.count:
@@ -143,13 +140,10 @@ class ManifestSource(Source):
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
-        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
-        rows, classes = joined_containers(listed, parts, whole, self, typed=typed)
-        way_out = "remove all but one, or name samples by --key-column"
-        every = rows["place"]
-        kept = kept_of_repeated(whole, rows, self, lambda row: every[row].as_py(), way_out)
-        rows = rows.filter(arrow_of(kept))
-        keys, locations = Texts(rows["key"]), Texts(rows["place"])
+        scans.join(typed=all(file.name.lower().endswith(".parquet") for file, _ in scans.listed))
+        every, way_out = scans.rows["place"], "remove all but one, or name samples by --key-column"
+        scans.leave_out_repeated(lambda row: every[row].as_py(), way_out)
+        keys, locations = Texts(scans.rows["key"]), Texts(scans.rows["place"])
         numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
         infos = zip(keys, locations, self._infos(locations), strict=True)
         for row, (key, where, info) in enumerate(infos):
@@ -159,19 +153,9 @@ class ManifestSource(Source):
         sizes, mtimes, ctimes = numbers
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
             ("etag", Texts(etags).arrow)):  # fmt: skip
-            rows = with_column(rows, name, column)
-        tick(len(rows))
-        listing = listing_of(
-            self,
-            listed,
-            whole,
-            rows,
-            Locations.alone(rows["place"]),
-            ctimes,
-            classes=classes,
-            columns=self.columns,
-            typed=typed,
-        )
+            scans.rows = with_column(scans.rows, name, column)
+        tick(len(keys))
+        listing = scans.listing(Locations.alone(scans.rows["place"]), ctimes)
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)

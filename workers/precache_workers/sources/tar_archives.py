@@ -355,11 +355,13 @@ class _ArchiveSamples:
         members, container = self._members, self._file.name
         names = self._label_names.texts()
         is_last = last_of_each(names, container, members)
-        given = np.array([label or None for label in self._labels], object)[is_last]
+        texts = pa.array([label or None for label in self._labels], pa.large_string())
+        texts = texts.filter(arrow_of(is_last))
         theirs, _ = self._split(names.take(is_last))
         labels: dict[str, str | None] = {}
         for row in np.flatnonzero(theirs.counts() > 1).tolist():
-            before, label = labels.setdefault(theirs[row], given[row]), given[row]
+            label = texts[row].as_py()
+            before = labels.setdefault(theirs[row], label)
             if before != label:
                 way_out = " (--sample-name last-dot, if each is of another sample)"
                 raise SourceError(
@@ -374,10 +376,9 @@ class _ArchiveSamples:
                 "{count} samples of tar archives have no .cls member, as others have, and get no "
                 "label: folders of names are no labels there (remove all .cls members if they are)"
             ] += bare
-        lone = len({*theirs.codes().tolist()}) - len(np.unique(found[found >= 0]))
+        lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        texts = pa.array(given, pa.large_string())
         return texts.take(pa.array(found[kept], mask=found[kept] < 0))
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
