@@ -729,7 +729,7 @@ class Scans:
         )
 
     def index(self) -> bytes | None:
-        """Serialise the samples: a Parquet file after its XXH3-128; None for labels of two types."""
+        """Serialise the samples, as Parquet after its XXH3-128; None for labels of two types."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
