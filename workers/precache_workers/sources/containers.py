@@ -68,17 +68,16 @@ from precache_workers.sources.base import (
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.file_ranges import read_parts
-from precache_workers.sources.label_readings import (
-    bare_folders,
-)
+from precache_workers.sources.label_evidence import read_column
+from precache_workers.sources.label_readings import bare_folders
 from precache_workers.sources.labels import (
+    Column,
     Label,
     MixedLabelsError,
     column_of,
     differing,
     join_columns,
     kind_of,
-    read_column,
 )
 from precache_workers.sources.listings import (
     Members,
@@ -767,12 +766,14 @@ class Scans:
             raise SourceError(
                 f"{where} has labels that are not its folders; leave out --label-level"
             )
-        names = Texts([]) if columns is not None else _names_of(keys, located)
+        names = Texts([]) if columns is not None else member_names(keys, located)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            column, _ = labels_of_folders(names, keys, source, rules, bare_in=bare_in)
+            folder, unpack = source.containers.unpacked()
+            inside = f"{folder}/{{}}".format if folder else None
+            column, _ = labels_of_folders(names, keys, source, rules, inside, bare_in, unpack)
         else:
-            column = read_column(labels, keys, where, rules, classes=classes, typed=self._typed)
+            column = read_column(Column(labels, keys, where, rules, classes, typed=self._typed))
             notes += notes_of_folders(Folders(names).names)
         table = RowTable(
             keys=keys,
@@ -795,7 +796,7 @@ class Scans:
         )
 
 
-def _names_of(keys: Texts, located: Locations) -> Texts:
+def member_names(keys: Texts, located: Locations) -> Texts:
     """Return the names of members in their containers: keys without the container's name."""
     import pyarrow.compute as pc
 
@@ -848,8 +849,8 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
             if not members.has_labels:
                 rows = with_column(rows, "label", pa.nulls(len(rows)))
             if members.count:  # raises for invalid labels: they must not count as the source's
-                keys, classes = Texts(rows["key"]), members.classes
-                read_column(rows["label"], keys, file.name, classes=classes)
+                keys = Texts(rows["key"])
+                read_column(Column(rows["label"], keys, file.name, classes=members.classes))
             if _is_identified(file):
                 known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):

@@ -22,8 +22,9 @@ from precache_workers.sources.base import (
     is_utf8,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
+from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import Bare, folder_labels, is_beside, read_folders
-from precache_workers.sources.labels import LabelColumn, column_of, read_column, texts_of_labels
+from precache_workers.sources.labels import Column, column_of, texts_of_labels
 from precache_workers.sources.sample_inputs import merged
 from precache_workers.sources.splits import notes_of_folders
 
@@ -115,19 +116,20 @@ def labels_of_folders(
     rules: LabelRules,
     path_of: Callable[[str], str] | None = None,
     bare_in: Callable[[str], Bare] | None = None,
-) -> tuple[LabelColumn, tuple[str, ...]]:
+    unpack: tuple[tuple[str, ...], ...] = (),
+) -> tuple[Column, tuple[str, ...]]:
     """Read the folders of names as labels; also returns those beside them that may be classes.
 
     Parameters
     ----------
-    path_of, bare_in
+    path_of, bare_in, unpack
         As of `read_folders`.
     """
-    reading = read_folders(names, rules, where, path_of, bare_in)
+    reading = read_folders(names, rules, where, path_of, bare_in, unpack)
     folders = Folders(names)
     labels = folders.each(lambda some: folder_labels(some, reading.level))
     given = column_of([label or None for label in labels])
-    column = read_column(given, keys, str(where), rules, folders=True)
+    column = read_column(Column(given, keys, str(where), rules, folders=True))
     notes = (*reading.notes, *notes_of_folders(folders.names), *column.notes)
     doubts = (*reading.doubts, *column.doubts)
     return replace(column, notes=notes, doubts=doubts), reading.bare

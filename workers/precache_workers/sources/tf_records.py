@@ -37,8 +37,8 @@ from precache_workers.sources.containers import (
     in_batches,
     read_places,
 )
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.file_ranges import open_file
-from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.labels import Label, label_of
 from precache_workers.sources.listings import Members
 
