@@ -47,7 +47,8 @@ _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 _SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
 """Percents and amounts of money."""
 _TIME = (
-    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?:-?\d+ days? )?(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?"
+    r"(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 _DATE = re.compile(
     r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
@@ -59,8 +60,11 @@ _WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
-_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
-"""Lists as Python and NumPy print them."""
+_LIST = re.compile(
+    r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)|\{\s*['\"\d].*\}", re.DOTALL
+)
+"""Lists, tuples and dicts as Python and NumPy print them."""
+_VECTOR = re.compile(rf"(?:(?:{_VALUE.pattern})\s*[ ,;|]\s*)+(?:{_VALUE.pattern})", re.IGNORECASE)
 
 
 def is_number(text: str) -> bool:
@@ -149,6 +153,14 @@ OF_NAMES: Rules = [
             lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
             "labels of {of.where} such as {some} are dates or times",
             [_DAYS, _CLASSES],
+        ),
+        Rule(
+            lambda c: not c.mark and all(map(_VECTOR.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} may be several numbers for each sample",
+            [
+                ((), "another column by --label-column, or lists of classes such as [1, 5]"),
+                _CLASSES,
+            ],
         ),
         Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
@@ -385,7 +397,7 @@ def _with_lists(column: Column) -> Column:
     lists = {text: parsed for text in column.texts if (parsed := _json(text, list)) is not None}
     labels: list[Label | None] = []
     for number, text in enumerate(column.texts):
-        if text not in lists and _LIST.fullmatch(text):
+        if text not in lists and _LIST.fullmatch(text) and _json(text, dict) is None:
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
             raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
         alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
