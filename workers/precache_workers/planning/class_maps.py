@@ -166,14 +166,14 @@ def read_classes(
         try:
             return _classes_of(open_version(uri, None, storage_options), where)
         except StoreError as error:
-            if path.is_dir() and (names := class_folders(path)):
-                return in_order(names, order, where)
+            if path.is_dir() and (folders := class_folders(path)):
+                return in_order(folders, order, where)
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
     if path.suffix.lower() in _NO_LISTS:
         raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")
     try:
         text = path.read_text("utf-8-sig")
-        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        names: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
         names = _by_number(names) if isinstance(names, dict) else names
         text = "".join(names) if isinstance(names, list) else ""
         text.encode()  # JSON may hold lone surrogates
