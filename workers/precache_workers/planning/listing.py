@@ -131,27 +131,23 @@ class ListedSource:
             name, data = self.index
             store.put(name, [data])
 
-    def keep_ctimes(self, store: Folder) -> None:
-        """Record what was listed before a build reads it, so that later changes are seen."""
-        self._keep_record(store, None)
-
-    def keep_contents(self, store: Folder, contents: Callable[[], Sequence[str]]) -> None:
-        """Record the contents of the samples of a version that was built from this listing.
+    def keep_record(
+        self, store: Folder, contents: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        """Record what was listed: before a build reads it, so that later changes are seen; and the
+        contents of the samples of a version that was built from it.
 
         Parameters
         ----------
         contents
             Returns the contents by row; called if some are not known yet.
         """
-        keys = self.spec.table.keys
-        self._keep_record(store, lambda: dict(zip(keys, contents(), strict=True)))
-
-    def _keep_record(
-        self, store: Folder, content_of: Callable[[], Mapping[str, str]] | None
-    ) -> None:
         if self.recalled is None:
             return
-        data = self.recalled.new_record(content_of)
+        keys, of_rows = self.spec.table.keys, contents
+        data = self.recalled.new_record(
+            of_rows and (lambda: dict(zip(keys, of_rows(), strict=True)))
+        )
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
             if data is not None:
