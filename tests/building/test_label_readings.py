@@ -772,6 +772,7 @@ def test_lists_of_0_and_1_are_class_numbers_once_written_as_names(builds: Builds
             "a.png is 'a', and --label-kind number needs",
         ),
         (["1", "1.5"], ["--label-kind", "number"], "b.png is '1.5', and --label-kind number needs"),
+        (["1", "9" * 20], ["--label-kind", "number"], "needs a whole number below 2**63; correct"),
         (["a", "b"], ["--label-kind", "value"], "--label-kind value needs a number"),
         (["a", "b"], ["--no-label", "c"], "has no label 'c'; correct --no-label"),
         (["a", "1"], ["--class-order", "number"], "has the class 'a', which is no whole number"),
