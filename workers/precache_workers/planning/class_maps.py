@@ -166,23 +166,23 @@ def read_classes(
         try:
             return _classes_of(open_version(uri, None, storage_options), where)
         except StoreError as error:
-            if path.is_dir() and (folders := class_folders(path)):
-                return in_order(folders, order, where)
+            if path.is_dir() and (names := class_folders(path)):
+                return in_order(names, order, where)
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
     if path.suffix.lower() in _NO_LISTS:
         raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")
     try:
         text = path.read_text("utf-8-sig")
-        names: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
-        names = _by_number(names) if isinstance(names, dict) else names
-        text = "".join(names) if isinstance(names, list) else ""
+        given: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        given = _by_number(given) if isinstance(given, dict) else given
+        text = "".join(given) if isinstance(given, list) else ""
         text.encode()  # JSON may hold lone surrogates
     except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error) or "memory does not suffice for it"
         raise SourceError(f"{where} cannot be read: {reason}; {_FORMS}") from None
-    if not isinstance(names, list) or "\0" in text:
+    if not isinstance(given, list) or "\0" in text:
         raise SourceError(f"{where} has no list of names; {_FORMS}")
-    classes = tuple(name.strip() for name in names if name.strip())
+    classes = tuple(name.strip() for name in given if name.strip())
     if len(set(map(composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes
