@@ -5,17 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from precache.store.locations import Container, Locations
+from precache_workers.sources.base import Columns, Listing
+from precache_workers.sources.kinds import open_source
+from tests.support.building import write
 
 PARTS = 3
 """Containers that photographs are spread over."""
@@ -81,9 +87,6 @@ def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> Non
 
 def write_parquet(photos: Path, to: Path) -> str:
     """Tables as Hugging Face's `datasets` writes them: a struct of bytes and path, class names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     paths = photos_of(photos)
     classes = sorted({path.parent.name for path in paths})
     features = {
@@ -221,3 +224,164 @@ def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Location
         units=np.array(units, np.int32),
         nbytes=np.zeros(len(files), np.int64),
     )
+
+
+# --- containers of members ----------------------------------------------------------------------
+
+Members = Sequence[tuple[str, bytes]]
+"""Names and contents; names have surrogates for bytes that are not UTF-8."""
+
+
+def write_tar(path: Path, members: Members, **options: Any) -> str:
+    """A tar archive of members with different times."""
+    with tarfile.open(path, "w", errors="surrogateescape", **options) as tar:
+        for number, (name, data) in enumerate(members):
+            add(tar, name, data, mtime=1000 + number)
+    return str(path)
+
+
+def folder_of(tmp_path: Path, members: Members) -> str:
+    """A folder of files, below that of a test."""
+    for name, data in members:
+        write(tmp_path / "in" / name, data)
+    return str(tmp_path / "in")
+
+
+def tar_of(tmp_path: Path, members: Members) -> str:
+    """A tar archive."""
+    return write_tar(tmp_path / "a.tar", members)
+
+
+def zip_of(tmp_path: Path, members: Members) -> str:
+    """A zip archive; names may have bytes that are not UTF-8."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name twice
+        for name, data in members:
+            archive.writestr(name.replace("\udcff", "ÿ"), data)
+    if any("\udcff" in name for name, _ in members):  # flagged as UTF-8
+        path.write_bytes(path.read_bytes().replace("ÿ".encode(), b"\xff\xfe"))
+    return str(path)
+
+
+def csv_of(tmp_path: Path, members: Members) -> str:
+    """A table of the files in a folder, labelled by their first folder."""
+    folder_of(tmp_path, members)
+    with (tmp_path / "list.csv").open("w", errors="surrogateescape", newline="") as file:
+        rows = [(f"in/{name}", name.partition("/")[0]) for name, _ in members]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    return str(tmp_path / "list.csv")
+
+
+def jsonl_of(tmp_path: Path, members: Members) -> str:
+    """The same in lines of JSON."""
+    folder_of(tmp_path, members)
+    rows = [{"path": f"in/{name}", "label": name.partition("/")[0]} for name, _ in members]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(tmp_path / "list.jsonl")
+
+
+def table_of(members: Members) -> pa.Table:
+    """A table of images, with the first folders of their names for labels."""
+    ids = pa.array([os.fsencode(name) for name, _ in members], pa.binary())
+    buffers = ids.buffers()
+    return pa.table(
+        {
+            "image": pa.array([data for _, data in members], pa.binary()),
+            "label": [name.partition("/")[0] for name, _ in members],
+            "id": pa.Array.from_buffers(pa.string(), len(ids), buffers),
+        }
+    )
+
+
+def parquet_of(tmp_path: Path, members: Members) -> str:
+    """That table as a Parquet file."""
+    pq.write_table(table_of(members), tmp_path / "a.parquet")
+    return str(tmp_path / "a.parquet")
+
+
+def arrow_of(tmp_path: Path, members: Members) -> str:
+    """That table as an Arrow file."""
+    table = table_of(members)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    return str(tmp_path / "a.arrow")
+
+
+def examples_of(members: Members) -> list[dict[str, tuple[bytes, str]]]:
+    """Examples of TensorFlow, with the columns of that table."""
+    return [
+        {
+            "image": (data, "byte"),
+            "label": (name.partition("/")[0].encode(), "byte"),
+            "id": (os.fsencode(name), "byte"),
+        }
+        for name, data in members
+    ]
+
+
+def tfrecord_of(tmp_path: Path, members: Members) -> str:
+    """A TFRecord file of these."""
+    import tfrecord
+
+    writer = tfrecord.TFRecordWriter(str(tmp_path / "a.tfrecord"))
+    for example in examples_of(members):
+        writer.write(example)
+    writer.close()
+    return str(tmp_path / "a.tfrecord")
+
+
+def lmdb_of(tmp_path: Path, members: Members) -> str:
+    """An LMDB database in a file."""
+    import lmdb
+
+    path = str(tmp_path / "a.lmdb")
+    with lmdb.open(path, subdir=False) as database, database.begin(write=True) as transaction:
+        for name, data in members:
+            transaction.put(os.fsencode(name), data)
+    return path
+
+
+Writer = Callable[[Path, Members], str]
+SOURCES: dict[str, Writer] = {
+    "folder": folder_of,
+    "tar": tar_of,
+    "zip": zip_of,
+    "csv": csv_of,
+    "jsonl": jsonl_of,
+    "parquet": parquet_of,
+    "arrow": arrow_of,
+    "tfrecord": tfrecord_of,
+    "lmdb": lmdb_of,
+}
+KEYED = ("parquet", "arrow", "tfrecord")
+"""Kinds whose samples a column names."""
+
+
+def keys_of(kind: str) -> dict[str, Any]:
+    """The option that names samples in a kind of container."""
+    return {"key_column": "id"} if kind in KEYED else {}
+
+
+def listed(source: object, *columns: str | None, **options: Any) -> Listing:
+    """The listing of a source, by its columns of images, labels and keys if these are given."""
+    options |= {"columns": Columns(*columns)} if columns else {}
+    return open_source(str(source), **options).list(lambda count: None)
+
+
+def fetched(source: object, *columns: str | None, **options: Any) -> list[Any]:
+    """All samples of a source, or the errors in place of them."""
+    options |= {"columns": Columns(*columns)} if columns else {}
+    opened = open_source(str(source), **options)
+    table = opened.list(lambda count: None).table
+    return [*opened.fetch(table.keys, table.sizes.tolist(), table.locations)]
+
+
+def class_of(listing: Listing) -> dict[str, str | None]:
+    """Key -> name of its class."""
+    table = listing.table
+    names = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+    return dict(zip(table.keys, names, strict=True))

@@ -111,10 +111,9 @@ def _write(
             target.rows_of(shard),
             folder=target.folder,
             shapes=shapes,
-            objects={name: target.object_name(name, shard) for name in shapes},
             rows_per_shard=per_shard,
             shard=shard,
         )
         receipts[shard] = run_shard(task)
     commit(store, target, receipts)
-    return Totals.of_all(receipts.values())
+    return Totals.of(receipts.values())

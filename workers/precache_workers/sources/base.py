@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError
-from precache.messages import did_you_mean, shown
+from precache.messages import did_you_mean, printable, shown
 from precache.storage.backends import EXTRAS
 from precache.storage.base import HIDDEN_FILE, NOT_UTF8, SERVICE_FOLDER, Folder
 from precache.store.columns import Texts, numbers_of
@@ -62,7 +62,7 @@ MOST_SUFFIXES, SUFFIXES_SHOWN = 100, 8
 _SUFFIX = re.compile(r"\.(?=.*[a-z])[a-z0-9_-]{1,16}")
 
 _SERVICE = re.compile(
-    r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|#snapshot"
+    r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|[#~]snapshot"
     r"|lost\+found|\$RECYCLE\.BIN|RECYCLER|System Volume Information)/",
     re.IGNORECASE,
 )
@@ -157,12 +157,15 @@ class Doubt:
         A map of classes that the user gives decides, too.
     of_members
         It is about which samples there are, and labels of a file do not decide.
+    unpack
+        Words of commands by which the sources among the choices come to be; none if they are there.
     """
 
     what: str
     choices: tuple[tuple[tuple[str, ...], str], ...] = ()
     by_classes: bool = False
     of_members: bool = False
+    unpack: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(
@@ -188,17 +191,23 @@ class Doubt:
             f"`{shlex.join(flags)}` {when}".rstrip() if flags else when
             for flags, when in self.choices
         )
-        return f"{self.what}. Choose: {'; or '.join(named)}"
+        text = f"{self.what}. Choose: {'; or '.join(named)}"
+        if self.unpack and any(not way[0].startswith("-") for way in self.ways):
+            text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
+        return text
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
     """Return the error of all doubts: of one with all ways out, of several with the first ones."""
     text = ". Also: ".join(doubt.text for doubt in doubts)
+    unpack = next((doubt.unpack for doubt in doubts if doubt.unpack), ())
     if len(doubts) == 1:
-        return ChoiceError(text, ways=doubts[0].ways)
+        return ChoiceError(text, ways=doubts[0].ways, unpack=unpack)
     firsts = [doubt.ways[0] if doubt.ways else () for doubt in doubts]
     firsts.sort(key=lambda way: not way or way[0].startswith("-"))  # a source comes first
-    return ChoiceError(text, ways=[list(itertools.chain(*firsts))] if all(firsts) else [])
+    is_one = all(firsts) and all(way[0].startswith("-") for way in firsts[1:])
+    ways = [list(itertools.chain(*firsts))] if is_one else []
+    return ChoiceError(text, ways=ways, unpack=unpack)
 
 
 @dataclass(frozen=True)
@@ -285,16 +294,19 @@ class Source(Protocol):
     @property
     def labels_with_samples(self) -> bool:
         """True if labels are known only after samples are fetched."""
+        return False
 
     @property
     def fetch_threads(self) -> int:
         """Number of threads of a task that may fetch at the same time."""
 
     @property
-    def index_name(self) -> str: ...
+    def index_name(self) -> str:
+        return ""
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
         """Return the folder and name of the file that holds a sample; None if no file does."""
+        return None
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         """List all samples, or those found in `seconds`; `tick` is called with their number.
@@ -344,6 +356,30 @@ def located(source: Source, keys: Sequence[str]) -> Locations:
     table = _listings.get(source.index_name) or source.list(lambda count: None).table
     assert table.locations is not None
     return table.locations.take(table.rows_of(keys))
+
+
+def fetch_located(
+    source: Source,
+    keys: Sequence[str],
+    locations: Locations | None,
+    read: Callable[[list[int], Locations], Mapping[int, Fetched]],
+) -> list[Fetched]:
+    """Fetch the samples of a source with locations; errors in place of those that it has not.
+
+    Parameters
+    ----------
+    read
+        Returns the samples of some rows of the locations, by row.
+    """
+    found = located(source, keys) if locations is None else locations
+    fetched = read(np.flatnonzero(numbers_of(found.places.is_valid())).tolist(), found)
+    samples = [
+        fetched[row] if row in fetched else FetchError(f"{source} has no sample {printable(key)}")
+        for row, key in enumerate(keys)
+    ]
+    if any(isinstance(sample, FetchError) for sample in samples):
+        forget(source)  # a file may have changed
+    return samples
 
 
 def source_of(folder: Folder) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, UsageError
-from precache.storage.base import Folder
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
@@ -29,6 +28,7 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Sample,
+    Source,
     Tick,
 )
 from precache_workers.sources.dataset_items import (
@@ -44,21 +44,22 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.held_files import HeldData, held_data, held_values
-from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import (
+    Column,
     Label,
     MixedLabelsError,
     column_of,
     kind_of,
     label_of,
-    read_column,
 )
 from precache_workers.user_code.loading import load_object
 
 
 @dataclass(frozen=True)
-class DatasetSource:
+class DatasetSource(Source):
     """A torch map-style `Dataset` that ``module:factory()`` returns.
 
     Keys are indices. Samples are tuples (input, label) or dicts with a `label`, as `read_item`
@@ -99,7 +100,6 @@ class DatasetSource:
     fields: tuple[tuple[str, str | int | None], ...] | None = None
     labels_given: bool = False
     compare: bool = False
-    index_name: str = ""
     starts: Starts | None = None
     rules: LabelRules = NO_RULES
     held: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -136,9 +136,6 @@ class DatasetSource:
                 "more"
             )
         return count
-
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        return None
 
     @property
     def etag(self) -> str:
@@ -540,7 +537,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
     keys = [f"number {row}" for row in range(count)]
-    encoded = read_column(column, keys, where, rules, classes=listed)
+    encoded = read_column(Column(column, keys, where, rules, listed))
     notes = encoded.notes
     if listed and not classes and encoded.classes:
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
