@@ -25,7 +25,12 @@ QUIET_BATCHES = 8
 
 
 class ReadAhead:
-    """Advises the kernel of coming rows while the process still reads from a disk."""
+    """Advises the kernel of coming rows while the process still reads from a disk.
+
+    Beside `around` it does what a `ShardPrefetcher` does where rows wait for shards: nothing.
+    """
+
+    waits = False
 
     def __init__(
         self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
@@ -48,6 +53,19 @@ class ReadAhead:
             for reader in self._readers:
                 for path, extents in reader.extents(rows).items():
                     _will_need(path, extents)
+
+    def wait(self, rows: np.ndarray) -> None:
+        """Return at once."""
+
+    def release(self, rows: np.ndarray) -> None:
+        """Do nothing."""
+
+    def renew(self, rows: np.ndarray) -> bool:
+        """Return False: what is damaged stays so."""
+        return False
+
+    def stop(self) -> None:
+        """Do nothing: nothing waits."""
 
     def around(
         self, batches: Iterable[np.ndarray], ahead: int

@@ -18,7 +18,7 @@ import zarr
 import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import RangedShardFiles
+from precache.reading.shard_files import RangedShardFiles
 from precache.runtime import ordered_map
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
