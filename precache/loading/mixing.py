@@ -231,6 +231,13 @@ class Mixture(Loop):
             "seed": schedule.seed,
         }
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator runs; one that was resumed goes on there."""
+        start, before = self._schedule.start, self._next[0]
+        super().set_epoch(epoch)
+        if start and before != self._next[0] <= start.epoch:  # whole, and not the rest of it
+            self._schedule = replace(self._schedule, start=None)
+
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop, of all that it has received; one for all ranks."""
         sources = [
