@@ -160,11 +160,17 @@ class BatchSource:
         """Sums since this was made."""
         threads, transforms = self.stream.thread_time, self._transform_time.wall
         early = self._transforms_early
-        work = [threads.wall, early * transforms, (not early) * transforms]
         fetched = self.reader.cached.fetched if self.reader.cached else FetchedObjects()
-        # On CUDA the host's time to queue a transform says nothing.
-        times = [0.0] * 3 if self._options.device.type == "cuda" else work
-        return Counters(threads.cpu, *times, fetched.objects, fetched.nbytes, self._repeated)
+        on_host = self._options.device.type != "cuda"  # there the time to queue says nothing
+        return Counters(
+            cpu_seconds=threads.cpu,
+            threads=on_host * threads.wall,
+            transforms=on_host * early * transforms,
+            loop=on_host * (not early) * transforms,
+            objects=fetched.objects,
+            nbytes=fetched.nbytes,
+            repeated=self._repeated,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the order of the rows."""
@@ -233,16 +239,15 @@ class BatchSource:
         start, ready = first, self.stream.ready
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         for rows in self._runs(epoch, first):
-            with contextlib.closing(self.stream.batches(rows, epoch, begun)) as batches:
+            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, begun)
+            with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
                         return
                     batch = map_tensors(decoded, copy) if self._copied else decoded
-                    if not self._transforms_early:
-                        batch = self._finish(epoch, start, batch)
-                    del decoded
-                    count, repeated, output = batch
-                    del batch  # what the caller drops is gone
+                    early = self._transforms_early
+                    count, repeated, output = batch if early else self._finish(epoch, start, batch)
+                    del decoded, batch  # what the caller drops is gone
                     self._repeated += repeated
                     nbytes, after = count * self._row_nbytes, next(following, None)
                     yield Arrived(after, count, nbytes, ready, output)

@@ -46,7 +46,8 @@ class Counters(NamedTuple):
 
     def plus(self, other: Counters, sign: int = 1) -> Counters:
         """Add counters, or subtract them with the sign -1."""
-        return Counters(*(own + sign * more for own, more in zip(self, other, strict=True)))
+        sums: Iterable[Any] = map(lambda own, more: own + sign * more, self, other)
+        return Counters(*sums)
 
     @property
     def work(self) -> WorkTime:

@@ -150,8 +150,9 @@ class ArrayReader:
         starts, together, in_parts = places.starts, len(rows), False
         if self.array.chunk_shape[0] > 1:
             starts = starts + rows % self.array.chunk_shape[0] * self.array.row_nbytes
-        checks: np.ndarray | None = self._checks(places)
-        if (checks == UNCHECKED).all():
+        due = self._checks(places)
+        checks: np.ndarray | None = due
+        if (due == UNCHECKED).all():
             checks = None
         elif self.array.chunk_shape[0] > 1 or not kernels.compiled().has_crc32c:
             # Checked right before they are copied, rows are read from memory once for both.
@@ -344,7 +345,8 @@ class ArrayReader:
             Stored bytes are missing or wrong; names the file and the key.
         """
         places = self._objects.locate(rows)
-        frames, checks = self._objects.read(places), self._checks(places)
+        frames: Any = self._objects.read(places)
+        checks = self._checks(places)
         for row in rows[places.lengths > self.frame_bound].tolist():
             raise self.damage(row, "it has no frame of that row")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
