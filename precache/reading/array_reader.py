@@ -134,31 +134,33 @@ class ArrayReader:
                 self._read_pieces(rows, out)
             elif self._small and self._fits:
                 self._read_shared(rows, out, undo)
-            elif not (self.plain and self._copy(rows, out)):
-                if self.array.chunk_shape[0] == 1:
-                    self._decode(rows, out, undo, out.nbytes)
-                else:
-                    self._read_shared(rows, out, undo)
+            elif self.array.chunk_shape[0] == 1:
+                self._decode(rows, out, undo, out.nbytes)
+            elif not (self.plain and self._copy(rows, out, out.nbytes)):
+                self._read_shared(rows, out, undo)
         except MemoryError:
             raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
 
-    def _copy(self, rows: np.ndarray, out: np.ndarray) -> bool:
-        """Copy plain rows; False if one is not plain, or another iterator closed its object."""
+    def _copy(self, rows: np.ndarray, out: np.ndarray, batch_nbytes: int) -> bool:
+        """Copy plain rows, or the whole chunks that they are in, into `out` (n, ...).
+
+        Returns False if one is not plain, or another iterator closed its object.
+        """
         places = self._objects.locate(rows)
         if (places.lengths != self.array.pitch).any():
             return False
-        starts, together, in_parts = places.starts, len(rows), False
-        if self.array.chunk_shape[0] > 1:
-            starts = starts + rows % self.array.chunk_shape[0] * self.array.row_nbytes
-        due = self._checks(places)
+        nbytes, starts = out.nbytes // len(rows), places.starts
+        whole = nbytes == self.array.chunk_nbytes
+        if not whole:
+            starts = starts + rows % self.array.chunk_shape[0] * nbytes
+        due, together, in_parts = self._checks(places), len(rows), False
         checks: np.ndarray | None = due
         if (due == UNCHECKED).all():
             checks = None
-        elif self.array.chunk_shape[0] > 1 or not kernels.compiled().has_crc32c:
+        elif not (whole and kernels.compiled().has_crc32c):
             # Checked right before they are copied, rows are read from memory once for both.
-            checks, in_parts = None, True
-            together = DECODE_NBYTES // self.array.row_nbytes + 1
-        lengths = np.full(len(rows), self.array.row_nbytes, np.int64)
+            checks, in_parts, together = None, True, DECODE_NBYTES // nbytes + 1
+        lengths = np.full(len(rows), nbytes, np.int64)
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             if in_parts:
@@ -166,7 +168,7 @@ class ArrayReader:
             try:
                 copied = kernels.copy_pieces(
                     self._objects.sources, places.objects[part], starts[part], lengths[part],
-                    out[part], out.nbytes, checks,
+                    out[part], batch_nbytes, checks,
                 )  # fmt: skip
             except ValueError:
                 return False
@@ -226,6 +228,8 @@ class ArrayReader:
 
     def _decode(self, rows: np.ndarray, out: np.ndarray, undo: bool, batch_nbytes: int) -> None:
         """Decode the whole chunks (n, ...) that rows are in, and undo the filter if `undo`."""
+        if self.plain and self._copy(rows, out, batch_nbytes):
+            return
         places = self._objects.locate(rows)
         data, checks = self._objects.read(places), self._checks(places)
         missing = np.flatnonzero(places.lengths == MISSING)

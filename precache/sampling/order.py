@@ -356,7 +356,8 @@ class Steps:
         if first + self.global_batch <= self.once:
             return None
         positions = self.own(first)
-        return np.where(positions < self.once, 0, -1 - positions)
+        again = np.where(positions < self.once, 0, -1 - positions)
+        return again if again[-1] else None
 
     def repeated(self, first: int) -> np.ndarray | None:
         """Return which rows of a step come again, to fill up the end of the epoch.
@@ -367,7 +368,7 @@ class Steps:
             (n,) bool, for this rank's rows. None if there is none.
         """
         again = self.again(first)
-        return None if again is None or not again.any() else again < 0
+        return None if again is None else again < 0
 
 
 @dataclass(frozen=True)
