@@ -80,11 +80,19 @@ class ChoiceError(SourceError):
     ----------
     ways
         Arguments of the command line by which it builds. The first may be another source.
+    unpack
+        Words of commands by which that source comes to be, if it is not there yet.
     """
 
-    def __init__(self, *parts: object, ways: Iterable[Sequence[str]] = ()) -> None:
+    def __init__(
+        self,
+        *parts: object,
+        ways: Iterable[Sequence[str]] = (),
+        unpack: Iterable[Sequence[str]] = (),
+    ) -> None:
         super().__init__(*parts)
         self.ways = tuple(map(tuple, ways))
+        self.unpack = tuple(map(tuple, unpack))
 
 
 class StoreError(UsageError):

@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -307,15 +307,29 @@ def is_drawn(step: Any) -> bool:
     return isinstance(step, Transform)
 
 
-def require_unblended(transform: Any, masks: Collection[str]) -> None:
-    """Raise `UsageError` if a step would blend masks without being told to.
+def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
+    """Raise `UsageError` if a step would change class numbers without being told to.
 
     Parameters
     ----------
     masks
-        Fields whose values are class numbers, which a bilinear step would make others of.
+        Fields whose values are class numbers, which a bilinear step would make others of -> True
+        if that is sure, False if they are only resized as such.
     """
+    known = True
     for step in _steps(transform):
+        known = known and type(step).__module__ == __name__  # another may give other values
+        is_float = isinstance(step, ToDType) and step.dtype.is_floating_point
+        if known and (is_float or isinstance(step, Normalize | ColorJitter | MixUp)):
+            for name in step.fields or ("image",):
+                if name in masks and (masks[name] or step.fields is None):
+                    way = "give fields= the names of pictures alone"
+                    if not masks[name]:
+                        way += f", or fields=({name!r},) if it has pictures"
+                    raise UsageError(
+                        f"{type(step).__name__} computes with values, and {name} was built as "
+                        f"masks, whose values are class numbers: {way}"
+                    )
         if isinstance(step, _Resampling) and not step.says_how:
             for name in {*masks} & {*step.interpolation}:
                 raise UsageError(

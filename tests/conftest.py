@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 import precache
+import tests.support.unsynced  # noqa: F401  # for what it does
 from precache.storage import retries
 from precache.storage.local import LocalFolder
 from tests.support.browser import CHROMIUM, Tab, chromium

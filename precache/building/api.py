@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel
+
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
 from precache.recipe.recipe import Recipe, require_stated_draws
@@ -219,10 +221,6 @@ def build(
     return run_build(request, progress)
 
 
-def _no_tick(what: str) -> None:
-    pass
-
-
 @needs("planning")
 def plan(
     source: str | os.PathLike[str],
@@ -234,7 +232,7 @@ def plan(
     samples: int = 200,
     seconds: float = 45.0,
     cores: int | None = None,
-    tick: Callable[[str], None] = _no_tick,
+    tick: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> BuildPlan | DoctorReport:
     """Report what the same `build` would do and cost, and what a cache would bring.
@@ -272,8 +270,7 @@ def plan(
     UsageError, SourceError, RecipeError
         The build would fail with the same error.
     """
-    require_linux("plan")
-    require_known("plan", options, BuildOptions.model_fields)
+    check_call("plan", options)
     if store is None and not timing:
         raise UsageError("a plan without a store is all measured; give a store, or leave timing on")
     how: dict[str, Any] = {"samples": samples, "seconds": seconds, "cores": cores, "tick": tick}
@@ -291,10 +288,12 @@ def plan(
     return dataclasses.replace(planned, gain=gain)
 
 
-def require_known(function: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `TypeError` for keyword arguments that a function does not take."""
-    unknown = set(options) - set(known)
-    if unknown:
+def check_call(
+    function: str, options: Iterable[str], model: type[BaseModel] = BuildOptions
+) -> None:
+    """Refuse any other system than Linux, and keyword arguments that a function does not take."""
+    require_linux(function)
+    if unknown := set(options) - set(model.model_fields):
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
@@ -379,12 +378,11 @@ def submit(
     BuildError
         The cluster cannot be reached.
     """
-    require_linux("submit")
+    check_call("submit", options)
     from precache_workers.jobs.job_package import pack
     from precache_workers.jobs.submission import submit_package
     from precache_workers.user_code.loading import require_permission
 
-    require_known("submit", options, BuildOptions.model_fields)
     checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
     recipe = _recipe_to_build(recipe)
     require_permission(recipe, checked.run_functions)
@@ -402,7 +400,7 @@ def doctor(
     seconds: float = 45.0,
     rate: float = 1000.0,
     cores: int | None = None,
-    tick: Callable[[str], None] = _no_tick,
+    tick: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> DoctorReport:
     """Measure a random part of a source before it is cached, and predict the gain of caching.
@@ -433,8 +431,7 @@ def doctor(
         A number is out of range, or the source is missing, empty, or without a sample that the
         recipe can process.
     """
-    require_linux("doctor")
-    require_known("doctor", options, BuildOptions.model_fields)
+    check_call("doctor", options)
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     how: dict[str, Any] = {"samples": samples, "seconds": seconds, "cores": cores, "tick": tick}
     return _examination(_request(source, "", recipe, options), rate=rate, **how).report()

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from precache.building.api import new_request, require_known, submit
+from precache.building.api import check_call, new_request, submit
 from precache.errors import UsageError, needs
 from precache.recipe.recipe import Recipe
-from precache.runtime.operating_system import require_linux
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
-from precache_workers.planning.options import BuildOptions
 
 
 @needs("building")
@@ -94,7 +92,7 @@ def ensure(
     >>> loader = Loader(version)  # doctest: +SKIP
     >>> loader = Loader(ensure("photos/", "photos.store", recipe, follow=True))  # doctest: +SKIP
     """
-    require_linux("ensure")
+    check_call("ensure", options)
     seconds = _seconds(wait)
     if follow and wait is not True:
         raise UsageError(f"follow returns at the first shard, and wait is {wait}; leave out one")
@@ -106,7 +104,6 @@ def ensure(
             "recompute makes a new version each time, and ensure opens an existing one; build "
             "once with recompute, and leave it out here"
         )
-    require_known("ensure", options, BuildOptions.model_fields)
     options = {**options, "storage_options": storage_options, "progress": progress}
     where = "auto" if cluster else address
     request = new_request(source, store, recipe, **options, address=where)

@@ -7,9 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from precache.building.api import new_request, require_known
+from precache.building.api import check_call, new_request
 from precache.errors import PrecacheError, needs
-from precache.runtime.operating_system import require_linux
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
@@ -53,8 +52,7 @@ def refresh(
         The child version is incomplete (the same call continues it), or a sample has changed; or
         another build made its version current meanwhile, of which the same call builds a child.
     """
-    require_linux("refresh")
-    require_known("refresh", options, RunOptions.model_fields)
+    check_call("refresh", options, RunOptions)
     request = new_request(source or "", store, None, **options)
     from precache_workers.driver.refresh import refresh_once
 
@@ -96,8 +94,7 @@ def submit_refresh(
     BuildError
         The cluster cannot be reached.
     """
-    require_linux("submit_refresh")
-    require_known("submit_refresh", options, RunOptions.model_fields)
+    check_call("submit_refresh", options, RunOptions)
     checked = read_options(RunOptions, {"progress": True, **options, "address": "auto"})
     from precache_workers.jobs.job_package import pack_refresh
     from precache_workers.jobs.submission import submit_package

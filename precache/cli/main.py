@@ -40,6 +40,10 @@ _PLAIN_WORDS = (
 """Patterns of argparse's messages, and what is printed instead."""
 
 
+class _Word(str):
+    """An argument, which is told from another of the same text by its identity."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are two lines, without values that may be secrets."""
 
@@ -104,26 +108,29 @@ def _help_or_refuse(name: str) -> NoReturn:
 
 
 def _other_commands(
-    error: PrecacheError, options: argparse.Namespace, given: list[str]
+    error: PrecacheError, options: argparse.Namespace, given: Sequence[str]
 ) -> list[str]:
     """Return commands by which a source builds that can be read in two ways; none with secrets."""
-    source = str(getattr(options, "source", ""))
+    source = getattr(options, "source", None)
     secret = any(text.startswith("--storage-options") for text in given)
-    if not isinstance(error, ChoiceError) or secret or given.count(source) != 1:
+    if not isinstance(error, ChoiceError) or secret or source is None:
         return []
-    commands = []
+    [place] = (place for place, word in enumerate(given) if word is source)
+    end = next((number for number, word in enumerate(given) if word == "--"), len(given))
     here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
 
     def relative(text: str) -> str:
         short = text.removeprefix(here)
         return f"./{short}" if short != text and short.startswith("-") else short  # no flag
 
-    for first, *rest in (map(relative, way) for way in error.ways):
-        flags = rest if not first.startswith("-") else [first, *rest]
-        named = source if first.startswith("-") else first
-        words = [named if text == source else text for text in given]
-        end = words.index("--") if "--" in words else len(words)
-        commands.append(shlex.join(["precache", *words[:end], *flags, *words[end:]]))
+    commands = []
+    for way in error.ways:
+        words, before, flags = ["precache", *given], list[str](), [*map(relative, way)]
+        if not flags[0].startswith("-"):
+            words[1 + place] = flags.pop(0)
+            before = [shlex.join(map(relative, command)) for command in error.unpack]
+        words[1 + end : 1 + end] = flags
+        commands.append(" && ".join([*before, shlex.join(words)]))
     return [text for text in commands if text == printable(without_secrets(text))]
 
 
@@ -147,8 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a key must not break an ASCII terminal
     options = argparse.Namespace(command="", json=None)
+    given = [*map(_Word, sys.argv[1:] if arguments is None else arguments)]
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse(given)
         from precache.runtime.terminal import guard_output
 
         guard_output()
@@ -162,7 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PrecacheError as error:
         from precache.runtime.terminal import say
 
-        given = list(sys.argv[1:] if arguments is None else arguments)
         say(f"precache: {_with_flags(str(error), given)}", stderr=True)
         for command in _other_commands(error, options, given):
             sys.stderr.write(f"  {command}\n")

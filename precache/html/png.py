@@ -36,22 +36,22 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Preview:
-    """An array as pixels for a screen.
+    """An array for a screen.
 
     Attributes
     ----------
     pixels
-        (H, W, C) uint8.
+        (H, W, C) uint8; None if the array does not have the shape of a picture.
     note
-        What was done to the values; empty if they are unchanged.
+        Size and dtype of a picture, and what was done to its values; the values of other arrays.
     """
 
-    pixels: np.ndarray
-    note: str = ""
+    pixels: np.ndarray | None
+    note: str
 
 
-def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Preview | None:
-    """Convert an array to a picture; returns None if it does not have the shape of one.
+def preview(array: np.ndarray, *, channels_last: bool = False) -> Preview:
+    """Convert an array to a picture, or to text if it does not have the shape of one.
 
     Parameters
     ----------
@@ -63,18 +63,19 @@ def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Preview | N
     """
     image = _channels_last(array, channels_last)
     if image is None or 0 in image.shape:
-        return None
+        return Preview(None, _summary(array))
+    note = f"{image.shape[1]} x {image.shape[0]}, {image.dtype.name}"
     if image.dtype == np.uint8:
-        return Preview(image)
+        return Preview(image, note)
     if image.dtype == np.bool_:
-        return Preview(image.astype(np.uint8) * np.uint8(255))
+        return Preview(image.astype(np.uint8) * np.uint8(255), note)
     values = image.astype(np.float64)
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
     # Halved, since the difference of two float64 can overflow.
     scale = (high / 2 - low / 2) or 1.0
     scaled = np.where(finite, (values / 2 - low / 2) / scale, 0.0)
-    note = f"scaled: {image.dtype.name} {low:.4g} is black, {high:.4g} is white"
+    note += f"; scaled: {image.dtype.name} {low:.4g} is black, {high:.4g} is white"
     if not finite.all():
         note += f"; {np.count_nonzero(~finite)} values are not finite, shown black"
     return Preview((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
@@ -91,16 +92,13 @@ def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:
     return None
 
 
-def downsample(preview: Preview, side: int) -> Preview:
+def downsample(pixels: np.ndarray, side: int) -> np.ndarray:
     """Reduce a picture to at most `side` pixels either way by keeping every k-th pixel."""
-    step = -(-max(preview.pixels.shape[:2]) // side)
-    if step == 1:
-        return preview
-    note = f"{preview.note}; shown reduced" if preview.note else "shown reduced"
-    return Preview(preview.pixels[::step, ::step], note)
+    step = -(-max(pixels.shape[:2]) // side)
+    return pixels[::step, ::step]
 
 
-def array_summary(array: np.ndarray) -> str:
+def _summary(array: np.ndarray) -> str:
     """Describe an array: dtype, shape, and its values, or their range if there are many."""
     if array.size == 1:
         return f"{array.dtype.name}: {_number(array.reshape(-1)[0])}"

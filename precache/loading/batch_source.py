@@ -333,17 +333,19 @@ class BatchSource:
                 self.version.path,
             )
 
-    def _masks(self) -> list[str]:
-        """Return the fields that their recipe decodes or resizes as masks."""
+    def _masks(self) -> dict[str, bool]:
+        """Return the fields that their recipe decodes as masks -> True, or only resizes so."""
         if self.version.attributes is None or isinstance(self._options.fields, Mapping):
-            return []
+            return {}
         fields = self.version.attributes.recipe.fields
-        return [
-            name
-            for name in {*self.reader.shapes, *self.reader.ragged} & fields.keys()
-            if fields[name].specs()[-1].kind == "mask"
+        read = {*self.reader.shapes, *self.reader.ragged} & fields.keys()
+        decoded = {name: fields[name].specs()[-1].kind == "mask" for name in read}
+        return {
+            name: is_mask
+            for name, is_mask in decoded.items()
+            if is_mask
             or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
-        ]
+        }
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""

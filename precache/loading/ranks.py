@@ -2,13 +2,16 @@
 
 Sources of the variables' names: torchrun's documentation, srun(1) and sbatch(1), Open MPI's
 "Environment variables set for MPI applications", the user guide of MVAPICH2, Hydra of MPICH and
-Intel MPI, HPE PALS, HPE MPT, flux-environment(7), jsrun, horovodrun, Paddle, JAX and dmlc; for
-hints aprun(1), IBM's poe, LSF's blaunch, and Lightning.
+Intel MPI, HPE PALS, HPE MPT, flux-environment(7), jsrun, horovodrun, DeepSpeed's launch.py, Paddle,
+JAX and dmlc; for hints aprun(1), IBM's poe, LSF's blaunch, pbsdsh, Lightning, torch_xla's tpu.py,
+and the environment variables of SageMaker, SkyPilot, Volcano, LeaderWorkerSet, and of Kubernetes'
+indexed jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -36,6 +39,7 @@ _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 _MPI = ("OMPI_COMM_WORLD", "MV2_COMM_WORLD", "MVP_COMM_WORLD", "PMI", "JSM_NAMESPACE", "HOROVOD")
 LAUNCHERS = (
     TORCH,
+    Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
     *(Launcher(*(f"{prefix}_{name}" for name in _NAMES)) for prefix in _MPI),
     Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     Launcher("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
@@ -44,6 +48,7 @@ LAUNCHERS = (
     Launcher("MPT_MPI_RANK", "MPT_MPI_SIZE"),
     Launcher("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
     Launcher("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    Launcher("JAX_PROCESS_INDEX", "JAX_PROCESS_COUNT"),
     Launcher("DMLC_RANK", "DMLC_NUM_WORKER"),
     SLURM,
 )
@@ -54,10 +59,27 @@ HINTS = {
     "MP_CHILD": "MP_PROCS",
     "LSF_PM_TASKID": "LSB_DJOB_NUMPROC",
     "NODE_RANK": "NNODES",
+    "GROUP_RANK": "GROUP_WORLD_SIZE",
+    "CROSS_RANK": "CROSS_SIZE",
+    "HOROVOD_CROSS_RANK": "HOROVOD_CROSS_SIZE",
     "PET_NODE_RANK": "PET_NNODES",
     "AWS_BATCH_JOB_NODE_INDEX": "AWS_BATCH_JOB_NUM_NODES",
+    "SM_CURRENT_HOST": "SM_HOSTS",
+    "SKYPILOT_NODE_RANK": "SKYPILOT_NUM_NODES",
+    "JOB_COMPLETION_INDEX": "",
+    "VC_TASK_INDEX": "VC_WORKER_NUM",
+    "LWS_WORKER_INDEX": "LWS_GROUP_SIZE",
+    "PBS_NODENUM": "",
+    "TPU_WORKER_ID": "TPU_WORKER_HOSTNAMES",
+    "CLOUD_TPU_TASK_ID": "TPU_PROCESS_ADDRESSES",
+    "MEGASCALE_SLICE_ID": "MEGASCALE_NUM_SLICES",
+    "PJRT_LOCAL_PROCESS_RANK": "PJRT_LOCAL_PROCESS_COUNT",
 }
-"""Variables that number processes, daemons or nodes -> how many there are: no rank of a process."""
+"""Variables that number processes, daemons or nodes -> how many there are, or a list of them: no
+rank of a process."""
+
+CORES, FIRST_NODE = "LSB_DJOB_NUMPROC", "PBS_NODENUM"
+"""A number that may be one of cores, and one that is 0 where a job's script runs, too."""
 
 STEP_TASKS, JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_NTASKS_PER_NODE"
 STEP, STEP_NODES, JOB = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID"
@@ -128,9 +150,16 @@ def _detect_rank() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     rank, size = _reading(TORCH)
-    if rank is not None and size is not None and (size > 1 or ELASTIC in os.environ):
+    is_given = rank is not None and size is not None
+    if rank is not None and size is not None and ELASTIC in os.environ:
         return rank, size  # inside whatever started torchrun
-    readings = {launcher: _reading(launcher) for launcher in LAUNCHERS}
+    readings = dict[Launcher, Reading]()
+    for launcher in LAUNCHERS:
+        try:
+            readings[launcher] = _reading(launcher)
+        except UsageError:
+            if not is_given:
+                raise
     whole = {
         launcher: (rank, size)
         for launcher, (rank, size) in readings.items()
@@ -142,7 +171,11 @@ def _detect_rank() -> tuple[int, int]:
     # The innermost one that started several processes.
     chosen = max(whole, key=lambda launcher: whole[launcher][1] > 1)
     for launcher, reading in readings.items():
-        if _contradicts(launcher, reading, whole[chosen]):
+        if chosen is TORCH:
+            disagrees = not _may_have_started(reading, whole[chosen])
+        else:
+            disagrees = _contradicts(launcher, reading, whole[chosen])
+        if disagrees:
             names = astuple(chosen)[:2]
             raise _unclear(
                 "launchers disagree on the rank of this process",
@@ -199,6 +232,34 @@ def _contradicts(launcher: Launcher, reading: Reading, chosen: tuple[int, int]) 
     return reading != chosen
 
 
+def _may_have_started(outer: Reading, inner: tuple[int, int]) -> bool:
+    """Return whether the process of a launcher may have started that which is `inner`.
+
+    It then started an equal number of processes on each node; or it has an interactive shell as
+    one of its tasks, which is the first.
+    """
+    (rank, size), (inner_rank, inner_size) = outer, inner
+    if rank is None or size == 1:
+        return True
+    if size is None:
+        return inner_size == 1 or rank <= inner_rank
+    if inner_size % size == 0:
+        return inner_rank // (inner_size // size) == rank
+    return rank == 0 and size > inner_size
+
+
+def _count(name: str) -> int | None:
+    """Return the number that a variable has, or of the items in its list; None for no such."""
+    text = os.environ.get(name, "").strip()
+    if text.startswith("["):
+        with contextlib.suppress(ValueError):
+            return len(json.loads(text))
+    least, _, most = text.rpartition(":")  # of an elastic job
+    if most.isascii() and most.isdecimal() and (least.isdecimal() or not least):
+        return int(most)
+    return len(text.split(",")) if text else None
+
+
 def _require_alone(readings: dict[Launcher, Reading]) -> None:
     """Raise `UsageError` if a variable suggests that there are several processes."""
     for launcher, (rank, size) in readings.items():
@@ -208,8 +269,9 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
                 half = "a rank, and not the number of processes"
             raise _unclear(f"the launcher gave this process {half}", astuple(launcher)[:2])
     for names in HINTS.items():
-        number, count = map(_number, names)
-        if number is not None and count != 1:
+        number, count = os.environ.get(names[0], "").strip(), _count(names[1])
+        is_numbered = number not in ("", "0" if names[0] == FIRST_NODE else "")
+        if count != 1 and (is_numbered or (count is not None and names[1] != CORES)):
             raise _unclear("this process may be one of several", names)
     tasks = [name for name in (*STEP_TASKS, JOB_TASKS) if (_number(name) or 1) > 1]
     if tasks or (_number(SLURM.rank) is not None and JOB not in os.environ):
@@ -218,7 +280,9 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
             [SLURM.rank, *(tasks or STEP_TASKS)],
             "start it by srun; or " + WAY_OUT,
         )
-    if find_local_rank() or find_local_size() > 1:
+    sizes = {os.environ.get(launcher.local_size, "") for launcher in LAUNCHERS}
+    is_alone = find_local_rank() is None or "1" in sizes or JOB in os.environ
+    if find_local_rank() or find_local_size() > 1 or not is_alone:
         local = [name for launcher in LAUNCHERS for name in astuple(launcher)[2:]]
         raise _unclear("the launcher gave this process a rank on its node alone", local)
 

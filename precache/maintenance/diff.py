@@ -12,7 +12,8 @@ import numpy as np
 
 from precache.errors import StoreError, needs
 from precache.messages import as_text
-from precache.recipe.recipe import Recipe
+from precache.recipe.ops import Op
+from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
 from precache.store.commit_log import short
@@ -38,27 +39,6 @@ _KINDS = {
     "mended": "that are no longer holes",
     "moved": "in other rows",
 }
-
-
-@dataclass(frozen=True)
-class RecipeChange:
-    """A part of a recipe that differs; None on the side that has no such part.
-
-    Attributes
-    ----------
-    field
-        Name of the field; empty for the recipe's own settings.
-    path
-        Where in the field: empty for all of it, such as ``("codec", "name")``, or, for ops, such as
-        ``("ops", 1, "resize", "size")``.
-    before, after
-        Values as JSON has them.
-    """
-
-    field: str
-    path: tuple[str | int, ...]
-    before: Any
-    after: Any
 
 
 @dataclass(frozen=True)
@@ -321,99 +301,56 @@ def _values(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Change
 
 
 def compare_recipes(one: Recipe, other: Recipe) -> list[Change]:
-    """List the changes from one recipe to another, ops as calls and numbered from 1."""
-    parts = recipe_changes(_spelled_out(one), _spelled_out(other))
-    return [_in_words(part, one, other) for part in parts]
-
-
-def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:
-    """Compare two recipes as `Recipe.to_dict` gives them, op by op and parameter by parameter.
+    """List the changes from one recipe to another, ops as calls and numbered from 1.
 
     Ops are paired in their order by kind, so that one that is put between two others is the only
     change.
     """
-    changes: list[RecipeChange] = []
-    old, new = before["fields"], after["fields"]
-    for name in dict.fromkeys([*old, *new]):
-        if name not in old or name not in new:
-            changes.append(RecipeChange(name, (), old.get(name), new.get(name)))
-            continue
-        changes += _op_changes(name, old[name].get("ops", ()), new[name].get("ops", ()))
-        rest = [{k: v for k, v in side[name].items() if k != "ops"} for side in (old, new)]
-        changes += _parameters(name, (), *rest)
-    changes += _parameters("", (), {"seed": before.get("seed")}, {"seed": after.get("seed")})
-    return tuple(changes)
+    changes: list[Change] = []
+    for name in dict.fromkeys([*one.fields, *other.fields]):
+        before, after = one.fields.get(name), other.fields.get(name)
+        if before is None or after is None:
+            texts = (field and " → ".join(map(str, field.ops)) for field in (before, after))
+            changes.append(Change(f"field {name}", *texts))
+        else:
+            changes += _op_changes(name, before.ops, after.ops)
+            changes += _parameter_changes(name, _settings(before), _settings(after))
+    return [*changes, *_values({"seed": one.seed}, {"seed": other.seed})]
 
 
-def _op_changes(
-    field: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> Iterator[RecipeChange]:
+def _op_changes(field: str, before: Sequence[Op], after: Sequence[Op]) -> Iterator[Change]:
     """Compare ops; the number of one is that in `after`, unless it was removed."""
     old_kinds, new_kinds = (
-        [f"{op['op']} {op.get('function', '')}" for op in ops] for ops in (before, after)
+        [(op.op, getattr(op, "function", "")) for op in ops] for ops in (before, after)
     )
     matcher = difflib.SequenceMatcher(None, old_kinds, new_kinds, autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
         if tag == "equal":
-            pairs = zip(before[i:i_end], after[j:j_end], strict=True)
-            for number, (old, new) in enumerate(pairs, j):
-                yield from _parameters(field, ("ops", number, new["op"]), old, new)
+            for number, (old, new) in enumerate(zip(before[i:i_end], after[j:], strict=False), j):
+                parameters = (op.model_dump(mode="json") for op in (old, new))
+                yield from _parameter_changes(f"{field} op {number + 1} {new.op}", *parameters)
             continue
         for number, op in enumerate(before[i:i_end], i):
-            yield RecipeChange(field, ("ops", number, op["op"]), _given(op), None)
+            yield Change(f"{field} op {number + 1}", str(op), None)
         for number, op in enumerate(after[j:j_end], j):
-            yield RecipeChange(field, ("ops", number, op["op"]), None, _given(op))
+            yield Change(f"{field} op {number + 1}", None, str(op))
 
 
-def _given(op: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in op.items() if name != "op" and value is not None}
+def _settings(field: Field) -> dict[str, Any]:
+    """Return a field as plain data without its ops, with settings left out by default."""
+    settings = {"variants": field.variants, "first_variant": field.first_variant}
+    return {**field.model_dump(mode="json", exclude={"ops"}), **settings}
 
 
-def _parameters(
-    field: str, path: tuple[str | int, ...], before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[RecipeChange]:
+def _parameter_changes(
+    what: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Change]:
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _parameters(field, (*path, name), old, new)
+            yield from _parameter_changes(f"{what} {name}", old, new)
         elif old != new:
-            yield RecipeChange(field, (*path, name), old, new)
-
-
-def _spelled_out(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain data, with the settings that `to_dict` leaves out by default."""
-    fields = {
-        name: {
-            **field.model_dump(mode="json"),
-            "variants": field.variants,
-            "first_variant": field.first_variant,
-        }
-        for name, field in recipe.fields.items()
-    }
-    return {"fields": fields, "seed": recipe.seed}
-
-
-def _in_words(change: RecipeChange, one: Recipe, other: Recipe) -> Change:
-    """Describe a part of a recipe that differs."""
-    sides = (one, change.before), (other, change.after)
-    match change.path:
-        case ():
-            texts = [
-                None if value is None else " → ".join(map(str, recipe.fields[change.field].ops))
-                for recipe, value in sides
-            ]
-            return Change(f"field {change.field}", *texts)
-        case ("ops", int(number), _):
-            texts = [
-                None if value is None else str(recipe.fields[change.field].ops[number])
-                for recipe, value in sides
-            ]
-            return Change(f"{change.field} op {number + 1}", *texts)
-        case ("ops", int(number), *rest):
-            words = [change.field, "op", number + 1, *rest]
-        case path:
-            words = [change.field, *path]
-    return Change(" ".join(map(str, words)).strip(), change.before, change.after)
+            yield Change(f"{what} {name}", old, new)
 
 
 # --- samples ------------------------------------------------------------------------------------

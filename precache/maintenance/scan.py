@@ -190,16 +190,20 @@ def list_objects(folder: Folder) -> Iterator[ListedObject]:
             raise
 
 
-def _files(root: Path) -> Iterator[ListedObject]:
-    """Yield files, and links to folders without following them; a build may change them."""
-    for folder, folders, names in os.walk(root):
-        links = (path for name in folders if (path := Path(folder, name)).is_symlink())
-        for path in (*(Path(folder, name) for name in names), *links):
-            with contextlib.suppress(FileNotFoundError):
-                stat = path.lstat()
-                name = path.relative_to(root).as_posix()
-                inode = (stat.st_dev, stat.st_ino)
-                yield ListedObject(name, stat.st_size, stat.st_mtime, inode, stat.st_nlink)
+def _files(folder: str | Path, prefix: str = "") -> Iterator[ListedObject]:
+    """Yield files, and links without following them; a build may change them."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, f"{prefix}{entry.name}/")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            stat = entry.stat(follow_symlinks=False)
+            inode, name = (stat.st_dev, stat.st_ino), prefix + entry.name
+            yield ListedObject(name, stat.st_size, stat.st_mtime, inode, stat.st_nlink)
 
 
 # --- times --------------------------------------------------------------------------------------

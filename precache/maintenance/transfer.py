@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from precache.errors import DamageError, GoneError, PrecacheError, StorageError, StoreError
+from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.maintenance.location import open_for_writing
 from precache.maintenance.scan import scan_folder
 from precache.maintenance.verify import Tick
@@ -43,7 +43,7 @@ from precache.store.commit_log import (
 )
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import Leases
-from precache.store.open import open_own, open_version, split_uri
+from precache.store.open import open_version, split_uri
 from precache.store.small_arrays import READ_TOGETHER
 from precache.store.tree import CHECKSUM, Leaf, seal_of, spare_objects
 from precache.store.version import REPAIR_HINT, VERIFY_HINT, Version
@@ -172,8 +172,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
         target = _place(store, version)
         with Leases.of_version(target).wait(partial(_say_waiting, target)):
             if _is_free(read_log(store), store, target.name, version):
-                if not _is_whole(target, version, progress):
-                    _copy(version, target, store, progress)
+                _copy(version, target, store, progress)
                 make_current(store, target.name)
                 break
     remove_abandoned_scratch(target)  # not needed once the version is complete and current
@@ -235,27 +234,6 @@ def _is_free(entries: Log, store: Folder, name: str, version: Version) -> bool:
     return root == version.digest or (root is None and target.get(DESCRIPTION) is None)
 
 
-def _is_whole(target: Folder, version: Version, progress: _Progress) -> bool:
-    """Return whether a folder has the version without a fault; then its shards are counted."""
-    try:
-        copy = open_own(target)
-        if copy.digest != version.digest or copy.flaws():
-            return False
-        shards = _shards(copy)
-    except PrecacheError:
-        return False
-    present = prefetch(lambda leaf: leaf.is_in(target), shards, THREADS, 2 * THREADS)
-    with contextlib.closing(present):
-        if not all(present):
-            return False
-    progress.add_shards((shard, True) for shard in shards)
-    return True
-
-
-def _shards(version: Version) -> list[Leaf]:
-    return [leaf for name in version.stored for leaf in version.shard_leaves(name)]
-
-
 # --- copying ------------------------------------------------------------------------------------
 
 
@@ -266,7 +244,8 @@ def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) 
     to the folder wrote the same ones.
     """
     require_create_only(target, TEMPORARY)
-    shards, objects, root = _shards(version), *_read(version)
+    shards = [leaf for name in version.stored for leaf in version.shard_leaves(name)]
+    objects, root = _read(version)
     if target.size(ROOT) is None:
         target.put(COPY, [root], scratch=TEMPORARY)
     relatives = [name for name in _generations(store, target.name) if name != target.name]
@@ -307,7 +286,6 @@ def _read(version: Version) -> tuple[dict[str, bytes], bytes]:
 
     Raises `DamageError` if one is damaged.
     """
-    version.prefetch(version.stored)
     names = list(version.leaves)
     parts = [names[start : start + READ_TOGETHER] for start in range(0, len(names), READ_TOGETHER)]
     read = itertools.chain.from_iterable(map(version.small_objects, parts))

@@ -163,12 +163,12 @@ class LocalFolder(Folder):
         A link within would have one version's objects replaced, or removed, by way of another.
         """
         top = self.top or self.root
-        true, below = _followed(folder)[1], str(folder.relative_to(top))
-        if true != os.path.normpath(_true(str(top)) + below):
-            _true.cache_clear()  # it, or a folder above it, may just have been removed or replaced
+        straight = os.path.normpath(f"{_true(str(top))}{folder.relative_to(top)}")
+        true = _followed(folder)[1]
+        if true != straight:  # it may just have been removed
             true = os.path.realpath(folder)
         self._require_inside(true)
-        if true != os.path.normpath(_true(str(top)) + below):
+        if true != straight:
             raise OSError(errno.EXDEV, f"by way of a link it is {true}")
         return Path(true)
 
@@ -360,20 +360,12 @@ def _filling(parts: Iterable[Buffer]) -> Callable[[Path], None]:
 
 def _is_below(true: str, folder: str) -> bool:
     """Return True if a path, links resolved, is a folder or lies below it."""
-    if true.startswith(_true(folder)) or f"{true}/" == _true(folder):
-        return True
-    # The folder, or one above it, may have been replaced since it was looked at.
-    _true.cache_clear()
-    return true.startswith(_true(folder)) or f"{true}/" == _true(folder)
+    return f"{true}/".startswith(_true(folder))
 
 
-@functools.lru_cache(maxsize=256)
 def _true(folder: str) -> str:
     """Return the real path of a folder, with a slash at its end."""
-    try:
-        true = local_files.look(folder)[1]
-    except OSError:
-        true = os.path.realpath(folder)
+    true = _followed(folder)[1]
     return true if true.endswith("/") else f"{true}/"
 
 

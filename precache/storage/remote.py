@@ -8,6 +8,7 @@ URLs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import ssl
@@ -103,7 +104,8 @@ class RemoteFolder(Folder):
 
     def info(self, name: str) -> FileInfo | None:
         try:
-            return self._request(_head, name, "look at")._replace(name=name)
+            info = self._request(lambda service, path: service.head(path), name, "look at")
+            return info._replace(name=name)
         except FileNotFoundError:
             return None
 
@@ -155,7 +157,7 @@ class RemoteFolder(Folder):
             names = next(self._pages(name)).names()
         else:
             try:
-                names = self._request(_names, name, "list")
+                names = self._request(lambda service, path: service.names(path), name, "list")
             except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted({name for name in names if is_name(name)})
@@ -172,15 +174,12 @@ class RemoteFolder(Folder):
 
     def _page(self, service: Service, span: KeyRange) -> Page:
         """List a page below a prefix, with the prefix itself if it is an object."""
-        name, tries = span.prefix.rstrip("/"), 0
-
-        def list_anew(service: Service, path: str) -> Page:
-            nonlocal tries
-            tries += 1
-            return service.page(self.root, span, again=tries > 1)
-
+        name, tries = span.prefix.rstrip("/"), itertools.count()
         try:
-            return self._request(list_anew, name, "list", service=service)
+            return self._request(
+                lambda service, path: service.page(self.root, span, again=next(tries) > 0),
+                name, "list", service=service,
+            )  # fmt: skip
         except (FileNotFoundError, NotADirectoryError) as error:
             if span.token is None and not span.after:
                 return Page([], [], None)
@@ -219,14 +218,11 @@ class RemoteFolder(Folder):
                             continue
                     yield file
             empty = [file for file in empty if file.name not in folders]
-            checks = [pool.submit(self._is_empty, file) for file in empty]
-            yield from (file for file, check in zip(empty, checks, strict=True) if check.result())
+            # Nothing is there if the key has a slash at its end, which marks a folder.
+            sizes = [pool.submit(self.size, file.name) for file in empty]
+            yield from (file for file, size in zip(empty, sizes, strict=True) if size.result() == 0)
         finally:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
-
-    def _is_empty(self, file: FileInfo) -> bool:
-        """Return False if there is no such object: a key with a slash at its end marks a folder."""
-        return self.size(file.name) == 0
 
     def _below(self, service: Service, span: KeyRange) -> _Below:
         below, last = _Below([], [], [], True), max(span.after, span.seen)
@@ -300,7 +296,9 @@ class RemoteFolder(Folder):
     def remove(self, name: str) -> None:
         self._require_writable(name, "remove")
         with contextlib.suppress(FileNotFoundError):
-            self._request(_remove, name, "remove", CHANGE_SECONDS)
+            self._request(
+                lambda service, path: service.remove(path), name, "remove", CHANGE_SECONDS
+            )
 
     def _replace(self, name: str, action: Callable[[Service, str], object]) -> None:
         if not self._write(name, action, CHANGE_SECONDS):
@@ -417,18 +415,6 @@ class RemoteFolder(Folder):
         if isinstance(error, FileNotFoundError):
             failure.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
         return failure
-
-
-def _head(service: Service, path: str) -> FileInfo:
-    return service.head(path)
-
-
-def _names(service: Service, path: str) -> list[str]:
-    return service.names(path)
-
-
-def _remove(service: Service, path: str) -> None:
-    service.remove(path)
 
 
 def _add_parents(folders: set[str], name: str) -> None:

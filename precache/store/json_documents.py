@@ -31,22 +31,8 @@ from precache.store.layout import RowShape
 FORMAT = 5
 """The store format; a version of any other number is refused."""
 
-_HEX = re.compile("[0-9a-f]{32}")
-_NAME = re.compile(r"[0-9a-f]{32}\.[1-9][0-9]{0,8}")
 _VARIANT = re.compile(r"\.[0-9]{1,9}\Z")
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def _hex(value: str) -> str:
-    if not _HEX.fullmatch(value):
-        raise ValueError(f"{value!r} is no version id")
-    return value
-
-
-def _folder_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is no version")
-    return value
 
 
 def _dtype(value: str) -> str:
@@ -60,8 +46,7 @@ def _array_name(value: str) -> str:
     return value
 
 
-VersionId = Annotated[str, AfterValidator(_hex)]
-VersionName = Annotated[str, AfterValidator(_folder_name)]
+VersionName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}\.[1-9][0-9]{0,8}$")]
 """Name of a version's folder, `ID.G`."""
 
 ArrayName = Annotated[str, AfterValidator(_array_name)]
@@ -70,6 +55,8 @@ ArrayName = Annotated[str, AfterValidator(_array_name)]
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """XXH3-128 in hex."""
+
+VersionId = Digest
 
 SmallName = Annotated[
     str,
@@ -112,7 +99,8 @@ def document_error(error: ValidationError, where: str) -> StoreError:
     """Make the error for an invalid document, in one line."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "the document"
-    return StoreError(f"{where} is damaged or forged: {place}: {first['msg']}")
+    given = f", not {first['input']!r:.99}" if first["type"] == "string_pattern_mismatch" else ""
+    return StoreError(f"{where} is damaged or forged: {place}: {first['msg']}{given}")
 
 
 class LogEntry(_Document):

@@ -62,15 +62,6 @@ def label_attributes(labels: np.ndarray) -> dict[str, Any]:
     return {"shape": list(labels.shape[1:]), "dtype": labels.dtype.name}
 
 
-def differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return which rows have other labels: (rows,) bool; all if the kinds differ."""
-    if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
-        return np.ones(len(one), np.bool_)
-    if one.dtype.kind == "f":
-        return np.asarray((one != other) & ~(np.isnan(one) & np.isnan(other)))
-    return np.asarray((one != other).reshape(len(one), -1).any(axis=1))
-
-
 def label_texts(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """Return labels as text: names of classes, numbers where there are none, empty for no label."""
     names = dict(enumerate(classes))

@@ -53,7 +53,7 @@ def split_uri(
     return base, prefix
 
 
-def open_version(
+def open(
     uri: str | os.PathLike[str],
     fields: Mapping[str, str] | None = None,
     storage_options: StorageOptions = None,
@@ -80,8 +80,12 @@ def open_version(
     return _open(uri, storage_options, mends=False)
 
 
+open_version = open
+"""`open`, by a name that does not hide Python's own."""
+
+
 def open_damaged(uri: str | os.PathLike[str], storage_options: StorageOptions) -> Version:
-    """Open a version like `open_version`, if necessary by its spare copy: to verify it."""
+    """Open a version like `open`, if necessary by its spare copy: to verify it."""
     return _open(uri, storage_options, mends=True)
 
 

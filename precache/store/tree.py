@@ -53,7 +53,7 @@ class Flaw:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """Name of an object below its version's folder, its size in bytes and its XXH3-128."""
 
@@ -145,6 +145,8 @@ class Leaf:
                 break
             if not (fault := self.fault(data)):
                 return data
+            if len(data) > self.size:
+                fault = self.fault_of_size(folder.size(self.name)) or fault
         raise DamageError(f"{folder.path(self.name)} is damaged: {fault}; {hint}")
 
 

@@ -182,9 +182,8 @@ class Version:
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
-        self._prefetched: dict[str, np.ndarray] = {}
         self._shards: dict[str, Sequence[Leaf]] = {}
-        self._checks: dict[tuple[str, int], np.ndarray] = {}
+        self._checks: dict[str, np.ndarray] = {}
         self._shapes: dict[str, np.ndarray] = {}
 
     @property
@@ -397,20 +396,12 @@ class Version:
         """Return the last bytes of each chunk of a shard: (chunks,) uint32."""
         layout = checks_layout(self.arrays[array][1])
         part, number = divmod(shard, layout.chunk_shape[0])
-        if (array, part) not in self._checks:
-            self._read_checks([array], part)
-        checks: np.ndarray = self._checks[array, part][number]
+        name = f"{CHECKS}/{array}/{layout.object_name(part)}"
+        if name not in self._checks:
+            data = self.read_checked(name)
+            self._checks[name] = decode_chunk(layout, data, self.folder.path(name))
+        checks: np.ndarray = self._checks[name][number]
         return checks
-
-    def _read_checks(self, arrays: Sequence[str], part: int) -> None:
-        layouts = {array: checks_layout(self.arrays[array][1]) for array in arrays}
-        names = [
-            f"{CHECKS}/{array}/{layout.object_name(part)}" for array, layout in layouts.items()
-        ]
-        for (array, layout), name, data in zip(
-            layouts.items(), names, self.small_objects(names), strict=True
-        ):
-            self._checks[array, part] = decode_chunk(layout, data, self.folder.path(name))
 
     def row_shapes(self, array: str) -> np.ndarray:
         """Return the shapes of an array of ragged rows: (rows, axes) int64, zeros for holes.
@@ -471,17 +462,15 @@ class Version:
             raise StoreError(f"{self.path}/{ROOT} is damaged or forged: it lacks {name}") from None
 
     def _checked(self, leaf: Leaf, data: bytes | StorageError) -> bytes:
-        for last in (False, True):
-            if fault := fault_of(leaf, data):
-                if not last:  # a transfer can corrupt bytes
-                    [data] = self.folder.read_many([leaf.name], [-1])
-            else:
-                return required(data)
-        spare = spare_of(self.folder, self.leaves.values(), leaf) if self._mends else None
-        if spare is None:
-            where = self.folder.path(leaf.name)
-            raise DamageError(f"{where} is damaged: {fault}; {REPAIR_HINT}")
-        return spare
+        if not fault_of(leaf, data):
+            return required(data)
+        try:
+            return leaf.read(self.folder, REPAIR_HINT)  # a transfer can corrupt bytes
+        except DamageError:
+            spare = spare_of(self.folder, self.leaves.values(), leaf) if self._mends else None
+            if spare is None:
+                raise
+            return spare
 
     def flaws(self) -> list[Flaw]:
         """Find the small objects that are not those that were written.
@@ -558,23 +547,22 @@ class Version:
             return f"row {row}"
 
     def prefetch(self, arrays: Iterable[str]) -> None:
-        """Read the small arrays that are needed to read `arrays` together, to save requests."""
+        """Read the small objects that are needed to read `arrays` together, to save requests."""
         if self.foreign:
             return
-        arrays = list(arrays)
-        ragged = [name for name in arrays if self.arrays[name][1].decoder.ragged]
-        names = [f"{SHARDS}/{name}" for name in arrays] + [shapes_name(name) for name in ragged]
-        self._prefetched = self._read(["valid", "label", *names])
-        self._read_checks(arrays, 0)
-        self._ahead = {}  # anything else read ahead is not needed
+        small, names = ["valid", "label"], list[str]()
+        for array in arrays:
+            small.append(f"{SHARDS}/{array}")
+            if self.arrays[array][1].decoder.ragged:
+                small.append(shapes_name(array))
+            names.append(f"{CHECKS}/{array}/{checks_layout(self.arrays[array][1]).object_name(0)}")
+        for name in small:
+            layout = self._layout(name)
+            names += (f"{name}/{layout.object_name(number)}" for number in range(layout.objects))
+        self._ahead = dict(zip(names, read_ahead(self.folder, self._ahead, names), strict=True))
 
     def _small(self, name: str) -> np.ndarray:
-        prefetched = self._prefetched.get(name)
-        return self._read([name])[name] if prefetched is None else prefetched
-
-    def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        layouts = {name: self._layout(name) for name in names}
-        return read_small(layouts, self.small_objects, f"{self.path}/")
+        return read_small({name: self._layout(name)}, self.small_objects, f"{self.path}/")[name]
 
     def _layout(self, name: str) -> zarr_metadata.Array:
         """Return the layout of a small array, from the version's rows and shards."""
@@ -597,9 +585,10 @@ def read_ahead(
     folder: Folder, ahead: dict[str, bytes | StorageError], names: Sequence[str]
 ) -> list[bytes | StorageError]:
     """Read small objects; what was read ahead is taken from there, once."""
-    rest = [name for name in names if name not in ahead]
-    read = dict(zip(rest, folder.read_many(rest, [-1] * len(rest)) if rest else (), strict=True))
-    return [read[name] if name in read else ahead.pop(name) for name in names]
+    read = {name: data for name in names if (data := ahead.pop(name, None)) is not None}
+    rest = [name for name in names if name not in read]
+    read.update(zip(rest, folder.read_many(rest, [-1] * len(rest)) if rest else (), strict=True))
+    return [read[name] for name in names]
 
 
 def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from precache.html.png import Preview, array_summary, as_picture, downsample, encode_png
+from precache.html.png import Preview, downsample, encode_png, preview
 from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
@@ -103,27 +103,22 @@ class Cards:
         pictures = [] if trace.raw is None else [_raw_picture(key, trace.raw, raw_bytes)]
         numbers = []
         for name in version.recipe.fields:
-            for step in trace.steps.get(name, []):
-                if step.preview is None:
-                    pictures.append(Picture(step.op, step.note))
-                else:
-                    alt = f"{name} of {key} after {step.op}"
-                    pictures.append(_picture(step.op, step.note, alt, step.preview, side))
+            for op, result in trace.steps.get(name, []):
+                pictures.append(_picture(op, f"{name} of {key} after {op}", result, side))
             compared = version.array_at(name, 0)  # the variant whose ops the tracer runs
             for array in version.variants(name):
                 if array not in arrays:
                     continue
-                values, notes = arrays[array], []
+                stored_row = preview(arrays[array])
                 if array == compared and name in trace.results:
-                    notes = [_compare(trace.results[name], values)]
+                    same = _compare(trace.results[name], arrays[array])
+                    stored_row = replace(stored_row, note=f"{stored_row.note}; {same}")
                 title = ", variant ".join(array.split("."))
-                if (preview := as_picture(values)) is None:
-                    numbers.append((title, "; ".join([array_summary(values), *notes])))
+                if stored_row.pixels is None:
+                    numbers.append((title, stored_row.note))
                     continue
-                height, width, _ = preview.pixels.shape
-                notes = [f"{width} x {height}, {values.dtype.name}", preview.note, *notes]
-                note, alt = "; ".join(filter(None, notes)), f"Stored {title} of {key}"
-                pictures.append(_picture(f"stored {title}", note, alt, preview, side))
+                alt = f"Stored {title} of {key}"
+                pictures.append(_picture(f"stored {title}", alt, stored_row, side))
         return Card(
             row=row,
             key=key,
@@ -135,10 +130,12 @@ class Cards:
         )
 
 
-def _picture(title: str, note: str, alt: str, preview: Preview, side: int | None) -> Picture:
-    pixels = downsample(preview, side).pixels if side else preview.pixels
+def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:
+    if shown.pixels is None:
+        return Picture(title, shown.note)
+    pixels = downsample(shown.pixels, side) if side else shown.pixels
     height, width, _ = pixels.shape
-    return Picture(title, note, _url(encode_png(pixels), "image/png"), alt, (width, height))
+    return Picture(title, shown.note, _url(encode_png(pixels), "image/png"), alt, (width, height))
 
 
 def _raw_picture(key: str, data: bytes, most: int) -> Picture:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, needs
-from precache.html.png import Preview, array_summary, as_picture, downsample
+from precache.html.png import Preview, downsample, preview
 from precache.messages import shown
 from precache.recipe.ops import Function, Op
 from precache.recipe.recipe import Field, Recipe
@@ -35,23 +35,8 @@ _MEDIA = {
 }
 
 
-@dataclass(frozen=True)
-class OpResult:
-    """The result of one op.
-
-    Attributes
-    ----------
-    op
-        Name of the op.
-    preview
-        The result as a picture; None if it is not one.
-    note
-        Parameters of the op, shape and dtype of its result; or why it has none.
-    """
-
-    op: str
-    preview: Preview | None
-    note: str
+OpResult = tuple[str, Preview]
+"""Name of an op, and its result, noted with the op's parameters; or why it has none."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +173,7 @@ class SourceTracer:
         for name, (recipe, note) in self._recipes.items():
             steps[name], result = _run_ops(recipe, fetched, key)
             if note:
-                steps[name].append(OpResult("function", None, note))
+                steps[name].append(("function", Preview(None, note)))
             elif result is not None:
                 results[name] = result
         return Trace(raw, "", steps, results)
@@ -206,19 +191,17 @@ def _run_ops(
                 steps.append(_op_result(op, np.asarray(value)))
         return steps, recipe.row(value).copy()
     except SampleError as error:
-        steps.append(OpResult("failed", None, str(error)))
+        steps.append(("failed", Preview(None, str(error))))
     except Exception as error:  # decoders raise anything on a hostile file
-        steps.append(OpResult("failed", None, f"{type(error).__name__}: {error}"))
+        steps.append(("failed", Preview(None, f"{type(error).__name__}: {error}")))
     return steps, None
 
 
 def _op_result(op: Op, array: np.ndarray) -> OpResult:
-    values = parameters(op)
-    head = f"{values}: " if values else ""
-    preview = as_picture(array, channels_last=True)
-    if preview is None:
-        return OpResult(op.op, None, head + array_summary(array))
-    preview = downsample(preview, SIDE)
-    note = f"{head}{array.shape[1]} x {array.shape[0]}, {array.dtype.name}"
-    copy = Preview(preview.pixels.copy(), preview.note)  # the next sample overwrites the buffer
-    return OpResult(op.op, copy, f"{note}; {preview.note}" if preview.note else note)
+    values, result = parameters(op), preview(array, channels_last=True)
+    note = f"{values}: {result.note}" if values else result.note
+    if result.pixels is None:
+        return op.op, Preview(None, note)
+    pixels = downsample(result.pixels, SIDE)
+    note += "; shown reduced" if pixels.shape != result.pixels.shape else ""
+    return op.op, Preview(pixels.copy(), note)  # the next sample overwrites the buffer

@@ -259,7 +259,7 @@ def _to_row_table(uri: str, store: Path) -> tuple[Cost, int]:
     def run() -> int:
         listed = list_rows(request, folder, source, lambda count: None, log.print)
         listed.keep_index(folder)
-        listed.keep_ctimes(folder)
+        listed.keep_record(folder)
         return len(listed.spec.table.to_parquet())
 
     return cost_of(run), peak_bytes()

@@ -259,8 +259,7 @@ def test_folders_that_may_be_no_classes_are_refused(
     masks = any(name.startswith(("masks/", "SegmentationClass/")) for name in files)
     assert ("--label-level" in builds.printed) != masks  # a build refuses photos beside masks
     targets = masks or any(name.startswith(("HR/", "x/")) for name in files)
-    way = "a torch Dataset as the source" if pack is not as_folder else "with a column of each"
-    assert (way in builds.printed) == targets
+    assert ("with a column of each" in builds.printed) == targets
 
 
 @pytest.mark.parametrize(
@@ -382,6 +381,35 @@ def test_names_that_have_the_same_endings_are_said(builds: Builds, names: str, s
 
 
 @pytest.mark.parametrize(
+    ("names", "refused", "said"),
+    [
+        ("a a@2x b c d", False, "1 of 5 images of in are called as others (*.*) but for their end"),
+        ("a a@2x b b@2x c", True, "2 of 5 images of in are called as others"),
+        ("a a_small b b_small", True, "/{*.*,*_small.*}"),
+        ("a a-150x150 b b-150x150", True, "/{*.*,*-150x150.*}"),
+        ("a a-thumb b", False, "(*-thumb.*)"),
+        ("a;a (1);b", False, "(* (1).*)"),
+        ("a;a copy;b;b copy", False, "(* copy.*)"),
+        ("a;a - Copy;b", False, "(* - Copy.*)"),
+        ("a;a (1);a (2);b", False, ""),
+        ("a (1);a (2);b (1)", False, ""),
+        ("small a_smallest a", False, ""),
+        ("1 10x10 1x1", False, ""),
+    ],
+)
+def test_copies_beside_photos_are_refused_or_said(
+    builds: Builds, names: str, refused: bool, said: str
+) -> None:
+    put(builds.root / "in", *(f"{n}.png" for n in names.split(";" if ";" in names else None)))
+    if refused:
+        assert len(builds.choices("in")) == 2
+    else:
+        builds.labels("in")
+    assert said in builds.printed
+    assert ("called as others" in builds.printed) == bool(said)
+
+
+@pytest.mark.parametrize(
     ("names", "said"),
     [("cat dog", True), ("n01440764 n01443537", True), ("train-000 train-001", False)],
 )
@@ -404,9 +432,11 @@ def test_folders_by_digits_of_hashes_are_said(builds: Builds) -> None:
     assert "as their names suggest" not in builds.printed
 
 
-def test_photos_and_masks_of_an_archive_are_to_be_unpacked(builds: Builds) -> None:
+def test_photos_and_masks_of_archives_are_to_be_unpacked(builds: Builds) -> None:
     put(builds.root / "in", *(f"{of}/{n}.png" for of in ("images", "masks") for n in "ab"))
-    assert builds.choices(as_zip(builds.root)) == []
+    assert builds.choices(as_zip(builds.root)) == [dict.fromkeys("ab")] * 2
+    (builds.root / "in.zip").rename(write(builds.root / "zips/in.zip", b""))
+    assert builds.choices("zips --source-kind zip") == []  # there may be more of them
     assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in builds.printed
 
 
@@ -2019,6 +2049,51 @@ def test_a_rebuild_that_renumbers_classes_says_so_with_the_flag_that_keeps_them(
         assert version.classes == tuple(kept)
         for key, label, is_valid in zip(version.keys, version.labels, version.valid, strict=True):
             assert key[0] == kept[label] if is_valid else key[0] not in after
+
+
+@pytest.mark.parametrize("source", ["in/list.csv", "in --labels in/list.csv"])
+def test_class_numbers_from_1_are_said_with_the_flags_that_count_from_0(
+    builds: Builds, source: str
+) -> None:
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    put_csv(builds.root / "in/list.csv", "path,label", "a.png,1", "b.png,3", "c.png,2")
+    builds.labels(source)
+    said = "Class numbers are from 1 to 3, and no sample has 0: a model needs 4 outputs; "
+    assert f"{said}--label-kind name --class-order number" in builds.printed
+    builds.labels(source, "--label-kind", "name", "--class-order", "number")
+    assert precache.open(builds.root / "2.store").labels.max() == 2
+    assert "Class numbers" not in builds.printed
+    put_csv(builds.root / "in/list.csv", "path,label", "a.png,1", "b.png,0", "c.png,")
+    builds.labels(source)
+    assert "Class numbers" not in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "classes"),
+    [
+        ("c.json", '{"cat": 1, "ant": 0, "dog": 2}', "ant cat dog"),
+        ("c.json", '{"1": "cat", "0": "dog", "2": "ant"}', "dog cat ant"),
+        ("c.json", '{"cat": 1, "dog": 2}', ""),
+        ("c.json", '{"names": ["cat", "dog"]}', ""),
+        ("c.yaml", "names:\n  0: cat\n  1: dog", ""),
+        ("c.csv", "name,number\ncat,0\ndog,1", ""),
+    ],
+)
+def test_files_of_classes_are_read_by_number_or_refused_with_the_way(
+    builds: Builds, name: str, text: str, classes: str
+) -> None:
+    put(builds.root / "in", "cat/a.png", "dog/b.png")
+    write(builds.root / name, text.encode())
+    build = ("build", "in", "in.store", "--address", "serial", "--classes")
+    if classes:
+        assert builds.run(*build, name) == 0
+        assert precache.open(builds.root / "in.store").classes == tuple(classes.split())
+        return
+    assert builds.run(*build, name) == 2
+    printed = " ".join(builds.printed.split())
+    assert "give a text file with the names of the classes one a line" in printed
+    write(builds.root / "c.txt", b"cat\ndog\n")  # the advice
+    assert builds.run(*build, "c.txt") == 0
 
 
 def test_numbers_whose_orders_agree_need_no_line(builds: Builds) -> None:

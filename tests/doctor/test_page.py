@@ -12,7 +12,7 @@ from precache.errors import StorageError
 from precache.units import in_ms, size
 from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
-from tests.doctor.test_report import ask, measured, times
+from tests.doctor.test_report import ask, measured, stages, times
 from tests.support.browser import Tab
 from tests.support.html_page import stands_alone
 
@@ -24,7 +24,9 @@ NOTHING = dataclasses.replace(
             source=HOSTILE,
             keys=[HOSTILE, "ö/中\udcff.jpg", "c", "d"],
             failures=[(HOSTILE, HOSTILE)],
-            ops=[times("</text><script>alert()</script>", 1, 1, 1, 5), times("none", *4 * [0])],
+            stages=stages(
+                times("</text><script>alert()</script>", 1, 1, 1, 5), times("none", *4 * [0])
+            ),
             storage=[],
         )
     ),

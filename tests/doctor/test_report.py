@@ -31,9 +31,11 @@ def times(name: str, *ms: float) -> StepTimes:
     return StepTimes(name, cpu, cpu * 10)
 
 
+DECODE, RESIZE = times("decode", 1, 1, 1, 5), times("resize", 1, 1, 1, 1)
+
+
 def cut(nbytes: float, decode_ms: float, alike: bool = True, frozen: bool = False) -> CutTimes:
-    parts = (np.full(SAMPLES, value) for value in (nbytes, 0.5e-3, decode_ms / 1e3))
-    return CutTimes(*parts, alike, frozen)
+    return CutTimes(nbytes, 0.5e-3, decode_ms / 1e3, alike, frozen)
 
 
 def unit_times(row_ms: float = 3.9) -> UnitTimes:
@@ -41,6 +43,11 @@ def unit_times(row_ms: float = 3.9) -> UnitTimes:
     row = {"image": TimeCost(row_ms / 1e3, row_ms / 1e3)}
     fetch, none = TimeCost(1e-4, 1e-4), TimeCost()
     return UnitTimes(fetch, 1e5, row, {}, {"image": 8e4}, {}, none, 128, ())
+
+
+def stages(*ops: StepTimes, samples: int = SAMPLES) -> list[StepTimes]:
+    """Stages of which fetching takes 0.1 ms, and encoding 0.4."""
+    return [times("fetch", *[0.1] * samples), *ops, times("encode", *[0.4] * samples)]
 
 
 def measured(**changes: Any) -> SourceMeasurements:
@@ -56,9 +63,7 @@ def measured(**changes: Any) -> SourceMeasurements:
         nbytes=[100_000] * SAMPLES,
         failures=[],
         misfits=[],
-        fetch=times("fetch", 0.1, 0.1, 0.1, 0.1),
-        ops=[times("decode", 1, 1, 1, 5), times("resize", 1, 1, 1, 1)],
-        encode=times("encode", 0.4, 0.4, 0.4, 0.4),
+        stages=stages(DECODE, RESIZE),
         cuts=[cut(300_000, 0.6, alike=False), cut(90_000, 0.2)],
         codecs=[
             CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 120),
@@ -155,7 +160,7 @@ def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
             ["the result of decode; resize is random, and a store would keep one draw of it"],
         ),
         (
-            {"ops": [times("decode", 1, 1, 1, 50), times("resize", 1, 1, 1, 1)]}, 4,
+            {"stages": stages(times("decode", 1, 1, 1, 50), RESIZE)}, 4,
             ["Slowest samples\nkey   bytes", "\nd    100 KB  52.4      15.4  decode"],
         ),
         (
@@ -181,9 +186,10 @@ def test_the_text_says_what_is_special(changes: Any, cores: int, texts: list[str
 
 
 def test_a_dataset_gives_each_core_one_sample_at_a_time() -> None:
-    waits = dataclasses.replace(measured().fetch, wall=np.full(SAMPLES, 0.3))
+    fetch, *others = measured().stages
+    waits = dataclasses.replace(fetch, wall=np.full(SAMPLES, 0.3))
     times = dataclasses.replace(unit_times(), fetch=TimeCost(0.3, 1e-4))
-    slow = measured(storage=[], fetch=waits, times=times)
+    slow = measured(storage=[], stages=[waits, *others], times=times)
     assert source_rate(slow, 2) == pytest.approx(2 / 0.3)
     assert ask(slow, cores=2).build.seconds == pytest.approx(152, rel=0.02)
     assert ask(slow, cores=2).build.limited_by == "fetch"
@@ -206,9 +212,7 @@ def test_a_few_rows_of_other_shapes_are_holes_and_no_obstacle() -> None:
         keys=[str(n) for n in range(SAMPLES * 100)],
         nbytes=[1] * SAMPLES * 100,
         misfits=[("a", "another shape")],
-        fetch=times("fetch", *[0.1] * 400),
-        ops=[times("decode", *[2] * 400), times("resize", *[1] * 400)],
-        encode=times("encode", *[0.4] * 400),
+        stages=stages(times("decode", *[2] * 400), times("resize", *[1] * 400), samples=400),
     )
     assert ask(many).cut == "resize"
 

@@ -57,10 +57,10 @@ def test_stages_rows_and_cuts_are_those_of_a_build(tmp_path: Path) -> None:
         assert each.nbytes == (tmp_path / each.key).stat().st_size
     assert found.shapes == {"image": RowShape((3, 32, 32), "uint8")}
     decoded, resized, cropped = found.cuts()
-    assert sorted(decoded.nbytes) == [48 * 64 * 3 + 4] * 4 + [48 * 90 * 3 + 4]
-    assert (cropped.nbytes == 32 * 32 * 3 + 4).all()
+    assert decoded.nbytes == np.mean([48 * 64 * 3 + 4] * 4 + [48 * 90 * 3 + 4])
+    assert cropped.nbytes == 32 * 32 * 3 + 4
     assert [each.one_shape for each in (decoded, resized, cropped)] == [False, False, True]
-    assert (decoded.decode_cpu > 0).all()
+    assert decoded.decode_cpu > 0
 
 
 def test_rows_of_other_shapes_are_told_apart(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import precache
-from precache.recipe.recipe import RawCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from tests.support.building import build_here, write_jpegs
-
-RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 
 def test_a_trial_store_holds_what_a_build_would(tmp_path: Path) -> None:
@@ -22,25 +20,22 @@ def test_a_trial_store_holds_what_a_build_would(tmp_path: Path) -> None:
     with precache.Loader(tmp_path / "store", 8, shuffle=False, device="cpu") as loader:
         [batch] = list(loader)
     rows = [{"image": row.numpy()} for row in batch["image"]]
-    read = try_codec(RawCodec(), RECIPE, rows, 8, tmp_path / "trial")
-    assert read.stored * 8 == result.stored_bytes
-    assert read.raw == rows[0]["image"].nbytes
-    assert read.cost.samples == 8
-    assert read.cost.warm.samples_per_s > 0
-    assert 0 < read.write_cpu < 1
-    own = try_codec(None, RECIPE, rows, 16, tmp_path / "own")
-    assert own.cost.codec == "image"
-    assert own.stored < read.stored
+    raw = try_codec("raw", {"image": RawCodec()}, rows, 8, tmp_path / "raw")
+    assert raw.stored * 8 == result.stored_bytes
+    assert raw.raw == rows[0]["image"].nbytes
+    assert precache.open(tmp_path / "raw").rows == 8
+    assert raw.samples_per_s > 0
+    assert 0 < raw.write_cpu < 1
+    own = try_codec("own", {"image": ImageCodec()}, rows, 16, tmp_path / "own")
+    assert own.name == "own"
+    assert precache.open(tmp_path / "own").fields["image"].codec == "image"
+    assert own.stored < raw.stored
 
 
 def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
-    fields = {
-        "image": {"ops": [{"op": "decode"}]},
-        "depth": {"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "float32"}]},
-    }
-    recipe = precache.Recipe.from_dict({"fields": fields})
     rows = [{"image": np.zeros((3, 4, 4), np.uint8), "depth": np.zeros((3, 4, 4), np.float32)}] * 3
-    try_codec(recipe.fields["image"].stored_as, recipe, rows, 3, tmp_path / "trial")
+    codecs = dict.fromkeys(rows[0], ImageCodec())
+    try_codec("image", codecs, rows, 3, tmp_path / "trial")
     version = precache.open(tmp_path / "trial")
     assert {name: field.codec for name, field in version.fields.items()} == {
         "image": "image",
@@ -50,15 +45,14 @@ def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
 
 def test_repeated_rows_do_not_make_a_row_smaller(tmp_path: Path) -> None:
     """Though they share a chunk, which a codec then compresses to a third."""
-    ops = [{"op": "decode"}, {"op": "to_dtype", "dtype": "float32"}]
-    recipe = precache.Recipe.from_dict({"fields": {"depth": {"ops": ops, "codec": "zstd"}}})
     noise = np.random.default_rng(0).random((3, 3, 16, 16)).astype(np.float32)
     rows = [{"depth": row} for row in noise]
-    once, often = (try_codec(None, recipe, rows, n, tmp_path / f"{n}") for n in (3, 30))
-    assert often.stored == once.stored
-    assert often.cost.samples == 30
-    part = try_codec(None, recipe, rows, 2, tmp_path / "2")
-    assert (part.stored, part.cost.samples) == (once.stored, 2), "bytes are of all, not of the read"
+    once, often, part = (
+        try_codec("zstd", {"depth": ZstdCodec()}, rows, count, tmp_path / f"{count}")
+        for count in (3, 30, 2)
+    )
+    assert once.stored == often.stored == part.stored, "bytes are of all, not of those read"
+    assert [precache.open(tmp_path / f"{count}").rows for count in (30, 2)] == [30, 2]
 
 
 @pytest.mark.parametrize(

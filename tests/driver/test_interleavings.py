@@ -53,7 +53,7 @@ from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import _Build
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.driver.report import RunMonitor
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed
@@ -432,11 +432,9 @@ def minimal(source: Rows) -> str:
             raise
 
 
-def few_objects(
-    goal: TargetVersion, facts: precache_workers.driver.commit.Facts
-) -> dict[str, bytes]:
+def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
     names = ("label/c/0", "valid/c/0", f"{SHARDS}/image/c/0/0")  # those that a root must name
-    return dict.fromkeys(names, json_of_the_actor(list(facts.shards)))
+    return dict.fromkeys(names, json_of_the_actor(list(goal.shapes)))
 
 
 def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:

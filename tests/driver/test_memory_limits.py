@@ -59,7 +59,7 @@ def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
     folder = open_folder(str(photos))
     ordinary, large = (
         ShardTask(
-            job, ["a", "b"], [-1, size], folder=folder, shapes={"image": row}, objects={},
+            job, ["a", "b"], [-1, size], folder=folder, shapes={"image": row},
             rows_per_shard=20, shard=0,
         )
         for size in (LARGE_FILE, LARGE_FILE + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -57,6 +58,7 @@ def in_palette(image: Image.Image) -> Image.Image:
     return image
 
 
+@functools.cache
 def instances(number: int, count: int = 150) -> Image.Image:
     """An area for each of many instances, by the nearest of as many points; 0 is none."""
     random = np.random.default_rng(number)

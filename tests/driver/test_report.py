@@ -19,7 +19,6 @@ from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
 from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
-from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
 from tests.support.html_page import stands_alone
@@ -233,7 +232,7 @@ def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:
 
 def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
     """Of a build that never was: so many shards on so many nodes, three at a time on each."""
-    receipts, totals = [], BuildTotals(planned=shards)
+    receipts = []
     for shard in range(shards):
         node, turn = shard % nodes, shard // nodes
         seconds = {"fetch": 0.1, "ops": 2.0 + node / 10, "encode": 0.5, "put": 0.1}
@@ -243,10 +242,9 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
             cpu_seconds=2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
         )  # fmt: skip
         receipts.append(receipt)
-        totals.add(receipt)
     monitor: Any = SimpleNamespace(
         request=SimpleNamespace(source="photos", store="photos.store", address="auto"),
-        began=1.7e9, target=None, new_receipts=receipts, receipts={}, totals=totals,
+        began=1.7e9, target=None, new_receipts=receipts, receipts={}, planned=shards,
     )  # fmt: skip
     return {**summary(monitor), **changes}
 
@@ -274,6 +272,15 @@ def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
     labels = " ".join(re.findall('aria-label="([^"]*)"', html))
     for text in ("Images per second over", "Megabytes per second over", "30 on 3 nodes"):
         assert text in labels
+
+
+def test_nodes_have_the_sums_of_their_own_shards() -> None:
+    told = figures(31, 3)
+    assert [node["shards"] for node in told["nodes"]] == [11, 10, 10]
+    assert told["nodes"][1]["wall_seconds"] == pytest.approx(10 * (0.1 + 2.1 + 0.5 + 0.1))
+    totals = {"images": told["images"], "cpu_seconds": told["cpu_seconds"], **told["bytes"]}
+    for name in ("images", "fetched", "stored", "cpu_seconds"):
+        assert sum(node[name] for node in told["nodes"]) == pytest.approx(totals[name])
 
 
 def test_nodes_are_named_whole() -> None:

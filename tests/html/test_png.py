@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from precache.html.png import array_summary, as_picture, downsample, encode_png
+from precache.html.png import Preview, downsample, encode_png, preview
 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
@@ -25,56 +25,57 @@ def test_pillow_reads_the_same_pixels(pixels: np.ndarray) -> None:
 
 def test_bytes_are_shown_as_they_are_channels_first_or_last() -> None:
     row = np.arange(3 * 20 * 5, dtype=np.uint16).astype(np.uint8).reshape(3, 20, 5)
-    shown = as_picture(row)
-    assert shown is not None
-    assert shown.note == ""
+    shown = preview(row)
+    assert shown.note == "5 x 20, uint8"
     assert np.array_equal(shown.pixels, row.transpose(1, 2, 0))
-    last = as_picture(row.transpose(1, 2, 0), channels_last=True)
-    assert last is not None
+    last = preview(row.transpose(1, 2, 0), channels_last=True)
     assert np.array_equal(last.pixels, shown.pixels)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "uint16", "int8"])
 def test_other_numbers_are_scaled_and_said_so(dtype: str) -> None:
     given = [0, 30000, 60000] if dtype == "uint16" else [-100, 0, 100]
-    shown = as_picture(np.array(given, dtype).reshape(1, 1, 3))
-    assert shown is not None
+    shown = preview(np.array(given, dtype).reshape(1, 1, 3))
+    assert shown.pixels is not None
     assert shown.pixels.ravel().tolist() == [0, 128, 255]
     low, high = ("0", "6e+04") if dtype == "uint16" else ("-100", "100")
-    assert shown.note == f"scaled: {dtype} {low} is black, {high} is white"
+    assert shown.note == f"3 x 1, {dtype}; scaled: {dtype} {low} is black, {high} is white"
 
 
 @given(arrays.arrays(np.float64, (3, 2, 2)))
 @example(np.full((3, 2, 2), 5e-324))
 def test_no_float_is_too_wild(values: np.ndarray) -> None:
     with np.errstate(all="raise", under="ignore"):  # half of the least float is 0
-        shown = as_picture(values)
-    assert shown is not None
+        shown = preview(values)
+    assert shown.pixels is not None
     assert shown.pixels.shape == (2, 2, 3)
     assert ("not finite" in shown.note) == (not np.isfinite(values).all())
 
 
-def test_what_is_no_picture_is_told_array_summary() -> None:
-    for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5), ()]:
-        assert as_picture(np.zeros(shape, np.float32)) is None
-    assert array_summary(np.float32(1.5).reshape(())) == "float32: 1.5"
-    assert array_summary(np.array([1, 2], np.int64)) == "int64 (2,): 1 2"
-    assert array_summary(np.arange(100, dtype=np.int16)) == (
-        "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5"
-    )
-    assert array_summary(np.zeros((0, 4), np.int8)) == "int8 (0, 4): "
+def test_what_is_no_picture_is_told_as_numbers() -> None:
+    for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5)]:
+        shown = preview(np.zeros(shape, np.float32))
+        assert shown.pixels is None
+        assert shown.note.startswith(f"float32 {shape}: ")
+    for values, text in (
+        (np.float32(1.5).reshape(()), "float32: 1.5"),
+        (np.array([1, 2], np.int64), "int64 (2,): 1 2"),
+        (
+            np.arange(100, dtype=np.int16),
+            "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5",
+        ),
+        (np.zeros((0, 4), np.int8), "int8 (0, 4): "),
+    ):
+        assert preview(values) == Preview(None, text)
 
 
 def test_masks_are_black_and_white() -> None:
-    shown = as_picture(np.eye(16, dtype=np.bool_))
-    assert shown is not None
+    shown = preview(np.eye(16, dtype=np.bool_))
+    assert shown.pixels is not None
     assert np.array_equal(shown.pixels[..., 0], np.eye(16, dtype=np.uint8) * 255)
 
 
-def test_a_large_picture_is_thinned_and_says_so() -> None:
-    shown = as_picture(np.zeros((3, 2100, 10), np.uint8))
-    assert shown is not None
-    few = downsample(shown, 1024)
-    assert few.pixels.shape == (700, 4, 3)
-    assert few.note == "shown reduced"
-    assert downsample(few, 1024) is few
+def test_a_large_picture_is_thinned() -> None:
+    few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
+    assert few.shape == (700, 4, 3)
+    assert downsample(few, 1024).shape == few.shape

@@ -53,6 +53,7 @@ TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
         ("MPT_MPI_RANK=1 MPT_MPI_SIZE=2", (1, 2)),
         ("PADDLE_TRAINER_ID=1 PADDLE_TRAINERS_NUM=2", (1, 2)),
         ("JAX_PROCESS_ID=1 JAX_NUM_PROCESSES=2", (1, 2)),
+        ("JAX_PROCESS_INDEX=1 JAX_PROCESS_COUNT=2", (1, 2)),
         ("DMLC_RANK=1 DMLC_NUM_WORKER=2", (1, 2)),
         # Nodes and daemons have numbers of their own.
         (f"{TORCHRUN.format(5, 8)} NODE_RANK=1 NNODES=2", (5, 8)),
@@ -61,6 +62,16 @@ TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
         ("PET_NODE_RANK=0 PET_NNODES=1", (0, 1)),
         (f"{TORCHRUN.format(5, 8)} PET_NODE_RANK=1 PET_NNODES=1:2", (5, 8)),
         ("LSF_PM_TASKID=1 LSB_DJOB_NUMPROC=1", (0, 1)),
+        ("GROUP_RANK=0 GROUP_WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", (0, 1)),
+        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_SIZE=4 CROSS_RANK=1 CROSS_SIZE=2", (5, 8)),
+        ('SM_CURRENT_HOST=algo-1 SM_HOSTS=["algo-1"]', (0, 1)),
+        ("TPU_WORKER_ID=0 TPU_WORKER_HOSTNAMES=localhost", (0, 1)),
+        ("CLOUD_TPU_TASK_ID=0 TPU_PROCESS_ADDRESSES=10.0.0.1:8476", (0, 1)),
+        ("SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=1", (0, 1)),
+        ("VC_TASK_INDEX=0 VC_WORKER_NUM=1", (0, 1)),
+        ("RANK=1 WORLD_SIZE=2 JOB_COMPLETION_INDEX=1", (1, 2)),
+        ("LSB_DJOB_NUMPROC=8", (0, 1)),
+        ("PBS_NODENUM=0", (0, 1)),
         # Slurm's other names, within a step.
         ("SLURM_PROCID=3 SLURM_NTASKS=4", (3, 4)),
         ("SLURM_PROCID=3 SLURM_NPROCS=4", (3, 4)),
@@ -82,7 +93,11 @@ TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
             "PMI_RANK=5 PMI_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2",
             (5, 8),
         ),
+        # Others than torchrun that start processes on each node.
+        ("RANK=5 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", (5, 8)),
+        ("RANK=1 WORLD_SIZE=4 PMIX_RANK=0", (1, 4)),
         # Several that agree.
+        ("RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", (1, 2)),
         ("PMI_RANK=1 PMI_SIZE=4 PMIX_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4", (1, 4)),
         ("PALS_RANKID=1 PMI_RANK=1 PMI_SIZE=4", (1, 4)),
         ("PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", (0, 1)),
@@ -126,6 +141,29 @@ def test_launchers_say_it_in_the_environment(
         (f"{JOB} SLURM_NTASKS_PER_NODE=4", "SLURM_PROCID='0', SLURM_NTASKS_PER_NODE='4'"),
         ("SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS='2'"),
         ("LOCAL_RANK=1", "LOCAL_RANK='1'"),
+        ("LOCAL_RANK=0", "LOCAL_RANK='0'"),
+        ("GROUP_RANK=1 LOCAL_RANK=0", "GROUP_RANK='1'"),
+        ("GROUP_RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", "GROUP_RANK='0'"),
+        ("HOROVOD_CROSS_RANK=1 HOROVOD_CROSS_SIZE=2", "HOROVOD_CROSS_RANK='1'"),
+        ("HOROVOD_SIZE=2", "HOROVOD_SIZE='2'"),
+        ("CROSS_RANK=0 CROSS_SIZE=2 LOCAL_SIZE=1", "CROSS_RANK='0', CROSS_SIZE='2'"),
+        ("LOCAL_SIZE=4", "LOCAL_SIZE='4'"),
+        ("JAX_PROCESS_ID=0", "JAX_PROCESS_ID='0'"),
+        ("JAX_PROCESS_COUNT=2", "JAX_PROCESS_COUNT='2'"),
+        ("TPU_WORKER_ID=0", "TPU_WORKER_ID='0'"),
+        ("TPU_WORKER_ID=1 TPU_WORKER_HOSTNAMES=a,b", "TPU_WORKER_ID='1', TPU_WORKER_HOSTN.*='a,b'"),
+        ("TPU_WORKER_HOSTNAMES=a,b", "TPU_WORKER_HOSTNAMES='a,b'"),
+        ("CLOUD_TPU_TASK_ID=0 TPU_PROCESS_ADDRESSES=a:1,b:1", "TPU_PROCESS_ADDRESSES='a:1,b:1'"),
+        ("PJRT_LOCAL_PROCESS_RANK=0 PJRT_LOCAL_PROCESS_COUNT=4", "PJRT_LOCAL_PROCESS_RANK='0'"),
+        ("MEGASCALE_SLICE_ID=1", "MEGASCALE_SLICE_ID='1'"),
+        ('SM_CURRENT_HOST=algo-1 SM_HOSTS=["algo-1","algo-2"]', "SM_CURRENT_HOST='algo-1'"),
+        ("JOB_COMPLETION_INDEX=0", "JOB_COMPLETION_INDEX='0'"),
+        ("LWS_WORKER_INDEX=0 LWS_GROUP_SIZE=2", "LWS_WORKER_INDEX='0'"),
+        ("VC_TASK_INDEX=0", "VC_TASK_INDEX='0'"),
+        ("SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=2", "SKYPILOT_NODE_RANK='0'"),
+        ("PET_NODE_RANK=0 PET_NNODES=1:2", "PET_NNODES='1:2'"),
+        ("NNODES=2", "NNODES='2'"),
+        ("PBS_NODENUM=1", "PBS_NODENUM='1'"),
         ("MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS='4'"),
         ("RANK=x WORLD_SIZE=2", "no number: RANK='x'"),
         ("PMI_RANK=-1 PMI_SIZE=2", "no number: PMI_RANK='-1'"),
@@ -141,9 +179,10 @@ def test_variables_that_do_not_tell_the_rank_are_refused(
         precache.Loader(store, 4, device="cpu")
     with precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as loader:
         assert len(list(loader)) == 6
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert find_rank() == (3, 4)
+    for rank, size in ((3, 4), (0, 1)):  # the way out
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+        assert find_rank() == (rank, size)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +196,12 @@ def test_variables_that_do_not_tell_the_rank_are_refused(
         "WORLD_SIZE=8 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
         "RANK=0 WORLD_SIZE=1 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
         "RANK=0 WORLD_SIZE=1 PMI_RANK=3 PMI_SIZE=4",
+        # Set by hand for all processes.
+        "RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+        "RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
+        "RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
+        "RANK=0 WORLD_SIZE=2 PMIX_RANK=1",
+        "RANK=0 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2",
     ],
 )
 def test_launchers_that_disagree_are_refused(
@@ -185,6 +230,7 @@ def test_launchers_that_disagree_are_refused(
         ("PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2", 1, 2),
         ("PMIX_LOCAL_RANK=1", 1, 1),
         ("LOCAL_RANK=", None, 1),
+        ("LOCAL_RANK=1 LOCAL_SIZE=4", 1, 4),
         ("LOCAL_WORLD_SIZE=8 SLURM_STEP_TASKS_PER_NODE=4", None, 8),
         ("SLURM_STEP_TASKS_PER_NODE=4(x2),6,1", None, 6),
         ("LOCAL_WORLD_SIZE=many OMPI_COMM_WORLD_LOCAL_SIZE=2", None, 2),

@@ -816,6 +816,20 @@ def test_a_store_of_masks_is_not_blended_unless_told(mode: Any, tmp_path: Path) 
             values(Compose([HorizontalFlip(), make(20)]))
         assert values(make(20, fields={"image": "nearest"})) == {0, 7}
         assert len(values(make(20, fields={"image": "bilinear"}))) > 2
+    mean = [3.0] * (1 if mode == "P" else 3)
+    makers = (
+        functools.partial(Normalize, mean, mean), functools.partial(ColorJitter, 0.2),
+        ToDType, functools.partial(MixUp, 4),
+    )  # fmt: skip
+    for compute in makers:
+        with pytest.raises(UsageError, match="with values, and image was built as masks"):
+            values(Compose([HorizontalFlip(), compute()]))
+        if mode == "P":
+            with pytest.raises(UsageError, match="give fields= the names of pictures alone"):
+                values(compute(fields=("image",)))
+        elif compute is not makers[-1]:  # which needs labels
+            assert len(values(compute(fields=("image",)))) > 1  # the advice
+    assert values(ToDType(torch.int64)) == {0, 7}
     if mode == "RGB":  # rows with shapes of their own
         recipe = precache.Recipe.image(max_size=32, interpolation="nearest")
         precache.build(tmp_path / "masks", tmp_path / "store", recipe, address="serial")

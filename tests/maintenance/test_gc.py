@@ -257,22 +257,10 @@ def test_what_others_have_in_a_bucket_is_left_alone() -> None:
     assert names <= set(folder.sizes())
 
 
-PARTS = st.sampled_from(
-    [
-        "zarr.json",
-        "c",
-        "0",
-        "image",
-        "_build",
-        "tmp",
-        "build.json",
-        "shards",
-        "_gc",
-        SOME,
-        "a b",
-        "é",
-    ]
-)
+PARTS = st.sampled_from([
+    "zarr.json", "c", "0", "image", "_build", "tmp", "build.json", "shards", "_gc", SOME,
+    "a b", "é",
+])  # fmt: skip
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import precache
 from precache.errors import DamageError, StoreError
 from precache.store.commit_log import ROOT
 from tests.conftest import BuiltStore
-from tests.support.building import build_here, contents, flip, write_jpegs
+from tests.support.building import contents, flip
 from tests.support.servers import web_server
 
 Copy = Callable[[BuiltStore], BuiltStore]
@@ -45,14 +43,6 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
     assert sum(told) == found.nbytes == store.result.stored_bytes
     assert contents(store.path) == before
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
-
-
-def test_a_version_can_be_named(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
-    first = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=20))
-    build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=24))
-    found = precache.verify(f"{tmp_path / 'store'}@{first.version[:6]}")
-    assert found.version == first.version
 
 
 # --- shards -------------------------------------------------------------------------------------
@@ -101,26 +91,6 @@ def test_rows_that_share_a_chunk_are_named_together(
     assert list(keys) == keys_of_shard(damaged, 0, 32)[:16]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), shard=st.integers(0, 2))
-def test_no_flipped_bit_goes_unseen(
-    stores: dict[str, BuiltStore],
-    tmp_path_factory: pytest.TempPathFactory,
-    share: float,
-    bit: int,
-    shard: int,
-) -> None:
-    store = stores["image"]
-    path = store.shard_path(shard)
-    at = int(path.stat().st_size * share)
-    flip(path, at, 1 << bit)
-    try:
-        assert only(precache.verify(store.path))[0] == f"image/c/{shard}/0/0/0"
-    finally:
-        flip(path, at, 1 << bit)
-    assert precache.verify(store.path).ok
-
-
 def exchange(one: Path, other: Path) -> None:
     """Each is whole by its own index; which rows it holds is what the version says."""
     data = one.read_bytes()
@@ -162,26 +132,7 @@ def test_every_damaged_shard_is_named_with_all_its_keys(
         assert each.reason.startswith(reason)
 
 
-def test_damage_of_one_field_of_several(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 6)
-    fields = {
-        "image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [40, 40]}]},
-        "small": {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}], "codec": "raw"},
-    }
-    recipe = precache.Recipe.from_dict({"fields": fields})
-    result = build_here(tmp_path / "in", tmp_path / "store", recipe)
-    flip(Path(result.path) / "small/c/0/0/0/0", 10)
-    assert only(precache.verify(tmp_path / "store"))[0] == "small/c/0/0/0/0"
-
-
 # --- what cannot be verified --------------------------------------------------------------------
-
-
-def test_no_store_and_no_version(image_store: BuiltStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store at"):
-        precache.verify(tmp_path / "nowhere")
-    with pytest.raises(StoreError, match="fits no version"):
-        precache.verify(f"{image_store.path}@fffff")
 
 
 def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from precache.store.receipts import Receipt, ShardObject
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import (
     GROUP_BYTES,
+    by_number,
     default_max_failures,
     order_rows,
     sample_for_probe,
@@ -203,6 +204,13 @@ def test_the_probe_takes_the_first_key_first_and_then_all_over(rows: int, count:
     assert set(chosen) <= set(range(rows))
     if count > 1:
         assert {0, rows - 1} <= set(chosen)
+
+
+def test_names_sort_by_the_numbers_in_them() -> None:
+    names = ["node-10", "10.0.0.2", "node-2", "10.0.0.10", "9.0.0.1", "", "node"]
+    assert sorted(names, key=by_number) == [
+        "", "9.0.0.1", "10.0.0.2", "10.0.0.10", "node", "node-2", "node-10",
+    ]  # fmt: skip
 
 
 def test_planning_loads_no_torch() -> None:

@@ -93,7 +93,7 @@ def _list(html: str) -> Parameters:
 
 @pytest.mark.heavy
 def test_the_page_of_the_api_shows_the_parameters_of_signatures(site: Path) -> None:
-    page = (site / "api.html").read_text("utf-8")
+    page = (site / "reference/api.html").read_text("utf-8")
     _, *parts = re.split(r'<h\d id="(precache[\w.]*\.[\w.]+)"', page)
     objects = dict(zip(parts[::2], parts[1::2], strict=True))
     if find_spec("lightning") is None:

@@ -160,7 +160,7 @@ def test_what_a_control_group_cannot_hold_is_refused_and_its_file_cache_is_no_ob
         for _ in range(400):
             file.write(bytes(1 << 20))
         file.flush()
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
         drop_cached(file.fileno())  # for the group that reads it to be charged
     with contextlib.ExitStack() as stack:
         try:

@@ -71,11 +71,10 @@ def task_of(
     source = open_source(str(tmp_path / "in"))
     folder = open_folder(tmp_path / "version")
     shapes = shapes or SHAPES
-    objects = {name: f"{name}/c/{shard}" + "/0" * len(each.shape) for name, each in shapes.items()}
     sizes = [path.stat().st_size if path.exists() else -1
              for path in (tmp_path / "in" / key for key in keys)]  # fmt: skip
     return ShardTask(
-        Job(source, recipe), list(keys), sizes, folder=folder, shapes=shapes, objects=objects,
+        Job(source, recipe), list(keys), sizes, folder=folder, shapes=shapes,
         rows_per_shard=rows_per_shard, shard=shard, accept_missing=accept_missing,
     )  # fmt: skip
 
@@ -354,7 +353,7 @@ def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) ->
     task = ShardTask(
         Job(Slides(), recipe), [*keys, *(str(n) for n in range(20, 300))], [-1] * 300,
         folder=open_folder(tmp_path), shapes={"x": RowShape((16,), "uint8")},
-        objects={"x": "x/c/0/0"}, rows_per_shard=4096, shard=0,
+        rows_per_shard=4096, shard=0,
     )  # fmt: skip
     receipt = run_shard(task)
     late = [row for row in receipt.holes if row < 20]

@@ -22,6 +22,7 @@ from precache.store.labels import MOST_CLASSES
 from precache.store.row_table import RowTable
 from precache_workers.sources import labels as source_labels
 from precache_workers.sources.kinds import open_source
+from precache_workers.sources.label_evidence import decide
 from tests.support.building import cut, encoded, write
 from tests.support.containers import add, quiet_datasets
 from tests.support.source_contract import check_source
@@ -157,7 +158,7 @@ def test_whole_numbers_stay_class_numbers(tmp_path: Path, writer: Any) -> None:
 def encode(values: list[Value], classes: tuple[str, ...] = ()) -> tuple[np.ndarray, Any]:
     keys = [f"key{number}" for number in range(len(values))]
     column = source_labels.column_of([source_labels.label_of(value) for value in values])
-    encoded = source_labels.encode(source_labels.Decided(column), keys, "it", classes=classes)
+    encoded = source_labels.encode(source_labels.Column(column, keys, "it", classes=classes))
     return encoded.values, encoded.classes
 
 
@@ -179,8 +180,7 @@ def encode(values: list[Value], classes: tuple[str, ...] = ()) -> tuple[np.ndarr
 def test_labels_without_a_type_are_what_fits_all(texts: list[str], kind: str | None) -> None:
     keys = [str(number) for number in range(len(texts))]
     column = source_labels.column_of([source_labels.label_of(text) for text in texts], typed=False)
-    decided = source_labels.decide(column, keys, "it", typed=False)
-    assert source_labels.kind_of(decided.values.type) == kind
+    assert decide(source_labels.Column(column, keys, "it", typed=False)).kind == kind
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_what_came_in_the_place_of_a_free_file_stays(
 
 
 _INTERRUPT = """
-import random, signal, sys
+import contextlib, random, signal, sys
 from pathlib import Path
 from precache.reading.disk_cache import OVERHEAD, DiskCache
 from precache.storage.file_lock import LockedFile, remove_if_free
@@ -88,10 +88,12 @@ def alone():
     with LockedFile(own, "alone"):
         pass
 
-def lease():
-    cache.join(10**5, 4, "a-").close()
+def use():
+    with contextlib.closing(cache.uses()) as uses:
+        uses.begin("a-1")
+        cache.trim()
 
-for work, times in ((alone, 300), (lease, 150)):
+for work, times in ((alone, 300), (use, 150)):
     for _ in range(times):
         armed = True
         try:
@@ -105,9 +107,9 @@ for work, times in ((alone, 300), (lease, 150)):
             kept = error  # with its traceback, as a notebook does
         assert remove_if_free(own, "alone")
         assert remove_if_free(cache._root, "lock")
-        kept = None  # a lease that was not closed yet goes with it
-        for name in cache.users.names():
-            assert remove_if_free(cache.users, name), name
+        kept = None  # uses that were not closed yet go with it
+        with contextlib.closing(cache.uses()) as uses:
+            assert not uses.has_others("a-1")
 """
 
 

@@ -26,9 +26,6 @@ RECIPE = precache.Recipe.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 
-# --- the server itself --------------------------------------------------------------------------
-
-
 # --- folders ------------------------------------------------------------------------------------
 
 
@@ -126,8 +123,8 @@ def test_a_gateway_that_is_bad_for_longer_than_gcsfs_waits(
 def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exists(
     service: Service,
 ) -> None:
-    faulty, proxy = service.behind, service.proxy
     """To gcsfs the answer to giving it up is the failure."""
+    faulty, proxy = service.behind, service.proxy
     large = [bytes(50 << 20)]
     assert faulty.create("a", large)
     proxy.choose = lambda method, path: status(404) if method == "DELETE" else None

@@ -320,26 +320,14 @@ def test_photos_behind_https_make_the_store_that_they_make_on_a_disk(
     assert same(pixels(tmp_path / "store"), pixels(served / "store"))
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_store_behind_https_is_trained_from(
-    cached: bool, https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"storage_options": trusting}
-    if cached:
-        options["cache"] = tmp_path / "cache"
-    right = pixels(served / "store")
-    with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
-        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
-    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
-    for keys, images in batches:
-        assert np.array_equal(images, np.stack([right[key] for key in keys]))
-
-
-def test_a_store_behind_https_is_verified_and_pulled(
+def test_a_store_behind_https_is_trained_from_verified_and_pulled(
     https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
 ) -> None:
-    assert precache.verify(f"{https}/store", storage_options=trusting).ok
-    precache.pull(f"{https}/store", tmp_path / "here", storage_options=trusting)
+    options: dict[str, Any] = {"storage_options": trusting}
+    for more in ({}, {"cache": tmp_path / "cache"}):
+        assert same(pixels(f"{https}/store", **options, **more), pixels(served / "store"))
+    assert precache.verify(f"{https}/store", **options).ok
+    precache.pull(f"{https}/store", tmp_path / "here", **options)
     there = contents(served / "store").items()
     right = {name: data for name, data in there if not name.startswith("_listings/")}
     assert contents(tmp_path / "here") == right
@@ -429,6 +417,3 @@ def test_a_certificate_that_the_environment_names_is_trusted(
     environment = {**os.environ, "SSL_CERT_FILE": str(certificate.certificate)}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# --- faults -------------------------------------------------------------------------------------

@@ -466,6 +466,7 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
         "tests.support.building",
+        "tests.support.unsynced",
         "torch",
         "pandas",  # which pyarrow imports if it is there
         "pyarrow.compute",

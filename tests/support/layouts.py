@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
+from precache_workers.sources.container_names import expand_braces
 from tests.support.building import cut, encoded, write
 
 Labels = Mapping[str, Any]
@@ -32,6 +34,14 @@ def put(root: Path, *names: str) -> None:
 
 def put_classes(root: Path, labels: Labels = ANIMALS) -> None:
     put(root, *(f"{label}/{name}.png" for name, label in labels.items()))
+
+
+def lay(root: Path, images: str, texts: Mapping[str, str] | None = None) -> None:
+    """Write photos, whose names are expanded as by a shell and may lack their suffix, and texts."""
+    for name in (name for part in images.split() for name in expand_braces(part)):
+        put(root, name if Path(name).suffix in (".png", ".jpg") else f"{name}.png")
+    for name, text in (texts or {}).items():
+        write(root / name, text.encode())
 
 
 def put_csv(path: Path, *lines: str, mark: str = "") -> None:
@@ -58,7 +68,7 @@ def label_of(classes: tuple[str, ...], label: Any) -> Any:
 
 def commands_in(printed: str) -> list[list[str]]:
     """The arguments of the commands that a refusal prints."""
-    lines = re.findall(r"^ *precache (build .*)$", printed, re.MULTILINE)
+    lines = re.findall(r"^  (?:.* && )?precache (build .*)$", printed, re.MULTILINE)
     return [shlex.split(line) for line in lines]
 
 
@@ -92,6 +102,8 @@ class Builds:
         status = self.run(*arguments)
         assert status == 2, self.printed
         refusal = self.printed
+        for command in re.findall(r"^  (.*) && precache build ", refusal, re.MULTILINE):
+            subprocess.run(command, shell=True, check=True, cwd=self.root)
         choices = []
         for number, command in enumerate(commands_in(refusal)):
             store = f"choice{self._count}{number}.store"

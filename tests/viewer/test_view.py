@@ -26,6 +26,7 @@ from precache.storage.open import open_folder
 from precache.viewer.cards import side_of
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
+from precache.viewer.source_trace import SourceTracer
 from tests.conftest import BuiltStore
 from tests.support.browser import AXE, Tab
 from tests.support.building import (
@@ -216,6 +217,16 @@ def test_the_page_of_a_row_compares_it_with_its_original(
         gone = page(other, f"row/{list(version.keys).index(HOSTILE[1])}")
         assert "the raw sample could not be fetched" in gone.text
         assert len(gone.all("img")) == 2, "what is stored is shown all the same"
+
+
+def test_a_large_result_of_an_op_is_shown_reduced(tmp_path: Path) -> None:
+    write(tmp_path / "wide.png", encoded(Image.new("RGB", (1100, 20)), "PNG"))
+    [(_, shown)] = (
+        SourceTracer(str(tmp_path), precache.Recipe.image()).trace("wide.png").steps["image"]
+    )
+    assert shown.note == "1100 x 20, uint8; shown reduced"
+    assert shown.pixels is not None
+    assert shown.pixels.shape == (10, 550, 3)
 
 
 def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
-from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
+from precache.recipe.recipe import Codec, ImageCodec, RawCodec, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.runtime.usage import read_memory
 from precache.store.layout import rows_per_shard
@@ -127,9 +127,7 @@ class Examination:
             nbytes=nbytes,
             failures=stages.failures,
             misfits=stages.misfits(),
-            fetch=stages.stage("fetch"),
-            ops=[stages.stage(name) for name in stages.steps],
-            encode=stages.stage("encode"),
+            stages=[stages.stage(name) for name in ("fetch", *stages.steps, "encode")],
             cuts=stages.cuts(),
             codecs=codecs,
             times=times,
@@ -177,32 +175,18 @@ class Examination:
 
     def _codecs(self, stages: StageTimes, population: int) -> Iterator[CodecTimes]:
         """Yield the figures of every codec, the recipe's own first."""
-        own = own_codec(self.job.recipe)
+        declared = {name: field.stored_as for name, field in self.job.recipe.fields.items()}
+        own = "+".join(dict.fromkeys(codec.name for codec in declared.values()))
         rows = [sample.rows for sample in stages.usual]
         shapes = stages.shapes.values()
-        others = [
-            codec
+        trials = {own: declared} | {
+            codec.name: dict.fromkeys(declared, codec)
             for codec in CODECS
             if codec.name != own and any(codec_for(codec, row) == codec for row in shapes)
-        ]
-        share = self.seconds * READING / (1 + len(others))
-        raw = sum(row.nbytes for row in shapes)
+        }
+        share, raw = self.seconds * READING / len(trials), sum(row.nbytes for row in shapes)
         count = rows_to_read(population, len(rows), raw, share * READ_RATE)
-        for name, codec in ((own, None), *((codec.name, codec) for codec in others)):
+        for name, codecs in trials.items():
             self.tick(f"training from {name}")
             with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
-                trial = try_codec(codec, self.job.recipe, rows, count, Path(folder) / name)
-            warm = trial.cost.warm
-            yield CodecTimes(
-                name=name,
-                stored=trial.stored,
-                raw=trial.raw,
-                write_cpu=trial.write_cpu,
-                samples_per_s=warm.samples_per_s,
-                cpu_ms_per_1000=warm.cpu_ms_per_1000,
-            )
-
-
-def own_codec(recipe: Recipe) -> str:
-    """Names of the codecs of a recipe's fields, joined."""
-    return "+".join(dict.fromkeys(field.stored_as.name for field in recipe.fields.values()))
+                yield try_codec(name, codecs, rows, count, Path(folder) / name)

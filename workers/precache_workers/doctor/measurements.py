@@ -22,26 +22,31 @@ class StepTimes:
     cpu: PerSample
     wall: PerSample
 
+    @property
+    def judged(self) -> PerSample:
+        """Times by which the stage is judged: waiting for a fetch, computing for others."""
+        return self.wall if self.name == "fetch" else self.cpu
+
 
 @dataclass(frozen=True)
 class CutTimes:
-    """Rows as they are after some op, encoded and decoded again one by one.
+    """Rows as they are after some op, encoded and decoded again one by one; means of all.
 
     Attributes
     ----------
     nbytes
-        Stored bytes, (samples,).
+        Stored bytes of a row.
     encode_cpu, decode_cpu
-        Seconds to encode and to decode each, (samples,).
+        Seconds to encode and to decode one.
     one_shape
         All rows have one shape, so that a store can hold them.
     frozen
         A random op is among those before: its draw would be the same in each epoch.
     """
 
-    nbytes: PerSample
-    encode_cpu: PerSample
-    decode_cpu: PerSample
+    nbytes: float
+    encode_cpu: float
+    decode_cpu: float
     one_shape: bool
     frozen: bool
 
@@ -130,8 +135,8 @@ class SourceMeasurements:
         (key, reason) of the others.
     misfits
         (key, reason) of those whose rows have other shapes than most.
-    fetch, ops, encode
-        The stages, in order; `encode` by the recipe's own codec.
+    stages
+        ``fetch``, each op, and ``encode`` by the recipe's own codec.
     cuts
         After each op.
     codecs
@@ -151,9 +156,7 @@ class SourceMeasurements:
     nbytes: Sequence[int]
     failures: Sequence[tuple[str, str]]
     misfits: Sequence[tuple[str, str]]
-    fetch: StepTimes
-    ops: Sequence[StepTimes]
-    encode: StepTimes
+    stages: Sequence[StepTimes]
     cuts: Sequence[CutTimes]
     codecs: Sequence[CodecTimes]
     times: UnitTimes

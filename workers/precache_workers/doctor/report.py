@@ -17,7 +17,6 @@ from precache_workers.doctor.measurements import (
     Host,
     PerSample,
     SourceMeasurements,
-    StepTimes,
     Throughput,
 )
 from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
@@ -231,7 +230,7 @@ def doctor_report(
     build = build or _build(measured, cores)
     each_cpu = build.cpu_seconds / measured.samples
     cuts = _cuts(measured, rate, cores, each_cpu)
-    whole = sum(stage.cpu for stage in _all_stages(measured))
+    whole = sum(stage.cpu for stage in measured.stages)
     return DoctorReport(
         source=measured.source,
         samples=measured.samples,
@@ -285,38 +284,31 @@ def best_cut(cuts: Sequence[CutPoint]) -> str:
     return min(near, key=lambda cut: cut.bytes_total).after
 
 
-def _all_stages(measured: SourceMeasurements) -> list[StepTimes]:
-    return [measured.fetch, *measured.ops, measured.encode]
-
-
 def _stages(measured: SourceMeasurements) -> list[Stage]:
-    stages = _all_stages(measured)
-    total = sum(_mean(stage.cpu) for stage in stages)
-    result = []
-    for stage in stages:
-        each_ms, cpu = 1e3 * _noticed(measured, stage), _mean(stage.cpu)
-        share = cpu / max(total, 1e-12)
-        result.append(Stage(stage.name, Spread.of(each_ms), 1e3 * cpu, share, each_ms.tolist()))
-    return result
-
-
-def _noticed(measured: SourceMeasurements, stage: StepTimes) -> PerSample:
-    """Return the times by which a stage is judged: waiting for a fetch, computing for others."""
-    return stage.wall if stage is measured.fetch else stage.cpu
+    total = max(sum(_mean(stage.cpu) for stage in measured.stages), 1e-12)
+    return [
+        Stage(
+            name=stage.name,
+            ms=Spread.of(1e3 * stage.judged),
+            cpu_ms=1e3 * _mean(stage.cpu),
+            share=_mean(stage.cpu) / total,
+            each_ms=(1e3 * stage.judged).tolist(),
+        )
+        for stage in measured.stages
+    ]
 
 
 def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
-    parts = np.stack([_noticed(measured, stage) for stage in _all_stages(measured)])
-    names = [stage.name for stage in _all_stages(measured)]
+    parts = np.stack([stage.judged for stage in measured.stages])
     total = parts.sum(axis=0)
     median = max(Spread.of(total).median, 1e-9)
     return [
         SlowestSample(
-            measured.keys[at],
-            measured.nbytes[at],
-            float(total[at]) * 1e3,
-            float(total[at]) / median,
-            names[int(parts[:, at].argmax())],
+            key=measured.keys[at],
+            nbytes=measured.nbytes[at],
+            ms=float(total[at]) * 1e3,
+            times_median=float(total[at]) / median,
+            stage=measured.stages[int(parts[:, at].argmax())].name,
         )
         for at in np.argsort(-total, kind="stable")[:SLOWEST_PROBED].tolist()
     ]
@@ -346,7 +338,7 @@ def source_rate(measured: SourceMeasurements, cores: int) -> float:
     """
     if measured.storage:
         return max(reading.requests_per_s for reading in measured.storage)
-    return cores / max(_mean(measured.fetch.wall), 1e-9)
+    return cores / max(_mean(measured.stages[0].wall), 1e-9)
 
 
 def _mean(values: PerSample) -> float:
@@ -355,25 +347,23 @@ def _mean(values: PerSample) -> float:
 
 def _cuts(measured: SourceMeasurements, rate: float, cores: int, each_cpu: float) -> list[CutPoint]:
     """Return the points after the fetch and after each op; the last is the store of the recipe."""
-    fetch = _mean(measured.fetch.cpu)
-    ops = [_mean(stage.cpu) for stage in measured.ops]
-    own = measured.codecs[0]
-    last = len(ops) - 1
+    fetch, *ops, encode = (_mean(stage.cpu) for stage in measured.stages)
+    own, last = measured.codecs[0], len(ops) - 1
+    read = own.cpu_ms_per_1000 / 1e6
     # A loader does more than decode: at the last cut, the ratio is known.
-    beyond = own.cpu_ms_per_1000 / 1e6 / max(_mean(measured.cuts[-1].decode_cpu), 1e-12)
+    beyond = read / max(measured.cuts[-1].decode_cpu, 1e-12)
     few = len(measured.misfits) <= MISFIT_SHARE * len(measured.keys)
-    encode = _mean(measured.encode.cpu)
     # The work of a build between its stages is the same wherever it stops.
     between = max(0.0, each_cpu - fetch - sum(ops) - encode)
     slowest = cores / source_rate(measured, cores)
     cuts = [("fetch", True, False, measured.source_bytes / measured.samples, 0.0, fetch + sum(ops))]
-    for at, (step, cut) in enumerate(zip(measured.ops, measured.cuts, strict=True)):
-        stored = own.stored if at == last else _mean(cut.nbytes)
-        read = own.cpu_ms_per_1000 / 1e6 if at == last else _mean(cut.decode_cpu) * beyond
-        kept = encode if at == last else _mean(cut.encode_cpu)
-        done, left = fetch + sum(ops[: at + 1]) + kept + between, read + sum(ops[at + 1 :])
+    for at, cut in enumerate(measured.cuts):
+        stored, kept, loaded = (cut.nbytes, cut.encode_cpu, cut.decode_cpu * beyond)
+        if at == last:
+            stored, kept, loaded = own.stored, encode, read
+        done, left = fetch + sum(ops[: at + 1]) + kept + between, loaded + sum(ops[at + 1 :])
         storable = cut.one_shape or (at == last and few)
-        cuts.append((step.name, storable, cut.frozen, stored, done, left))
+        cuts.append((measured.stages[1 + at].name, storable, cut.frozen, stored, done, left))
     return [
         CutPoint(
             after=after,

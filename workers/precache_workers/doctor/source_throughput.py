@@ -56,9 +56,8 @@ def probe_source(
         random = np.random.default_rng(depth)
         some = table.take(random.choice(len(table), min(MOST, len(table)), replace=False))
         _drop(source, some.keys)
-        read = _read(source, some, depth, seconds / len(depths))
-        if read:
-            readings.append(_throughput(depth, *read))
+        reading = _read(source, some, depth, seconds / len(depths))
+        readings += [reading] if reading else []
     return readings, machine.read().io_wait
 
 
@@ -72,10 +71,8 @@ def _drop(source: Source, keys: Sequence[str]) -> None:
                 os.close(descriptor)
 
 
-def _read(
-    source: Source, some: RowTable, depth: int, seconds: float
-) -> tuple[list[float], int, float] | None:
-    """Return seconds of each request, total bytes and wall seconds; None if none succeeded."""
+def _read(source: Source, some: RowTable, depth: int, seconds: float) -> Throughput | None:
+    """Read samples, so many at a time; None if none could be read."""
     work = iter(range(len(some)))
     started = time.perf_counter()
     until = started + seconds
@@ -97,16 +94,14 @@ def _read(
         parts = [pool.submit(fetch_some) for _ in range(depth)]
         done = [request for part in parts for request in part.result()]
     wall = time.perf_counter() - started
-    return ([seconds for seconds, _ in done], sum(n for _, n in done), wall) if done else None
-
-
-def _throughput(depth: int, times: Sequence[float], nbytes: int, wall: float) -> Throughput:
-    spread = Spread.of(times)
+    if not done:
+        return None
+    spread = Spread.of([seconds for seconds, _ in done])
     return Throughput(
         depth=depth,
-        requests=len(times),
-        requests_per_s=len(times) / wall,
-        bytes_per_s=nbytes / wall,
+        requests=len(done),
+        requests_per_s=len(done) / wall,
+        bytes_per_s=sum(nbytes for _, nbytes in done) / wall,
         median_ms=1e3 * spread.median,
         p95_ms=1e3 * spread.p95,
     )

@@ -137,11 +137,11 @@ class StageTimes:
         by_step = zip(*(sample.cuts for sample in self.samples), strict=True)
         return [
             CutTimes(
-                np.array([cut.nbytes for cut in cuts]),
-                np.array([cut.encode.cpu for cut in cuts]),
-                np.array([cut.decode_cpu for cut in cuts]),
-                len({cut.shapes for cut in cuts}) == 1,
-                frozen,
+                nbytes=float(np.mean([cut.nbytes for cut in cuts])),
+                encode_cpu=float(np.mean([cut.encode.cpu for cut in cuts])),
+                decode_cpu=float(np.mean([cut.decode_cpu for cut in cuts])),
+                one_shape=len({cut.shapes for cut in cuts}) == 1,
+                frozen=frozen,
             )
             for cuts, frozen in zip(by_step, self.frozen, strict=True)
         ]

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from precache.diagnosis.bench import BenchResult, bench
+from precache.diagnosis.bench import bench
 from precache.recipe.recipe import Codec, Field, Recipe
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
+from precache_workers.doctor.measurements import CodecTimes
 from precache_workers.doctor.stages import codec_for
 from precache_workers.driver.commit import commit
 from precache_workers.driver.totals import Totals
@@ -52,26 +53,6 @@ class HeldRows:
         return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A store of sampled rows.
-
-    Attributes
-    ----------
-    stored, raw
-        Mean stored bytes of a row, its index included; bytes before compression.
-    write_cpu
-        Mean CPU seconds of writing a row.
-    cost
-        The cost of reading rows of it.
-    """
-
-    stored: float
-    raw: int
-    write_cpu: float
-    cost: BenchResult
-
-
 def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
     """Return the number of rows of a store to read.
 
@@ -84,32 +65,33 @@ def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: flo
 
 
 def try_codec(
-    codec: Codec | None,
-    own: Recipe,
+    name: str,
+    codecs: Mapping[str, Codec],
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
-) -> Trial:
+) -> CodecTimes:
     """Write the rows to a store, and read epochs of one that has `count` of them.
 
     Parameters
     ----------
-    codec
-        Codec of every field that it can hold; None for each field's own.
+    codecs
+        Codec of each field, if it can hold the rows.
     """
-    shapes = {name: RowShape(row.shape, row.dtype.name) for name, row in rows[0].items()}
-    fields = {
-        name: Field(codec=codec_for(codec or own.fields[name].stored_as, row))
-        for name, row in shapes.items()
-    }
+    shapes = {field: RowShape(row.shape, row.dtype.name) for field, row in rows[0].items()}
+    fields = {field: Field(codec=codec_for(codecs[field], row)) for field, row in shapes.items()}
     recipe = Recipe(fields=fields)
     written = _write(recipe, shapes, HeldRows(rows, len(rows)), folder)
     if count != len(rows):  # repeated rows share chunks and compress better than a source's would
         shutil.rmtree(folder)
         _write(recipe, shapes, HeldRows(rows, count), folder)
-    raw = sum(row.nbytes for row in shapes.values())
-    cpu = written.cpu_seconds / len(rows)
-    return Trial(written.stored / len(rows), raw, cpu, bench(folder, epochs=EPOCHS))
+    return CodecTimes(
+        name=name,
+        stored=written.stored / len(rows),
+        raw=sum(row.nbytes for row in shapes.values()),
+        write_cpu=written.cpu_seconds / len(rows),
+        **vars(bench(folder, epochs=EPOCHS).warm),
+    )
 
 
 def _write(
@@ -129,10 +111,9 @@ def _write(
             target.rows_of(shard),
             folder=target.folder,
             shapes=shapes,
-            objects={name: target.object_name(name, shard) for name in shapes},
             rows_per_shard=per_shard,
             shard=shard,
         )
         receipts[shard] = run_shard(task)
     commit(store, target, receipts)
-    return Totals.of_all(receipts.values())
+    return Totals.of(receipts.values())

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,14 @@ from precache_workers.driver.repair import (
     recorded_leaf,
     restore_root,
 )
-from precache_workers.driver.report import check_reports, report_failure, write_reports
-from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.sample_probe import find_starts, sample_probe
-from precache_workers.driver.totals import failed_samples, failures
+from precache_workers.driver.report import (
+    RunMonitor,
+    check_reports,
+    report_failure,
+    write_reports,
+)
+from precache_workers.driver.sample_probe import SampleProbe
+from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
@@ -72,10 +76,8 @@ from precache_workers.planning.stored_versions import (
     committed_versions,
     compare_objects,
     contents_of,
-    flaws_of,
     is_committed,
     is_whole,
-    recorded_objects,
 )
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -85,7 +87,6 @@ from precache_workers.planning.target_version import (
     new_target,
 )
 from precache_workers.planning.work_plan import (
-    MeasuredRows,
     Work,
     failed_rows,
     find_work,
@@ -97,11 +98,9 @@ from precache_workers.planning.work_plan import (
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
 from precache_workers.sources.dataset import DatasetSource
-from precache_workers.sources.dataset_items import Starts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
-    from precache_workers.shards.samples import FetchAllTask, Job
-    from precache_workers.shards.shard_task import ShardTask
+    from precache_workers.shards.samples import Job
 
 SHARD_ATTEMPTS = 3
 """Attempts at a shard whose samples could not be fetched, or whose worker died."""
@@ -203,12 +202,8 @@ class _Build:
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
-            probe = sample_probe(
-                functools.partial(self._try, run),
-                self._job,
-                request.source,
-                self._take_measured,
-                self.progress.note,
+            probe = self.probe = SampleProbe(
+                request, lambda: run, self._job, self.barred, self.progress, self.progress.note
             )
             work = find_work(request, self.store, listed, target, probe)
             while not work.committed:
@@ -222,7 +217,12 @@ class _Build:
         """Compare the bytes of a committed version with its records, if this build verifies."""
         if not self.verifies:
             return {}
-        recorded = recorded_objects(target)
+        version = target.committed()
+        recorded = {
+            (name, shard): leaf
+            for name in version.stored
+            for shard, leaf in enumerate(version.shard_leaves(name))
+        }
         damaged: dict[tuple[str, int], Leaf] = {}
         total = sum(leaf.size for leaf in recorded.values())
         self.checked = 0
@@ -245,7 +245,7 @@ class _Build:
 
         Returns the version, or a new generation of it if there is no copy of an object.
         """
-        if flaws := flaws_of(target):
+        if flaws := target.committed().flaws():
             self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
             try:
                 mend_small(self.store, target, flaws)
@@ -261,7 +261,7 @@ class _Build:
         failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)
-        self.listed.keep_contents(self.store, functools.partial(contents_of, complete))
+        self.listed.keep_record(self.store, functools.partial(contents_of, complete))
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -315,32 +315,18 @@ class _Build:
         listed.keep_index(self.store)
         return listed
 
-    def _take_measured(self, measured: MeasuredRows) -> None:
-        self._set_starts(measured.starts)
-        for line in (*measured.notes, *measured.pixels):
-            self.progress.note(line)
-
-    def _set_starts(self, starts: Starts | None) -> None:
-        if isinstance(self.source, DatasetSource):
-            self.source = replace(self.source, starts=starts)
-
-    def _decide_starts(self, run: RunTasks) -> None:
-        """Find the parts that fields start from in all samples, if rows were not measured."""
-        if isinstance(self.source, DatasetSource) and self.source.leaves_starts_open:
-            attempt = functools.partial(self._try, run)
-            self._set_starts(find_starts(attempt, self._job, self.request.source, self.listed.spec))
-
-    def _try(self, run: RunTasks, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
-        """Return the outcome of a function on a few samples."""
-        self.progress.phase("Measuring a few samples")
-        [(task, outcome)] = run(function, [replace(task, barred=self.barred)])
-        self.barred |= task.barred
-        return outcome
-
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
 
+        if isinstance(self.source, DatasetSource):
+            self.source = replace(self.source, starts=self.probe.starts)
         return Job.of(self.request, self.source, self.listed)
+
+    def _decide_starts(self) -> None:
+        """Find the parts that fields start from in all samples, if rows were not measured."""
+        source, found = self.source, self.probe.starts is not None
+        if isinstance(source, DatasetSource) and source.leaves_starts_open and not found:
+            self.probe.find_starts(self.listed.spec)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -357,11 +343,11 @@ class _Build:
         """Build a version; None if another build committed it, and its holes are to be retried."""
         if work.needed is not None:
             self._check_space(work.needed)
-        self._decide_starts(run)
+        self._decide_starts()
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
-        self.listed.keep_ctimes(self.store)
+        self.listed.keep_record(self.store)
         with contextlib.ExitStack() as stack:
             try:
                 lease, left = self._start(stack, work)
@@ -450,7 +436,7 @@ class _Build:
     def _conclude(self, lease: Lease, work: Work, receipts: Mapping[int, Receipt]) -> BuildResult:
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, found = work.target, work.found
-        total = self.monitor.totals.total
+        total = Totals.of(self.monitor.new_receipts)
         if total.rows_reused and found is not None:
             unread = ", whose bytes were not checked (--verify reads them)"
             names = list(map(short, found.versions))
@@ -467,7 +453,7 @@ class _Build:
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
         self._mend_others(target, receipts)
         fetched = (receipts[shard].content for shard in range(target.shards))
-        self.listed.keep_contents(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
+        self.listed.keep_record(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
         self._clean_up(lease, target)
         if self.listed.fetches_labels:
             built = replace(
@@ -490,17 +476,16 @@ class _Build:
 
         Damage that stays is said.
         """
-        spoiled = {r.shard: r for r in receipts.values() if r.spoiled}
+        spoiled = [receipt for receipt in receipts.values() if receipt.spoiled]
         if not spoiled:
             return
+        names = sorted({name for receipt in spoiled for name in receipt.spoiled})
+        places = [(version, name) for version, _, name in (n.partition("/") for n in names)]
         left: dict[str, list[str]] = {}
         usable = True
         try:
-            mended = copy_to_other_versions(
-                self.store, target, objects_of(target, spoiled.values())
-            )
-            for place in sorted({name for receipt in spoiled.values() for name in receipt.spoiled}):
-                version, _, name = place.partition("/")
+            mended = copy_to_other_versions(self.store, target, objects_of(target, spoiled))
+            for version, name in places:
                 folder = self.store.folder(version)
                 leaf = recorded_leaf(folder, name)
                 if leaf is not None and leaf.fault_in(folder):
@@ -511,17 +496,9 @@ class _Build:
             return
         if mended:
             where = ", ".join(map(short, mended))
-            names = first_ones(
-                sorted(
-                    {
-                        name
-                        for receipt in spoiled.values()
-                        for version, _, name in (place.partition("/") for place in receipt.spoiled)
-                        if version in mended and name not in left.get(version, ())
-                    }
-                )
-            )
-            self.progress.say(f"Damage is mended in version {where}, too: {names}")
+            whole = {n for v, n in places if v in mended and n not in left.get(v, ())}
+            text = first_ones(sorted(whole))
+            self.progress.say(f"Damage is mended in version {where}, too: {text}")
         for version, names_left in left.items():
             keep = (
                 f"; to keep it, make it current (precache use {shown(self.request.store)}"
@@ -555,14 +532,14 @@ class _Build:
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {short(before.version)} stays as it is")
         result = committed_result(before, self.listed.ignored)
-        return replace(result, cpu_seconds=self.monitor.totals.total.cpu_seconds)
+        return replace(result, cpu_seconds=Totals.of(self.monitor.new_receipts).cpu_seconds)
 
     def _repair(self, run: RunTasks, work: Work) -> BuildResult:
         """Build the missing objects of a committed version again, in all versions that share them.
 
         Their rows must be what they were.
         """
-        self._decide_starts(run)
+        self._decide_starts()
         target, lost = work.target, dict(work.lost or {})
         with self._take_lease(target) as lease:
             for name in copy_from_other_versions(self.store, target, lost, lease.require):
@@ -587,7 +564,7 @@ class _Build:
         self.progress.finish(
             f"Version {short(target.version)} is complete again: {len(todo)} shards built{mended}"
         )
-        total = self.monitor.totals.total
+        total = Totals.of(self.monitor.new_receipts)
         return replace(
             committed_result(target, self.listed.ignored),
             shards_skipped=target.shards - total.shards,
@@ -613,20 +590,49 @@ class _Build:
         found
             Rows that other versions have.
         """
-        from precache_workers.shards.shard_task import run_shard
+        from precache_workers.shards.shard_task import ShardTask, run_shard
 
-        self.monitor.begin(target, todo, receipts)
+        monitor = self.monitor
+        monitor.target, monitor.planned, monitor.receipts = target, len(todo), receipts
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
-        task_of = functools.partial(
-            self._task, job=self._job(), target=target, lost=lost, found=found, lease=lease.name
-        )
+        table, job = target.table, self._job()
+
+        def task_of(shard: int, accept_missing: bool) -> ShardTask:
+            rows = target.rows_of(shard)
+            part = slice(rows.start, rows.stop)
+            contents = self.listed.contents[part]
+            stored = None if found is None else found.shard(rows)
+            removed, may_fail = (
+                frozenset(row - rows.start for row in some.intersection(rows))
+                for some in (table.removed, self.retried)
+            )
+            return ShardTask.of(
+                job,
+                table,
+                rows,
+                folder=target.folder,
+                shapes=target.shapes,
+                rows_per_shard=target.rows_per_shard,
+                shard=shard,
+                accept_missing=accept_missing,
+                lost=None if lost is None else lost[shard],
+                stored=stored,
+                check_stored=self.verifies,
+                pinned=stored.contents if stored and self.listed.pinned else contents,
+                read_before=bool(contents),
+                removed=removed,
+                lease=lease.name,
+                barred={key: self.barred[key] for key in self.barred.keys() & table.keys[part]},
+                may_fail=may_fail,
+            )
+
         for attempt in range(1, SHARD_ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             accept = self.request.accept_missing and attempt == SHARD_ATTEMPTS
-            tasks = (task_of(shard=shard, accept_missing=accept) for shard in todo)
+            tasks = (task_of(shard, accept) for shard in todo)
             for task, outcome in run(run_shard, tasks, None, len(todo)):
                 self.barred |= task.barred
                 if isinstance(outcome, FetchError | CrashError):
@@ -636,7 +642,7 @@ class _Build:
                     raise outcome
                 else:
                     receipts[task.shard] = outcome
-                    self.monitor.add(outcome)
+                    monitor.new_receipts.append(outcome)
                     failed += failed_samples(target.table.keys, [outcome])
                     self._check_failures(failed, target)
                     self.progress.advance(target.samples_of(task.shard), len(failed))
@@ -648,46 +654,6 @@ class _Build:
             f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; run "
             "the same command again, or with --accept-missing to leave holes for what cannot be "
             f"fetched (the rest is {rest})"
-        )
-
-    def _task(
-        self,
-        *,
-        job: Job,
-        target: TargetVersion,
-        lost: Mapping[int, Mapping[str, Leaf]] | None,
-        found: StoredRows | None,
-        lease: str,
-        shard: int,
-        accept_missing: bool,
-    ) -> ShardTask:
-        from precache_workers.shards.shard_task import ShardTask
-
-        names = target.shapes if lost is None else lost[shard]
-        rows = target.rows_of(shard)
-        part = slice(rows.start, rows.stop)
-        contents = self.listed.contents[part]
-        stored = None if found is None else found.shard(rows)
-        return ShardTask(
-            job=job,
-            folder=target.folder,
-            shapes=target.shapes,
-            objects={name: target.object_name(name, shard) for name in names},
-            rows_per_shard=target.rows_per_shard,
-            shard=shard,
-            keys=list(target.table.keys[part]),
-            sizes=target.table.sizes[part].tolist(),
-            locations=target.table.locations_of(rows),
-            accept_missing=accept_missing,
-            lost=None if lost is None else lost[shard],
-            stored=stored,
-            check_stored=self.verifies,
-            pinned=stored.contents if stored and self.listed.pinned else contents,
-            read_before=bool(contents),
-            removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
-            lease=lease,
-            barred={key: self.barred[key] for key in self.barred.keys() & target.table.keys[part]},
-            may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )
 
     def _check_failures(self, failed: Sequence[tuple[str, str]], target: TargetVersion) -> None:

@@ -6,33 +6,25 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from precache.errors import (
-    DamageError,
-    StorageError,
-    StoreError,
-    UsageError,
-)
+from precache.errors import UsageError
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_log, short
-from precache.store.layout import RowShape
 from precache.store.open import open_own
-from precache.store.row_table import RowTable
-from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import cluster_cpus
 from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.sample_probe import sample_probe
+from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.assembly import FieldRows
@@ -41,16 +33,12 @@ from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
-from precache_workers.planning.stored_versions import committed_versions
-from precache_workers.planning.target_version import VersionSpec
+from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
 from precache_workers.planning.work_plan import (
-    MeasuredRows,
-    Probe,
     Work,
     compact_shards,
     failed_rows,
     find_work,
-    may_draw,
     remaining,
     requested_target,
 )
@@ -59,7 +47,7 @@ from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
     from precache_workers.doctor.report import DoctorReport
-    from precache_workers.shards.samples import FetchAllTask, Job
+    from precache_workers.shards.samples import Job
 
 _BY_OPS = "that has a field by these ops, or by the first of them"
 
@@ -202,12 +190,9 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         listed = list_rows(request, store, source, progress.listed, progress.say)
         listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")
-        profiler = _Profiler(request, store, source, listed, progress, stack)
+        profiler = _Profiler(request, store, source, listed, progress, stack, timing)
         target = requested_target(request, store, listed.spec)
-        probe = profiler.probe
-        if not timing:
-            probe = replace(probe, measure=profiler.measure_unless_declared)
-        work = find_work(request, store, listed, target, probe)
+        work = find_work(request, store, listed, target, profiler.probe)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work))
         cost = profiler.estimate(work, shards) if shards and timing else None
@@ -228,16 +213,20 @@ class _Profiler:
         listed: ListedSource,
         progress: BuildProgress,
         stack: contextlib.ExitStack,
+        timing: bool,
     ) -> None:
-        self._request = request
-        self._store = store
-        self._source = source
-        self._listed = listed
-        self._progress = progress
-        self._stack = stack
-        self._probe_seconds = 0.0
-        self._barred: Mapping[str, str] = listed.barred
-        self.pixels: list[str] = []
+        self._request, self._store, self._source = request, store, source
+        self._listed, self._progress, self._stack = listed, progress, stack
+        self._barred, self.pixels = dict(listed.barred), list[str]()
+        self.probe = SampleProbe(
+            request,
+            lambda: self._run,
+            lambda: self._job,
+            self._barred,
+            progress,
+            self.pixels.append,
+            declared=not timing,
+        )
 
     @functools.cached_property
     def _run(self) -> RunTasks:
@@ -257,43 +246,6 @@ class _Profiler:
         from precache_workers.shards.samples import Job
 
         return Job.of(self._request, self._source, self._listed)
-
-    def _outcome(self, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
-        """Run a task without the samples that are known to end its worker."""
-        [(task, outcome)] = self._run(function, [replace(task, barred=self._barred)])
-        self._barred = task.barred
-        return outcome
-
-    @functools.cached_property
-    def probe(self) -> Probe:
-        """Row shapes, stored bytes and readings of pixels, from a few samples."""
-        source, take = self._request.source, self._take_measured
-        return sample_probe(self._try, lambda: self._job, source, take, self.pixels.append)
-
-    def _take_measured(self, measured: MeasuredRows) -> None:
-        for line in measured.notes:
-            self._progress.note(line)
-        self.pixels += measured.pixels
-
-    def _try(self, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
-        _, began = self._run, time.perf_counter()
-        outcome = self._outcome(function, task)
-        self._probe_seconds += time.perf_counter() - began
-        return outcome
-
-    def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
-        """Return declared row shapes, without stored bytes; else measures them.
-
-        Samples are read all the same where they decide whether a build is refused.
-        """
-        if spec.recipe.leaves_pixels_open or may_draw(self._request, spec.recipe):
-            return self.probe.measure(spec)
-        shapes = {}
-        for name, declared in spec.recipe.fields.items():
-            if declared.shape is None or declared.dtype is None:
-                return self.probe.measure(spec)
-            shapes[name] = RowShape(declared.shape, declared.dtype)
-        return MeasuredRows(shapes, 0.0)
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
@@ -328,7 +280,7 @@ class _Profiler:
             list(map(ShardWork.of, built, shards_read)),
             times,
             planned_cpus(self._request),
-            listing=self._listed.seconds + self._probe_seconds,
+            listing=self._listed.seconds + self.probe.seconds,
             start=self._start_seconds,
             round_trip=_round_trip(self._store),
         )
@@ -403,7 +355,7 @@ def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
     """Count the samples that failed before and stay holes."""
     if work.committed:
         return len(failed_rows(work.target))
-    return Totals.of_all(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
+    return Totals.of(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
 
 
 def _fails(
@@ -448,9 +400,8 @@ def _differences(store: Folder, listed: ListedSource, base: str | None) -> Build
     folder, attributes = versions[0]
     table = None
     if attributes.rows_digest != listed.spec.rows_digest:
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = open_own(folder).read_checked(ROW_TABLE)
-            table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
+        with contextlib.suppress(*UNREADABLE):
+            table, _ = rows_of(open_own(folder))
     of_base = next((a for own, a in versions if own.name == base), attributes)
     return compare_with_committed(listed.spec, attributes, table, of_base.libraries)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,10 +116,16 @@ def _write(
     lease: Lease | None,
 ) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
-    facts = facts_of(target, ordered, labels)
-    objects = small_objects(target, facts)
+    labels, reasons = narrow(_labels(target, ordered) if labels is None else labels), holes(ordered)
+    sums = {
+        name: np.array([receipt.sums[name].flat() for receipt in ordered], np.float64)
+        for name in target.shapes
+        if all(name in receipt.sums for receipt in ordered)
+    }
+    objects = small_objects(target, ordered, labels, reasons, sums)
     leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
-    root = sealed_root({**_attributes(target, ordered, facts), "objects": leaves})
+    own = _attributes(target, ordered, labels, len(reasons), sums)
+    root = sealed_root({**own, "objects": leaves})
     objects |= spare_objects(root, objects.values())
 
     def create(item: tuple[str, bytes]) -> None:
@@ -152,86 +157,54 @@ def _require_whole(target: TargetVersion, receipts: Mapping[int, Receipt]) -> No
         )
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Contents of a version's small objects, beside its row table.
+def small_objects(
+    target: TargetVersion,
+    receipts: Sequence[Receipt],
+    labels: np.ndarray,
+    reasons: Mapping[int, str],
+    sums: Mapping[str, np.ndarray],
+) -> dict[str, bytes]:
+    """Return name -> bytes of all objects of a version but its shards and its own document.
 
-    Attributes
+    Parameters
     ----------
-    holes
-        Row -> reason, in row order.
-    content
-        XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
-    labels
-        By row, as in the row table.
-    shards
-        Field -> (shards, 3) uint64 bytes and XXH3-128 of its objects, high and low half.
-    checks
-        Field -> (shards, chunks) uint32 last bytes of their chunks.
-    sums
-        Field of images -> (shards, 1 + 2 C) float64.
-    shapes
-        Ragged field -> (rows, axes) int32 shapes of its rows.
+    receipts
+        Of all shards, in order.
+    labels, reasons, sums
+        By row; row -> reason of every hole; field of images -> (shards, 1 + 2 C) float64.
     """
-
-    holes: Mapping[int, str]
-    content: Sequence[str]
-    labels: np.ndarray
-    shards: Mapping[str, np.ndarray]
-    checks: Mapping[str, np.ndarray]
-    sums: Mapping[str, np.ndarray]
-    shapes: Mapping[str, np.ndarray]
-
-
-def facts_of(
-    target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None
-) -> Facts:
-    """Collect the facts from the receipts of all shards, in order."""
-    shards, checks, sums, shapes = {}, {}, {}, {}
-    for name, row in target.shapes.items():
-        if row.ragged:
-            of_rows = [shape for receipt in receipts for shape in receipt.shapes[name]]
-            shapes[name] = np.array(of_rows, np.int32)
-        stored = [receipt.objects[name] for receipt in receipts]
-        rows = [(each.size, each.xxh3 >> 64, each.xxh3 & 2**64 - 1) for each in stored]
-        shards[name] = np.array(rows, np.uint64)
-        checks[name] = np.stack([each.ends for each in stored])
-        if all(name in receipt.sums for receipt in receipts):
-            sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
-    content = [digest for receipt in receipts for digest in receipt.content]
-    labels = _labels(target, receipts) if labels is None else labels
-    return Facts(holes(receipts), content, labels, shards, checks, sums, shapes)
-
-
-def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
-    """Return name -> bytes of all objects of a version but its shards and its own document."""
-    table, reasons = target.table, facts.holes
+    table, fields = target.table, target.spec.recipe.fields
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
     group = as_json(zarr_metadata.group_document({}))
     objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
-    fields = target.spec.recipe.fields
     for name, row in target.shapes.items():
         document = field_document(fields[name], row, len(table), target.rows_per_shard)
         objects[f"{name}/{ROOT}"] = as_json(document)
-        shards, checks = facts.shards[name], facts.checks[name]
-        per_object = checks_per_object(checks.shape[1])
-        _add(objects, f"{SHARDS}/{name}", small_array(shards, ["shard", "size_xxh3"]))
-        ends = small_array(checks, ["shard", "chunk"], per_chunk=per_object)
-        _add(objects, f"{CHECKS}/{name}", ends)
-        if name in facts.shapes:
-            _add(objects, shapes_name(name), small_array(facts.shapes[name], ["row", "axis"]))
-        if name in facts.sums:
-            sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
-            _add(objects, f"{SUMS}/{name}", sums)
-    labels = narrow(facts.labels)
+        stored = [receipt.objects[name] for receipt in receipts]
+        shards = [(made.size, made.xxh3 >> 64, made.xxh3 & 2**64 - 1) for made in stored]
+        ends = np.stack([made.ends for made in stored])
+        per_object = checks_per_object(ends.shape[1])
+        shard_sizes = small_array(np.array(shards, np.uint64), ["shard", "size_xxh3"])
+        _add(objects, f"{SHARDS}/{name}", shard_sizes)
+        checks = small_array(ends, ["shard", "chunk"], per_chunk=per_object)
+        _add(objects, f"{CHECKS}/{name}", checks)
+        if row.ragged:
+            shapes = [shape for receipt in receipts for shape in receipt.shapes[name]]
+            array = small_array(np.array(shapes, np.int32), ["row", "axis"])
+            _add(objects, shapes_name(name), array)
+        if name in sums:
+            _add(
+                objects, f"{SUMS}/{name}", small_array(sums[name], ["shard", "count_total_squares"])
+            )
     form = label_form(labels.shape[1:], labels.dtype.name)
     _add(objects, "label", small_array(labels, *form))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
     _add(objects, "holes", file_array(as_json(named)))
-    _add(objects, "rows", file_array(table.to_parquet(facts.content)))
+    content = [digest for receipt in receipts for digest in receipt.content]
+    _add(objects, "rows", file_array(table.to_parquet(content)))
     return objects
 
 
@@ -247,9 +220,15 @@ def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
     return labels
 
 
-def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts) -> dict[str, Any]:
-    mean, std = channel_statistics(facts.sums)
-    own, total = target.describe(), Totals.of_all(receipts)
+def _attributes(
+    target: TargetVersion,
+    receipts: Sequence[Receipt],
+    labels: np.ndarray,
+    holes: int,
+    sums: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    mean, std = channel_statistics(sums)
+    own, total = target.describe(), Totals.of(receipts)
     for name, described in own["fields"].items():
         field = target.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name
@@ -262,9 +241,9 @@ def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts
         "format": FORMAT,
         **own,
         "rows": len(target.table),
-        "holes": len(facts.holes),
+        "holes": holes,
         "classes": list(target.table.classes),
-        "label": label_attributes(narrow(facts.labels)),
+        "label": label_attributes(labels),
         "mean": mean,
         "std": std,
         "recipe": target.spec.declared.to_dict(),
@@ -287,7 +266,7 @@ def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
 def channel_statistics(
     sums: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return mean and standard deviation of each channel, by image field, from `Facts.sums`."""
+    """Return mean and standard deviation of each channel, by image field, from sums of shards."""
     mean, std = {}, {}
     for name, of_shards in sums.items():
         average, deviation = mean_and_std(of_shards)

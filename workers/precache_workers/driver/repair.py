@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, StoreError
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD, ROOT, Log
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
 from precache.store.version import Version
-from precache_workers.planning.stored_versions import StoredObjects, committed_versions
+from precache_workers.planning.stored_versions import (
+    UNREADABLE,
+    StoredObjects,
+    committed_versions,
+)
 from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_restorable
 
 # --- small objects ------------------------------------------------------------------------------
@@ -36,14 +40,14 @@ def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> N
     Parameters
     ----------
     flaws
-        As `stored_versions.flaws_of` returns them.
+        As `Version.flaws` returns them.
 
     Raises
     ------
     UnmendedError
         There is no copy of an object; nothing was put.
     """
-    version = open_own(target.folder, mends=True)
+    version = target.committed()
     names = [flaw.name for flaw in flaws]
     leaves = [leaf for name in names if (leaf := version.leaves.get(name))]
     objects = {leaf.name: _mended(store, version, leaf) for leaf in leaves}
@@ -151,7 +155,7 @@ def _shard_in(folder: Folder, item: tuple[str, int]) -> Leaf | None:
     """Return what a version has as a shard; None if it is damaged."""
     try:
         return _shard_of(open_own(folder), *item)
-    except (DamageError, StorageError, StoreError):
+    except UNREADABLE:
         return None  # `verify` reports it
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,48 @@ from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.totals import NodeTotals, Totals, failed_samples
+from precache_workers.driver.totals import Totals, failed_samples
+from precache_workers.planning.request import Request
 from precache_workers.planning.rows import by_number
+from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards.timing import STAGES
 
 BINS = 120
 """Number of points of a curve over time."""
 SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""
+
+
+class RunMonitor:
+    """The state of one run of a build, for its report.
+
+    Attributes
+    ----------
+    began
+        Unix time.
+    target
+        None before the version is known, and if nothing is to be built.
+    planned
+        Shards that the run is to make.
+    new_receipts
+        Receipts of this run.
+    receipts
+        Of all finished shards of the version, by number; the build adds to it.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.began = time.time()
+        self.target: TargetVersion | None = None
+        self.planned = 0
+        self.new_receipts: list[Receipt] = []
+        self.receipts: Mapping[int, Receipt] = {}
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the build failed, so that no follower waits for its next heartbeat."""
+        if self.target is not None:
+            with contextlib.suppress(StorageError, ValueError):  # the build's own error is raised
+                self.target.record_failure(str(error) or type(error).__name__)
 
 
 def check_reports(paths: Sequence[str], store: str) -> None:
@@ -87,8 +121,9 @@ def summary(
     those of the whole version, earlier runs included.
     """
     request, target, receipts = monitor.request, monitor.target, monitor.new_receipts
-    total, nodes = monitor.totals.total, monitor.totals.nodes
-    began = min((node.began for node in nodes.values()), default=monitor.began)
+    total = Totals.of(receipts)
+    began = min((receipt.began for receipt in receipts), default=monitor.began)
+    nodes = sorted({receipt.host for receipt in receipts}, key=by_number)
     return {
         "state": "complete" if result is not None else "incomplete",
         "error": None if error is None else _reason(error),
@@ -101,7 +136,7 @@ def summary(
         "rows": len(target.table) if target else result.samples + result.removed if result else 0,
         "shards": {
             "of_version": target.shards if target is not None else result.shards if result else 0,
-            "to_make": monitor.totals.planned,
+            "to_make": monitor.planned,
             "made": total.shards,
             "reused": total.reused,
         },
@@ -112,7 +147,7 @@ def summary(
         "bytes": {"fetched": total.fetched, "raw": total.raw, "stored": total.stored},
         "ratio": total.raw / max(1, total.stored),
         "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
-        "nodes": [_node(name, nodes[name], began) for name in sorted(nodes, key=by_number)],
+        "nodes": [_node(name, [r for r in receipts if r.host == name], began) for name in nodes],
         "throughput": _throughput(receipts, began),
         "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
         "slowest": _slowest(monitor),
@@ -127,7 +162,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(receipt: Receipt, began: float) -> dict[str, Any]:
-    total = Totals.of(receipt)
+    total = Totals.of([receipt])
     return {
         "shard": receipt.shard,
         "node": receipt.host,
@@ -142,18 +177,19 @@ def _line(receipt: Receipt, began: float) -> dict[str, Any]:
     }
 
 
-def _node(name: str, node: NodeTotals, began: float) -> dict[str, Any]:
+def _node(name: str, receipts: Sequence[Receipt], began: float) -> dict[str, Any]:
+    total = Totals.of(receipts)
     return {
         "node": name,
-        "shards": node.total.shards,
-        "images": node.total.images,
-        "failed": node.total.failed,
-        "fetched": node.total.fetched,
-        "stored": node.total.stored,
-        "cpu_seconds": node.total.cpu_seconds,
-        "wall_seconds": node.total.wall_seconds,
-        "began": node.began - began,
-        "ended": node.ended - began,
+        "shards": total.shards,
+        "images": total.images,
+        "failed": total.failed,
+        "fetched": total.fetched,
+        "stored": total.stored,
+        "cpu_seconds": total.cpu_seconds,
+        "wall_seconds": total.wall_seconds,
+        "began": min(receipt.began for receipt in receipts) - began,
+        "ended": max(receipt.began + receipt.wall_seconds for receipt in receipts) - began,
     }
 
 
@@ -161,7 +197,7 @@ def _throughput(receipts: Sequence[Receipt], began: float) -> dict[str, list[flo
     """Mean rates in equal spans of time; a shard's images count evenly over its own time."""
     starts = np.array([r.began - began for r in receipts])
     walls = np.array([r.wall_seconds for r in receipts])
-    totals = map(Totals.of, receipts)
+    totals = [Totals.of([receipt]) for receipt in receipts]
     weights = np.array([[t.images, t.fetched, t.stored] for t in totals]).reshape(-1, 3)
     edges = span_edges(starts, walls)
     rates = done_until(edges, starts, walls, weights)

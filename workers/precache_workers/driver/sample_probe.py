@@ -3,86 +3,112 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from precache.codecs.image import import_zstd
+from precache.store.layout import RowShape
+from precache_workers.cluster.executor import RunTasks
+from precache_workers.driver.progress import BuildProgress
+from precache_workers.planning.request import Request
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.planning.work_plan import MeasuredRows, Probe
+from precache_workers.planning.work_plan import MeasuredRows, may_draw
 from precache_workers.sources.dataset_items import Starts
 
-if TYPE_CHECKING:
-    from precache_workers.shards.samples import FetchAllTask, Job
+if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
+    from precache_workers.shards.samples import Job
 
 REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
 """Modules that are loaded late; the driver checks them before it writes anything."""
 
-Try = Callable[[Callable[[Any], Any], "FetchAllTask"], Any]
-"""Runs a function on a task, without the samples that are barred; returns the outcome."""
 
-
-def sample_probe(
-    attempt: Try,
-    job: Callable[[], Job],
-    source: str,
-    take: Callable[[MeasuredRows], None],
-    note_pixels: Callable[[str], None],
-) -> Probe:
-    """Return the probe that tries samples of a job, by the functions of `row_probe`.
+class SampleProbe:
+    """Tries samples of a job by the functions of `row_probe`: a `planning.work_plan.Probe`.
 
     Parameters
     ----------
-    take
-        Takes what was measured, with its lines for the user.
+    run
+        Returns what runs tasks.
+    job
+        Returns the job, with the starts that were found so far.
+    barred
+        Key -> reason, of samples that are left out, as they end workers; it grows.
     note_pixels
-        Takes a line about defaults that decide the pixels of samples that are read alone.
+        Takes a line about defaults that decide the pixels of samples.
+    declared
+        Take row shapes that the recipe declares, without stored bytes, where samples need not be
+        read to decide whether a build is refused.
+
+    Attributes
+    ----------
+    starts
+        The parts of a dataset's samples that fields start from, once they were found.
+    seconds
+        Time that the trials took.
     """
 
-    def measure(spec: VersionSpec) -> MeasuredRows:
-        _require_modules()
+    def __init__(
+        self,
+        request: Request,
+        run: Callable[[], RunTasks],
+        job: Callable[[], Job],
+        barred: dict[str, str],
+        progress: BuildProgress,
+        note_pixels: Callable[[str], None],
+        *,
+        declared: bool = False,
+    ) -> None:
+        self._request, self._run, self._job, self._barred = request, run, job, barred
+        self._progress, self._note_pixels, self._declared = progress, note_pixels, declared
+        self.starts: Starts | None = None
+        self.seconds = 0.0
+
+    def measure(self, spec: VersionSpec) -> MeasuredRows:
         from precache_workers.profiling.row_probe import run_probe
 
-        measured: MeasuredRows = _probed(attempt, job, source, run_probe, spec)
-        take(measured)
+        fields, open_ = spec.recipe.fields, spec.recipe.leaves_pixels_open
+        if self._declared and not (open_ or may_draw(self._request, spec.recipe)):
+            known = {
+                n: RowShape(f.shape, f.dtype) for n, f in fields.items() if f.shape and f.dtype
+            }
+            if known.keys() == fields.keys():
+                return MeasuredRows(known, 0.0)
+        measured: MeasuredRows = self._try(run_probe, spec)
+        self.starts = measured.starts
+        for line in measured.notes:
+            self._progress.note(line)
+        for line in measured.pixels:
+            self._note_pixels(line)
         return measured
 
-    def read_pixels(spec: VersionSpec, rows: list[int], twice: bool) -> None:
-        _require_modules()
+    def read_pixels(self, spec: VersionSpec, rows: list[int], twice: bool) -> None:
         from precache_workers.profiling.row_probe import run_readings
 
-        read = functools.partial(run_readings, twice=twice)
-        for line in _probed(attempt, job, source, read, spec, rows):
-            note_pixels(line)
+        for line in self._try(functools.partial(run_readings, twice=twice), spec, rows):
+            self._note_pixels(line)
 
-    return Probe(measure, read_pixels)
+    def find_starts(self, spec: VersionSpec) -> None:
+        """Find the parts that fields start from in all samples."""
+        from precache_workers.profiling.row_probe import run_starts
 
+        self.starts = self._try(run_starts, spec)
 
-def find_starts(attempt: Try, job: Callable[[], Job], source: str, spec: VersionSpec) -> Starts:
-    """Find the parts that fields start from in samples; parameters as of `sample_probe`."""
-    from precache_workers.profiling.row_probe import run_starts
+    def _try(
+        self, function: Callable[[Any], Any], spec: VersionSpec, rows: list[int] | None = None
+    ) -> Any:
+        """Return the outcome of a function of `row_probe` on samples of some rows, or of all."""
+        from precache_workers.profiling import row_probe
 
-    starts: Starts = _probed(attempt, job, source, run_starts, spec)
-    return starts
-
-
-def _probed(
-    attempt: Try,
-    job: Callable[[], Job],
-    source: str,
-    function: Callable[[Any], Any],
-    spec: VersionSpec,
-    rows: list[int] | None = None,
-) -> Any:
-    """Return the outcome of a function of `row_probe` on samples of some rows, or of all."""
-    from precache_workers.profiling import row_probe
-
-    task = row_probe.probe_task(job(), spec.table, rows)
-    return row_probe.probed(attempt(function, task), source)
-
-
-def _require_modules() -> None:
-    """Raise `ImportError` or `UsageError` if a module cannot be imported that building needs."""
-    for name in REQUIRED_MODULES:
-        import_module(name)
-    import_zstd()
+        for name in REQUIRED_MODULES:
+            import_module(name)
+        import_zstd()
+        task = row_probe.probe_task(self._job(), spec.table, rows)
+        run, began = self._run(), time.perf_counter()
+        self._progress.phase("Measuring a few samples")
+        [(task, outcome)] = run(function, [replace(task, barred=self._barred)])
+        self.seconds += time.perf_counter() - began
+        self._barred |= task.barred
+        return row_probe.probed(outcome, self._request.source)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -27,7 +25,7 @@ def failed_samples(keys: Sequence[str], receipts: Iterable[Receipt]) -> list[tup
     return [(keys[row], why) for row, why in failures(receipts).items()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """Sums over receipts.
 
@@ -45,18 +43,18 @@ class Totals:
         Wall seconds by stage.
     """
 
-    shards: int = 0
-    images: int = 0
-    failed: int = 0
-    fetched: int = 0
-    reused: int = 0
-    rows_reused: int = 0
-    cpu_seconds: float = 0.0
-    import_seconds: float = 0.0
-    wall_seconds: float = 0.0
-    raw_of: Mapping[str, int] = field(default_factory=dict)
-    stored_of: Mapping[str, int] = field(default_factory=dict)
-    stages: Mapping[str, float] = field(default_factory=dict)
+    shards: int
+    images: int
+    failed: int
+    fetched: int
+    reused: int
+    rows_reused: int
+    cpu_seconds: float
+    import_seconds: float
+    wall_seconds: float
+    raw_of: Mapping[str, int]
+    stored_of: Mapping[str, int]
+    stages: Mapping[str, float]
 
     @property
     def raw(self) -> int:
@@ -69,77 +67,25 @@ class Totals:
         return sum(self.stored_of.values())
 
     @classmethod
-    def of(cls, receipt: Receipt) -> Totals:
-        """The figures of one receipt."""
-        removed = sum(why == REMOVED for why in receipt.holes.values())
+    def of(cls, receipts: Collection[Receipt]) -> Totals:
+        """The sums of receipts."""
+        raw_of, stored_of, stages = (Counter[str]() for _ in range(3))
+        for receipt in receipts:
+            raw_of.update({name: made.raw_nbytes for name, made in receipt.objects.items()})
+            stored_of.update({name: made.size for name, made in receipt.objects.items()})
+            stages.update(receipt.seconds)
+        removed = sum(why == REMOVED for r in receipts for why in r.holes.values())
         return cls(
-            shards=1,
-            images=len(receipt.content) - removed,
-            failed=len(receipt.holes) - removed,
-            fetched=receipt.fetched,
-            reused=int(receipt.reused),
-            rows_reused=receipt.rows_reused,
-            cpu_seconds=receipt.cpu_seconds,
-            import_seconds=receipt.import_seconds,
-            wall_seconds=receipt.wall_seconds,
-            raw_of={name: stored.raw_nbytes for name, stored in receipt.objects.items()},
-            stored_of={name: stored.size for name, stored in receipt.objects.items()},
-            stages=receipt.seconds,
+            shards=len(receipts),
+            images=sum(len(r.content) for r in receipts) - removed,
+            failed=sum(len(r.holes) for r in receipts) - removed,
+            fetched=sum(r.fetched for r in receipts),
+            reused=sum(r.reused for r in receipts),
+            rows_reused=sum(r.rows_reused for r in receipts),
+            cpu_seconds=sum(r.cpu_seconds for r in receipts),
+            import_seconds=sum(r.import_seconds for r in receipts),
+            wall_seconds=sum(r.wall_seconds for r in receipts),
+            raw_of=raw_of,
+            stored_of=stored_of,
+            stages=stages,
         )
-
-    @classmethod
-    def of_all(cls, receipts: Iterable[Receipt]) -> Totals:
-        """The sums of several receipts."""
-        return sum(map(cls.of, receipts), cls())
-
-    def __add__(self, other: Totals) -> Totals:
-        sums: dict[str, Any] = {}
-        for spec in dataclasses.fields(self):
-            one, two = getattr(self, spec.name), getattr(other, spec.name)
-            if isinstance(one, Mapping):
-                names = dict.fromkeys([*one, *two])
-                sums[spec.name] = {n: one.get(n, 0) + two.get(n, 0) for n in names}
-            else:
-                sums[spec.name] = one + two
-        return Totals(**sums)
-
-
-@dataclass
-class NodeTotals:
-    """Sums over the receipts of one node.
-
-    Attributes
-    ----------
-    began, ended
-        Unix time by the node's clock: of its first shard's begin and of its last one's end.
-    """
-
-    total: Totals = Totals()
-    began: float = math.inf
-    ended: float = -math.inf
-
-    def add(self, receipt: Receipt) -> None:
-        """Count a shard that is done."""
-        self.total += Totals.of(receipt)
-        self.began = min(self.began, receipt.began)
-        self.ended = max(self.ended, receipt.began + receipt.wall_seconds)
-
-
-@dataclass
-class BuildTotals:
-    """Sums over the receipts of one run: of each node, and of all.
-
-    Attributes
-    ----------
-    planned
-        Shards that the run is to make.
-    """
-
-    planned: int = 0
-    total: Totals = Totals()
-    nodes: dict[str, NodeTotals] = field(default_factory=dict)
-
-    def add(self, receipt: Receipt) -> None:
-        """Count a shard that is done."""
-        self.total += Totals.of(receipt)
-        self.nodes.setdefault(receipt.host, NodeTotals()).add(receipt)

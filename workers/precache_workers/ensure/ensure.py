@@ -149,7 +149,7 @@ class WantedVersion:
             return None
         version = open_own(target.folder)
         if self.listed is not None:
-            self.listed.keep_contents(self.store, functools.partial(contents_of, version))
+            self.listed.keep_record(self.store, functools.partial(contents_of, version))
         return version
 
     def _is_building(self) -> bool:

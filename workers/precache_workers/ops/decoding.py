@@ -413,8 +413,10 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 if op.mode == "unchanged" and raw == "LA;16B":
                     return _wide_grey_alpha(data, image, op)
                 if not op.keeps_values and _low_bytes(raw):
-                    if op.bits is None and _brightest(image) <= MOST_DIM >> 8:
-                        _require_bright(_widest(data, op))
+                    high = (np.asarray(image.getchannel(colour)).max() for colour in "RGB")
+                    if op.bits is None and max(high) <= MOST_DIM >> 8:
+                        colours = (strip[..., :3] for strip in _wide_colours(data, op))
+                        _require_bright(max(int(values.max()) for values in colours))
                     if op.bits is not None and op.bits < 16:
                         return _to_array(_narrowed(image, data, op), op)
                 _turn(image, op)
@@ -650,16 +652,6 @@ def _low_bytes(raw: str) -> str | None:
         return None
     big = order == "16B" or (order == "16N" and sys.byteorder == "big")
     return f"{colours};16{'L' if big else 'B'}"
-
-
-def _brightest(image: Image.Image) -> int:
-    """Return the largest value of an image of RGB or RGBA, without alpha."""
-    return max(int(np.asarray(image.getchannel(colour)).max()) for colour in "RGB")
-
-
-def _widest(data: bytes, op: Decode) -> int:
-    """Return the largest value of colours of 16 bits, without alpha."""
-    return max(int(values[..., :3].max()) for values in _wide_colours(data, op))
 
 
 def _wide_colours(data: bytes, op: Decode) -> Iterator[np.ndarray]:

@@ -11,12 +11,12 @@ fetches it finds out.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.ops import Decode
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
@@ -25,10 +25,10 @@ from precache.store.columns import Texts, arrow_of
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
-from precache.store.row_table import REMOVED, RowTable, read_contents
-from precache.store.version import ROW_TABLE, Version
+from precache.store.row_table import REMOVED, RowTable
+from precache.store.version import Version
 from precache_workers.ops.identity import ops_digest
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import ended_workers
 
@@ -405,31 +405,28 @@ class Catalogue:
         """
         arrays = [pair for pairs in self.arrays.values() for pair in pairs]
         numbers = {id(array): number for number, (_, array) in enumerate(arrays)}
-        fields = {}
+        fields, places = {}, np.arange(len(self.known))
         for name, pairs in self.arrays.items():
-            held = np.full((len(self.known), 3), -1, np.int32)
-            fitting = [
+            held = fields[name] = np.full((len(places), 3), -1, np.int32)
+            fitting = (
                 pair
                 for pair in pairs
                 if shapes is None or not pair[1].finished or pair[1].shape == shapes[name]
-            ]
-            places = np.arange(len(held))
-            for alike in _groups(fitting):
-                rows_of = [self._rows_for(name, number, array) for number, array in alike]
+            )
+            for _, alike in itertools.groupby(fitting, lambda p: (p[1].applied, p[1].encoded)):
+                group = list(alike)
+                rows_of = [self._rows_for(name, number, array) for number, array in group]
                 valid = np.logical_or.reduce([rows >= 0 for rows in rows_of])
-                found = []
-                for (number, array), rows in zip(alike, rows_of, strict=True):
+                ways = []
+                for (number, array), rows in zip(group, rows_of, strict=True):
                     is_hole = self._is_hole_of(number) & ~valid
                     same = (rows == places) | is_hole
-                    found.append((numbers[id(array)], array, rows, same, is_hole))
-                for at, array, _, same, is_hole in found:
                     whole = _in_whole_shards(array, rows_per_shard, same)
-                    _take(held, whole, at, places, is_hole)
-                for at, _, _, same, is_hole in found:
-                    _take(held, same, at, places, is_hole)
-                for at, _, rows, _, is_hole in found:
-                    _take(held, rows >= 0, at, rows, is_hole)
-            fields[name] = held
+                    at = numbers[id(array)], is_hole
+                    ways.append([(*at, whole, places), (*at, same, places), (*at, rows >= 0, rows)])
+                for at, is_hole, some, taken in itertools.chain(*zip(*ways, strict=True)):
+                    new = some & (held[:, 0] < 0)
+                    held[new, 0], held[new, 1], held[new, 2] = at, taken[new], is_hole[new]
         made = np.logical_and.reduce([has_row(held) for held in fields.values()])
         holes = {row: why for row, why in self.holes.items() if not made[row]}
         for held in fields.values():  # of holes, only their own rows are taken
@@ -467,20 +464,6 @@ def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) 
     return np.repeat(whole, ends - starts)
 
 
-def _groups(
-    arrays: Sequence[tuple[int, StoredArray]],
-) -> Iterator[list[tuple[int, StoredArray]]]:
-    """Group arrays of as many ops and the same codec, in order."""
-    for place in dict.fromkeys((array.applied, array.encoded) for _, array in arrays):
-        yield [pair for pair in arrays if (pair[1].applied, pair[1].encoded) == place]
-
-
-def _take(held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: np.ndarray) -> None:
-    """Take rows of an array that are not held yet."""
-    some = some & (held[:, 0] < 0)
-    held[some, 0], held[some, 1], held[some, 2] = array, rows[some], is_hole[some]
-
-
 def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterator[StoredSamples]:
     """Read the versions that have rows of some field, or samples that ended workers, the latest
     first; damaged ones are left out."""
@@ -491,13 +474,12 @@ def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterato
             continue
         matches = {} if folder.name == repaired else matches
         try:
-            version, where = open_own(folder), folder.path(ROW_TABLE)
+            version = open_own(folder)
             ended = any(ended_workers(why) for _, why in version.holes.values())
             if not (matches or ended or folder.name == repaired):
                 continue
-            data = version.read_checked(ROW_TABLE)
-            table = RowTable.from_parquet(data, where)
-            content = halves_of(Texts(read_contents(data, where)))
+            table, contents = rows_of(version)
+            content = halves_of(contents)
             rows = table.keys.find(spec.table.keys)
             samples = StoredSamples(version, attributes, table, content, rows, matches)
             for array in (array for of_field in matches.values() for array in of_field):
@@ -505,7 +487,7 @@ def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterato
                 if array.shape.ragged:
                     version.row_shapes(array.name)
             samples.is_hole  # noqa: B018 - these are read here, where damage is expected
-        except (DamageError, StorageError, StoreError, ValueError):
+        except (*UNREADABLE, ValueError):
             continue  # `verify` says why
         yield samples
 
@@ -552,9 +534,9 @@ def _contents(
         of_keys = samples.at_keys(samples.content, 0)
         new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
         content[new], guessed[new] = of_keys[new], True
-    new = ~known & ~guessed & ~table.is_removed & (table.sizes >= 0)
-    if new.any():
-        _guess_by_name(table, by_source, content, np.flatnonzero(new))
+    new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
+    if len(new):
+        _guess_by_name(table, by_source, content, new)
     return content, known, labels
 
 

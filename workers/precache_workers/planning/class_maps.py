@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +26,14 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
+
+_NO_LISTS = (".csv", ".tsv", ".yaml", ".yml", ".toml", ".xml", ".pbtxt", ".parquet", ".pkl", ".npy")
+"""Suffixes of files whose lines are no names, though they may have them."""
+
+_FORMS = (
+    "give a text file with the names of the classes one a line, by number, a JSON list of them, "
+    'or a JSON object such as {"cat": 0, "dog": 1}'
+)
 
 
 def freeze_classes(
@@ -160,22 +169,37 @@ def read_classes(
             if path.is_dir() and (names := class_folders(path)):
                 return in_order(names, order, where)
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
+    if path.suffix.lower() in _NO_LISTS:
+        raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")
     try:
         text = path.read_text("utf-8-sig")
-        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
-        text = "".join(names) if isinstance(names, list) else ""
+        given: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        given = _by_number(given) if isinstance(given, dict) else given
+        text = "".join(given) if isinstance(given, list) else ""
         text.encode()  # JSON may hold lone surrogates
     except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error) or "memory does not suffice for it"
-        raise SourceError(
-            f"{where} cannot be read: {reason}; give a JSON list of names, or one name a line"
-        ) from None
-    if not isinstance(names, list) or "\0" in text:
-        raise SourceError(f"{where} must be a JSON list of names, or one name a line, in UTF-8")
-    classes = tuple(name.strip() for name in names if name.strip())
+        raise SourceError(f"{where} cannot be read: {reason}; {_FORMS}") from None
+    if not isinstance(given, list) or "\0" in text:
+        raise SourceError(f"{where} has no list of names; {_FORMS}")
+    classes = tuple(name.strip() for name in given if name.strip())
     if len(set(map(composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes
+
+
+def _by_number(numbered: Mapping[str, Any]) -> list[Any] | None:
+    """Return the names of an object such as ``{"cat": 0}`` or ``{"0": "cat"}`` by number.
+
+    None unless the numbers are those from 0 up, once each.
+    """
+    pairs = [
+        (value, name) if type(value) is int else (int(name) if name.isdecimal() else -1, value)
+        for name, value in numbered.items()
+    ]
+    pairs.sort(key=operator.itemgetter(0))
+    is_whole = [number for number, _ in pairs] == [*range(len(pairs))]
+    return [name for _, name in pairs] if is_whole else None
 
 
 def class_folders(path: Path) -> list[str]:

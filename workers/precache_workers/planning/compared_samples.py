@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from precache.errors import DamageError, SourceError, StorageError, StoreError
+from precache.errors import SourceError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
@@ -17,7 +17,7 @@ from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_etags
 from precache.store.version import ROW_TABLE
 from precache_workers.planning.source_record import listed_as, stored_tables, with_label
-from precache_workers.planning.stored_versions import latest_of
+from precache_workers.planning.stored_versions import UNREADABLE, latest_of
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Fetched, Sample, Tick
 from precache_workers.sources.dataset import DatasetSource
@@ -105,7 +105,7 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
         return ()
     try:
         stored = read_etags(open_own(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
-    except (DamageError, StorageError, StoreError):
+    except UNREADABLE:
         return ()
     before, now = ({listed_as(etag) for etag in etags} for etags in (stored, table.etags))
     if now <= before or not any(etag.startswith(source.etag) for etag in before):

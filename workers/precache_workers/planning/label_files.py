@@ -24,8 +24,10 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
 from precache_workers.sources.columns import LABEL_COLUMNS
-from precache_workers.sources.label_readings import INTEGER, bit_of, quoted
-from precache_workers.sources.labels import decide, is_number, kind_of
+from precache_workers.sources.evidence import quoted
+from precache_workers.sources.label_evidence import decide, is_number
+from precache_workers.sources.label_readings import INTEGER, bit_of
+from precache_workers.sources.labels import Column, kind_of
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
@@ -85,21 +87,21 @@ def read_label_file(
 ) -> LabelFile:
     """Read a file of labels and choose its columns."""
     _require_table(path, where)
+    reader = _Reader(where, columns, keys, rules)
     try:
         with Path(path).open("rb") as stream:
             if path.lower().endswith((*JSON_LINES, ".parquet")):
                 rows = joined_batches([*read_batches(stream, path, where, _readable)])
                 named = True
             else:
-                rows, named = _csv_file([*csv_rows(stream, path, where)], columns, keys, where)
+                rows, named = reader.rows_of([*csv_rows(stream, path, where)])
     except (MemoryError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         reason = "memory does not suffice for it" if isinstance(error, MemoryError) else reason
         raise SourceError(f"cannot read labels from {where}: {reason}") from None
     if not rows.lines:
         raise SourceError(f"{where} holds no label; each line is key,label")
-    chosen: tuple[str, tuple[str, ...]] = ("key", ("label",))
-    key, labels = _choose(rows, columns, keys, where, rules) if named else chosen
+    key, labels = reader.choose(rows) if named else ("key", ("label",))
     ids = [cell if isinstance(cell, str) else text_of(cell) for cell in rows.columns[key]]
     for line, text in zip(rows.lines, ids, strict=True):
         if not text.strip():
@@ -108,12 +110,12 @@ def read_label_file(
                 "to keep its class needs none"
             )
     order = () if rules.separator or len(labels) > 1 else rows.order(labels[0])
-    columns_of_labels = labels if named else ()
-    read = read_labels(rows, labels, where, rules.none)
-    return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
+    read, typed = read_labels(rows, labels, where, rules.none), rows.typed is not None
+    file = LabelFile(rows.lines, ids, read, typed, labels if named else (), order)
+    return _with_names(file, path, where, keys)
 
 
-def with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> LabelFile:
+def _with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> LabelFile:
     """Return a file whose keys are numbers with the names that another file beside it gives them.
 
     Its lines are a number and a name, as those of CUB-200's ``images.txt``.
@@ -152,188 +154,226 @@ def _require_table(path: str, where: str) -> None:
         )
 
 
-def _csv_file(
-    rows: list[tuple[int, list[str]]], columns: Columns, keys: SampleKeys, where: str
-) -> tuple[Batch, bool]:
-    """Return the rows of CSV by column, and whether the columns have names.
+@dataclass(frozen=True)
+class _Reader:
+    """Finds the columns of a file of labels.
 
-    Those of two columns without names are called ``key`` and ``label``; of more, by number from 1.
+    Attributes
+    ----------
+    columns
+        As the user chose them.
+    keys
+        Those of the source's samples.
     """
-    for number, row in rows:
-        if any("\0" in cell or not is_utf8(cell) for cell in row):
-            raise SourceError(
-                f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or "
-                "NUL, as UTF-16 has; save it as UTF-8"
+
+    where: str
+    columns: Columns
+    keys: SampleKeys
+    rules: LabelRules
+
+    def rows_of(self, lines: Sequence[tuple[int, list[str]]]) -> tuple[Batch, bool]:
+        """Return the rows of CSV by column, and whether the columns have names.
+
+        Those of two columns without names are called ``key`` and ``label``; of more, by number
+        from 1.
+        """
+        where, keys = self.where, self.keys
+        for number, row in lines:
+            if any("\0" in cell or not is_utf8(cell) for cell in row):
+                raise SourceError(
+                    f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, "
+                    "or NUL, as UTF-16 has; save it as UTF-8"
+                )
+        plain = [(number, row) for number, row in lines if not row[0].startswith("#")]
+        if len(plain) < len(lines) and not any(key.startswith("#") for key in keys.keys):
+            count = len(lines) - len(plain)
+            log.warning("%s lines of %s that begin with # are left out", f"{count:,}", where)
+            lines = plain
+        if not lines:
+            return Batch([], {}), False
+        numbers, rows = ([*column] for column in zip(*lines, strict=True))
+        if all(len(row) == 1 for row in rows):
+            parts = [row[0].split() for row in rows]
+            counted = [[str(len(rows) - 1)], [str(len(rows) - 2)]]
+            if has_count := len(rows) > 2 and parts[0] in counted:
+                log.warning("line %s of %s has their number", numbers[0], where)
+                del parts[0]
+            widths = {len(row) for row in parts[1:]}
+            if {len(parts[0]) + 1} == widths:
+                parts[0] = ["key", *parts[0]]
+            if {len(row) for row in parts} == widths and min(widths) > 1:
+                log.warning("columns of %s are separated by spaces", where)
+                numbers, rows = numbers[has_count:], parts
+        used = max(place + 1 for row in rows for place, cell in enumerate(row) if cell.strip())
+        rows = [row[: max(used, 2)] for row in rows]
+        header, widths = [cell.strip() for cell in rows[0]], {len(row) for row in rows}
+        named = self._names_columns(rows, header)
+        if not named and all(header) and len(header) > 2 and len(widths) == 1:
+            by_number = {str(n): [*cells] for n, cells in enumerate(zip(*rows, strict=True), 1)}
+            return Batch(numbers, by_number), True
+        width = len(header) if named else 2
+        for number, row in zip(numbers, rows, strict=True):
+            if len(row) != width:
+                raise self._wrong(number, row, len(rows), width if named else 0)
+        cells = [[row[place] for row in rows[named:]] for place in range(width)]
+        if not named:
+            header = ["key", "label"]
+            if not _is_first(*map(keys.fit, cells)):
+                log.warning("the second column of %s has the keys, and the first one labels", where)
+                header.reverse()
+        return Batch(numbers[named:], dict(zip(header, cells, strict=True))), named
+
+    def _wrong(self, number: int, row: Sequence[str], count: int, named: int) -> SourceError:
+        """Return the error of a line without a cell for each column, of which some have names."""
+        line = f"line {number} of {self.where}"
+        if named:
+            return SourceError(
+                f"{line} has {len(row)} cells, and its first line names {named} columns"
             )
-    plain = [(number, row) for number, row in rows if not row[0].startswith("#")]
-    if len(plain) < len(rows) and not any(key.startswith("#") for key in keys.keys):
-        count = len(rows) - len(plain)
-        log.warning("%s lines of %s that begin with # are left out", f"{count:,}", where)
-        rows = plain
-    if not rows:
-        return Batch([], {}), False
-    if all(len(row) == 1 for _, row in rows):
-        parts = [(number, row[0].split()) for number, row in rows]
-        if len(parts) > 2 and parts[0][1] in ([str(len(parts) - 1)], [str(len(parts) - 2)]):
-            log.warning("line %s of %s has their number", parts[0][0], where)
-            del parts[0]
-        widths = {len(row) for _, row in parts[1:]}
-        if {len(parts[0][1]) + 1} == widths:
-            parts[0] = parts[0][0], ["key", *parts[0][1]]
-        if {len(row) for _, row in parts} == widths and min(widths) > 1:
-            log.warning("columns of %s are separated by spaces", where)
-            rows = parts
-    used = max(
-        (place + 1 for _, row in rows for place, c in enumerate(row) if c.strip()), default=0
-    )
-    rows = [(number, row[: max(used, 2)]) for number, row in rows]
-    header = [cell.strip() for cell in rows[0][1]]
-    named = _names_columns(rows, header, columns, keys, where)
-    if not named and all(header) and len(header) > 2 and len({len(row) for _, row in rows}) == 1:
-        columns_of = zip(*(row for _, row in rows), strict=True)
-        by_number = {str(number): [*cells] for number, cells in enumerate(columns_of, 1)}
-        return Batch([number for number, _ in rows], by_number), True
-    width = len(header) if named else 2
-    for number, row in rows:
-        if len(row) != width and named:
-            raise SourceError(
-                f"line {number} of {where} has {len(row)} cells, and its first line names {width} "
-                "columns"
+        marks = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
+        hint = f", and {marks[0]!r} does not separate them" if marks else ""
+        way = ": write a file of these two columns" if len(row) > 2 else ""
+        if len(row) == 1 and count == len(self.keys.keys) and not hint:
+            way = f", and these are labels: write keys before them, as {short(self.keys.keys[0])}"
+        if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
+            way += ", with pandas by to_csv(…, index=False)"
+        return SourceError(f"{line} is {short(row)}; each line is key,label{hint}{way}")
+
+    def _names_columns(self, rows: Sequence[Sequence[str]], header: Sequence[str]) -> bool:
+        """Return whether the first line names the columns.
+
+        Of two columns it does if it has usual names, or names that no sample and no other line has.
+        """
+        fits = [self.keys.fit((cell,)) is not None for cell in header]
+        chosen = self._of_file(header)
+        wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
+        by_number = all(map(str.isdecimal, wanted)) and any(
+            fit for fit, cell in zip(fits, header, strict=True) if not cell.isdecimal()
+        )
+        if wanted and not by_number:
+            return True
+        if any(len(row) != len(header) for row in rows):
+            return False
+        if len(header) != 2:
+            unique = len({*header}) == len(header) > 2 and all(header[1:])
+            of_sample = any(is_image(cell) or INTEGER.fullmatch(cell) for cell in header)
+            return unique and len(rows) > 1 and not of_sample and not any(fits)
+        key, label = header
+        usual = key.lower() in _KEYS and label.lower() in LABEL_COLUMNS
+        again = any(row[1].strip() == label for row in rows[1:])
+        other = not (is_image(key) or is_image(label) or is_number(label) or again)
+        if usual and len(rows) == 1:
+            return True
+        if len(rows) < 2 or not (usual or other) or any(fits):
+            return False
+        if not usual:
+            names = f"{short(key)}, {short(label)}"
+            log.warning("line 1 of %s is taken as the names of its columns: %s", self.where, names)
+        return True
+
+    def _of_file(self, names: Collection[str]) -> Columns:
+        """Leave out the column of keys if it is one of the source alone."""
+        of_source = self.keys.in_column and self.columns.key not in names
+        return replace(self.columns, key=None) if of_source else self.columns
+
+    def choose(self, rows: Batch) -> tuple[str, tuple[str, ...]]:
+        """Choose the columns of keys and labels.
+
+        Raises
+        ------
+        SourceError
+            There is no such column.
+        ChoiceError
+            It is not known which column has the labels or keys, or another has several splits.
+        """
+        where, columns = self.where, self._of_file(rows.columns)
+        labels = columns.labels(rows.columns)
+        require_columns(rows.columns, (*labels, columns.key), where)
+        if columns.key in labels:
+            raise SourceError(f"{columns.key!r} is both --key-column and --label-column; give two")
+        cells = {name: [*map(text_of, values)] for name, values in rows.columns.items()}
+        usual = [name for name in cells if name.lower() in LABEL_COLUMNS]
+        excluded = labels or usual if len(usual) == 1 else labels
+        possible = [columns.key] if columns.key else _key_columns(cells, excluded, self.keys)
+        others = [name for name in cells if name and name not in possible]
+        candidates = [",".join(labels)] if labels else _label_columns(cells, others)
+        if len(possible) > 1:
+            text = (
+                f"the columns {quoted(possible, 4)} of {where} name the samples differently, and "
+                "give them other labels"
             )
-        if len(row) != width:
-            used_mark = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
-            hint = f", and {used_mark[0]!r} does not separate them" if used_mark else ""
-            way = ": write a file of these two columns" if len(row) > 2 else ""
-            if len(row) == 1 and len(rows) == len(keys.keys) and not hint:
-                way = f", and these are labels: write keys before them, as {short(keys.keys[0])}"
-            if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
-                way += ", with pandas by to_csv(…, index=False)"
-            raise SourceError(
-                f"line {number} of {where} is {short(row)}; each line is key,label{hint}{way}"
+            ways = [
+                (("--key-column", key, "--label-column", label), "")
+                for key in possible[:4]
+                for label in candidates[:5]
+            ]
+            if self.keys.in_column:  # --key-column is for the source
+                raise SourceError(f"{text}: remove all but one of them from the file")
+            raise choice_error([Doubt.of(text, *ways)])
+        labels = labels or self._one_of(candidates, rows, cells)
+        [key] = possible
+        if key not in cells:
+            raise SourceError(f"{where} has no column of keys beside {quoted(labels)}; add one")
+        unused = [name for name in others if name not in labels]
+        if len(cells) > 2 or key != next(iter(cells)):
+            log.warning(
+                "labels are the column %s of %s, for the keys in %s; not used (--label-column): %s",
+                *(", ".join(map(short, labels)), where, short(key), quoted(unused, 8) or "none"),
             )
-    cells = [[row[place] for _, row in rows[named:]] for place in range(width)]
-    if not named:
-        header = ["key", "label"]
-        if not _is_first(*map(keys.fit, cells)):
-            log.warning("the second column of %s has the keys, and the first one labels", where)
-            header.reverse()
-    return Batch(
-        [number for number, _ in rows[named:]], dict(zip(header, cells, strict=True))
-    ), named
+        evidence = ColumnEvidence(splits={name: [] for name in unused})
+        evidence.look(cells.__getitem__, cells.__getitem__)
+        notes, doubts = evidence.reading(where, all_splits=self.rules.all_splits)
+        for note in notes:
+            log.warning("%s", note)
+        if doubts:
+            raise choice_error(doubts)
+        return key, labels
+
+    def _one_of(
+        self, candidates: Sequence[str], rows: Batch, cells: Mapping[str, Sequence[str]]
+    ) -> tuple[str, ...]:
+        """Return the one column that may have the labels; raises `ChoiceError` for several.
+
+        Its ways settle how labels are read, too.
+        """
+        if len(candidates) == 1:
+            return (candidates[0],)
+        where, rules = self.where, self.rules
+        bits = [name for name in candidates if _has_bits(cells[name])]
+        several = len(bits) > 1 and not any("," in name for name in bits)
+        several &= any(bit_of(cell) for name in bits for cell in cells[name])
+        ways: list[tuple[Sequence[str], str]] = []
+        ids, typed, other = [*map(str, rows.lines)], rows.typed is not None, None
+        for names in (*([tuple(bits)] if several else ()), *((name,) for name in candidates)):
+            classes, each = names if len(names) > 1 else (), ""
+            try:
+                read = read_labels(rows, names, where, rules.none)
+                decided = decide(Column(read, ids, where, rules, classes, typed, is_file=True))
+            except ChoiceError as error:
+                firsts = [*error.ways[:1]]
+            except SourceError as error:  # such as labels of other kinds than the user says
+                other = other or error
+                continue
+            else:
+                firsts = [doubt.ways[0] for doubt in decided.doubts if doubt.ways]
+                if classes:
+                    each = "a class each" if decided.kind == "names" else "several classes of a"
+                    each += " sample" * (decided.kind != "names")
+                    each = f"({each}{'; -1 counts as 0' if firsts else ''})"
+            flags = ("--label-column", ",".join(names), *itertools.chain(*firsts))
+            ways.append((flags, each))
+        if other is not None and not ways:
+            raise other
+        text = (
+            f"{where} has the columns {quoted(filter(None, cells), 20)}, and which of them has the "
+            "labels is not known"
+        )
+        raise choice_error([Doubt.of(text, *ways[:20])])
 
 
 def _is_first(first: Fit | None, second: Fit | None) -> bool:
     """Return whether the first of two columns has the keys, as it should, and not the second."""
     return second is None or (first is not None and first.form <= second.form)
-
-
-def _names_columns(
-    rows: Sequence[tuple[int, Sequence[str]]],
-    header: Sequence[str],
-    columns: Columns,
-    keys: SampleKeys,
-    where: str,
-) -> bool:
-    """Return whether the first line names the columns.
-
-    Of two columns it does if it has usual names, or names that no sample and no other line has.
-    """
-    chosen = _of_file(columns, header, keys)
-    wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
-    by_number = (
-        bool(wanted)
-        and all(map(str.isdecimal, wanted))
-        and any(keys.fit((cell,)) for cell in header if not cell.isdecimal())
-    )
-    if wanted and not by_number:
-        return True
-    if any(len(row) != len(header) for _, row in rows):
-        return False
-    if len(header) != 2:
-        unique = len({*header}) == len(header) > 2 and all(header[1:])
-        of_sample = any(is_image(cell) or INTEGER.fullmatch(cell) for cell in header)
-        return (
-            unique and len(rows) > 1 and not of_sample and not any(keys.fit((c,)) for c in header)
-        )
-    key, label = header
-    usual = key.lower() in _KEYS and label.lower() in LABEL_COLUMNS
-    other = not (
-        is_image(key)
-        or is_image(label)
-        or is_number(label)
-        or any(row[1].strip() == label for _, row in rows[1:])
-    )
-    if usual and len(rows) == 1:
-        return True
-    if len(rows) < 2 or not (usual or other) or keys.fit((key,)) or keys.fit((label,)):
-        return False
-    if not usual:
-        names = f"{short(key)}, {short(label)}"
-        log.warning("line 1 of %s is taken as the names of its columns: %s", where, names)
-    return True
-
-
-def _choose(
-    rows: Batch, columns: Columns, keys: SampleKeys, where: str, rules: LabelRules
-) -> tuple[str, tuple[str, ...]]:
-    """Choose the columns of keys and labels.
-
-    Raises
-    ------
-    SourceError
-        There is no such column.
-    ChoiceError
-        It is not known which column has the labels or keys, or another has several splits.
-    """
-    columns = _of_file(columns, rows.columns, keys)
-    labels = columns.labels(rows.columns)
-    require_columns(rows.columns, (*labels, columns.key), where)
-    if columns.key in labels:
-        raise SourceError(f"{columns.key!r} is both --key-column and --label-column; give two")
-    cells = {name: [*map(text_of, values)] for name, values in rows.columns.items()}
-    usual = [name for name in cells if name.lower() in LABEL_COLUMNS]
-    excluded = labels or usual if len(usual) == 1 else labels
-    possible = [columns.key] if columns.key else _key_columns(cells, excluded, keys)
-    others = [name for name in cells if name and name not in possible]
-    candidates = [",".join(labels)] if labels else _label_columns(cells, others)
-    if len(possible) > 1:
-        text = (
-            f"the columns {quoted(possible, 4)} of {where} name the samples differently, and give "
-            "them other labels"
-        )
-        ways = [
-            (("--key-column", key, "--label-column", label), "")
-            for key in possible[:4]
-            for label in candidates[:5]
-        ]
-        if keys.in_column:  # --key-column is for the source
-            raise SourceError(f"{text}: remove all but one of them from the file")
-        raise choice_error([Doubt.of(text, *ways)])
-    if not labels:
-        labels = _one_of(candidates, rows, cells, where, rules)
-    [key] = possible
-    if key not in cells:
-        raise SourceError(f"{where} has no column of keys beside {quoted(labels)}; add one")
-    unused = [name for name in others if name not in labels]
-    if len(cells) > 2 or key != next(iter(cells)):
-        log.warning(
-            "labels are the column %s of %s, for the keys in %s; not used (--label-column): %s",
-            *(", ".join(map(short, labels)), where, short(key), quoted(unused, 8) or "none"),
-        )
-    evidence = ColumnEvidence(splits={name: [] for name in unused})
-    evidence.look(cells.__getitem__, cells.__getitem__)
-    notes, doubts = evidence.reading(where, all_splits=rules.all_splits)
-    for note in notes:
-        log.warning("%s", note)
-    if doubts:
-        raise choice_error(doubts)
-    return key, labels
-
-
-def _of_file(columns: Columns, names: Collection[str], keys: SampleKeys) -> Columns:
-    """Leave out the column of keys if it is one of the source alone."""
-    of_source = keys.in_column and columns.key not in names
-    return replace(columns, key=None) if of_source else columns
 
 
 def _key_columns(
@@ -375,51 +415,6 @@ def _label_columns(cells: Mapping[str, Sequence[str]], others: Sequence[str]) ->
         return usual[:1]
     names = dict.fromkeys([*usual, *others])
     return [name for name in names if not splits_of(name, cells[name])] or [*others]
-
-
-def _one_of(
-    candidates: Sequence[str],
-    rows: Batch,
-    cells: Mapping[str, Sequence[str]],
-    where: str,
-    rules: LabelRules,
-) -> tuple[str, ...]:
-    """Return the one column that may have the labels; raises `ChoiceError` for several.
-
-    Its ways settle how labels are read, too.
-    """
-    if len(candidates) == 1:
-        return (candidates[0],)
-    bits = [name for name in candidates if _has_bits(cells[name])]
-    several = len(bits) > 1 and not any("," in name for name in bits)
-    several &= any(bit_of(cell) for name in bits for cell in cells[name])
-    ways: list[tuple[Sequence[str], str]] = []
-    ids, other = [*map(str, rows.lines)], None
-    for names in ((tuple(bits),) if several else ()) + tuple((name,) for name in candidates):
-        classes = names if len(names) > 1 else ()
-        try:
-            read = read_labels(rows, names, where, rules.none)
-            decided = decide(
-                read, ids, where, rules, classes=classes, typed=rows.typed is not None, is_file=True
-            )
-        except ChoiceError as error:
-            firsts = [*error.ways[:1]]
-        except SourceError as error:  # such as labels of other kinds than the user says
-            other = other or error
-            continue
-        else:
-            firsts = [doubt.ways[0] for doubt in decided.doubts if doubt.ways]
-            each = "a class each" if decided.kind == "names" else "several classes of a sample"
-            each += "; -1 counts as 0" if firsts else ""
-        flags = ("--label-column", ",".join(names), *itertools.chain(*firsts))
-        ways.append((flags, f"({each})" if classes else ""))
-    if other is not None and not ways:
-        raise other
-    text = (
-        f"{where} has the columns {quoted(filter(None, cells), 20)}, and which of them has the "
-        "labels is not known"
-    )
-    raise choice_error([Doubt.of(text, *ways[:20])])
 
 
 def _has_bits(cells: Iterable[str]) -> bool:

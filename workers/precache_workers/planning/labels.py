@@ -8,7 +8,7 @@ count and an example. More than a few of them are refused, as they are rarely in
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,27 +18,17 @@ from precache.errors import SourceError
 from precache.messages import shown
 from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
-from precache_workers.planning.label_files import (
-    LabelFile,
-    read_label_file,
-    short,
-    with_names,
-)
+from precache_workers.planning.label_files import LabelFile, read_label_file, short
 from precache_workers.planning.label_keys import FORMS, SampleKeys, composed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
 from precache_workers.sources.column_evidence import splits_of
-from precache_workers.sources.label_readings import (
-    doubts_of_classes,
-    flag,
-    note_of_order,
-    quoted,
-)
+from precache_workers.sources.evidence import flag, quoted
+from precache_workers.sources.label_evidence import NAME, decide
+from precache_workers.sources.label_readings import doubts_of_classes, note_of_order
 from precache_workers.sources.labels import (
-    NAME,
-    Decided,
+    Column,
     column_of,
-    decide,
     encode,
     in_order,
     texts_of_labels,
@@ -98,50 +88,48 @@ def override_labels(
     where = shown(path)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
-    file = with_names(file, path, where, keys)
     line_of, unmatched = _matched(table, file, keys, where)
-    known = {*table.classes, *classes}
-    chosen = label_column is not None
-    decided = _decided(file, known, where, rules, chosen=chosen, has_map=bool(classes))
+    column = Column(file.labels, file.keys, where, rules, typed=file.typed, is_file=True)
+    column = replace(column, known={*table.classes, *classes})
+    column = _decided(column, file, chosen=label_column is not None, has_map=bool(classes))
     lines = pa.array([line_of.get(row) for row in range(len(table))], pa.int64())
-    given = decided.values.take(lines)
+    given = column.values.take(lines)
     if not are_classes(table.labels):  # of another kind than those of the file
         table = replace(table, labels=np.full(len(table), -1), classes=())
-    merges = decided.kind in (None, "names", "numbers")
+    are_numbers, merges = column.kind == "numbers", column.kind in (None, "names", "numbers")
     names = file.classes
-    if decided.kind == "numbers":
+    if are_numbers:
         given, names = _with_numbers(table, given, lines, where, named=not classes)
     elif merges:
-        given, names = _with_names(table, given, lines, where, rules, file.classes)
-    column = encode(replace(decided, values=given), table.keys, where, rules, names)
-    labelled = replace(table, labels=column.values, classes=column.classes)
-    if not classes and (
-        alike := doubts_of_classes(labelled.classes, where, are_codes=rules.kind == "name")
-    ):
+        given, names = _with_names(table, given, lines, where, rules, names)
+    encoded = encode(replace(column, values=given, keys=table.keys, classes=names))
+    labelled = replace(table, labels=encoded.values, classes=encoded.classes)
+    are_codes = rules.kind == "name"
+    if not classes and (alike := doubts_of_classes(labelled.classes, where, are_codes=are_codes)):
         raise choice_error(alike)
     none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
     bare = [row for row in none if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
-    notes = [*decided.notes]
-    if decided.kind == "numbers" and not (classes and not labelled.classes):
-        value = "; --label-kind value: numbers" if _had_fraction(file) else ""
-        note = f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
-        notes.append(note)
+    notes = [*column.notes]
+    if are_numbers and not (classes and not labelled.classes):
+        had_fraction = any("." in text for text in texts_of_labels(file.labels))
+        value = "; --label-kind value: numbers" * had_fraction
+        notes.append(
+            f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
+        )
     elif labelled.classes != table.classes and not file.classes:  # else said of the source
         notes += note_of_order(labelled.classes)
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
     notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
+    lack = f"{unlisted:,} of {len(table):,} samples have no line in {where}, and"
     if unlisted and doubts:
         raise SourceError(
-            f"{unlisted:,} of {len(table):,} samples have no line in {where}, and would keep a "
-            "class that is in doubt: give each a line (an empty label is none), or settle this: "
-            + "; ".join(doubt.text for doubt in doubts)
+            f"{lack} would keep a class that is in doubt: give each a line (an empty label is "
+            f"none), or settle this: {'; '.join(doubt.text for doubt in doubts)}"
         )
     if unlisted:
-        notes.append(
-            f"{unlisted:,} of {len(table):,} samples have no line in {where}, and keep their class"
-        )
+        notes.append(f"{lack} keep their class")
     if notes:
         log.warning("%s", "; ".join(notes))
     return labelled
@@ -211,48 +199,24 @@ def _matched(
     return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
 
 
-def _had_fraction(file: LabelFile) -> bool:
-    """Return True if class numbers were written with a fraction that is zero, as floats are."""
-    return any("." in text for text in texts_of_labels(file.labels))
-
-
-def _decided(
-    file: LabelFile,
-    known: Collection[str],
-    where: str,
-    rules: LabelRules,
-    *,
-    chosen: bool,
-    has_map: bool,
-) -> Decided:
+def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) -> Column:
     """Decide the reading of the labels of a file; raises if that leaves two.
 
     Parameters
     ----------
-    known
-        Names of classes.
     chosen, has_map
         The user chose the column of labels; gives the names of classes.
     """
-    texts = {*texts_of_labels(file.labels)} - {""}
-    given = chosen or rules.kind or rules.separator or texts <= {*known}
+    texts, rules = {*texts_of_labels(column.values)} - {""}, column.rules
+    given = chosen or rules.kind or rules.separator or texts <= {*column.known}
     name = ",".join(file.columns)
     if not given and splits_of(name, texts) == "sure":
-        text = f"labels of {where} are {quoted(sorted(texts))}, which look like splits"
+        text = f"labels of {column.where} are {quoted(sorted(texts))}, which look like splits"
         way = flag("--label-column", name) if name else NAME
         another = (), "another file of labels"
         raise choice_error([Doubt.of(text, (way, "if they are classes"), another)])
     columns = file.columns if len(file.columns) > 1 else ()
-    decided = decide(
-        file.labels,
-        file.keys,
-        where,
-        rules,
-        classes=columns,
-        typed=file.typed,
-        known=known,
-        is_file=True,
-    )
+    decided = decide(replace(column, classes=columns))
     doubts = [doubt for doubt in decided.doubts if not (doubt.by_classes and has_map)]
     if doubts:
         raise choice_error(doubts)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from precache.errors import SourceError, StorageError, UsageError
+from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
@@ -47,10 +48,11 @@ from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
 from precache_workers.sources.container_names import around_braces
-from precache_workers.sources.containers import ContainerSource
+from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import is_split, note_of_order, quoted
+from precache_workers.sources.label_readings import is_split, note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
     note_of_archives,
@@ -129,27 +131,23 @@ class ListedSource:
             name, data = self.index
             store.put(name, [data])
 
-    def keep_ctimes(self, store: Folder) -> None:
-        """Record what was listed before a build reads it, so that later changes are seen."""
-        self._keep_record(store, None)
-
-    def keep_contents(self, store: Folder, contents: Callable[[], Sequence[str]]) -> None:
-        """Record the contents of the samples of a version that was built from this listing.
+    def keep_record(
+        self, store: Folder, contents: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        """Record what was listed: before a build reads it, so that later changes are seen; and the
+        contents of the samples of a version that was built from it.
 
         Parameters
         ----------
         contents
             Returns the contents by row; called if some are not known yet.
         """
-        keys = self.spec.table.keys
-        self._keep_record(store, lambda: dict(zip(keys, contents(), strict=True)))
-
-    def _keep_record(
-        self, store: Folder, content_of: Callable[[], Mapping[str, str]] | None
-    ) -> None:
         if self.recalled is None:
             return
-        data = self.recalled.new_record(content_of)
+        keys, of_rows = self.spec.table.keys, contents
+        data = self.recalled.new_record(
+            of_rows and (lambda: dict(zip(keys, of_rows(), strict=True)))
+        )
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
             if data is not None:
@@ -354,6 +352,12 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
     places = [shown(request.source), *([request.labels] if request.labels else [])]
+    numbers = labels[labels >= 0]
+    lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+    if lowest > 0 and all(map(str.isdecimal, table.classes[:1])) and request.classes is None:
+        from_0 = "--label-kind name --class-order number counts them from 0"
+        numbered = f"Class numbers are from {lowest} to {highest:,}, and no sample has 0"
+        return [f"{numbered}: a model needs {highest + 1:,} outputs; {from_0}"]
     later = any(_is_later_split(_named_split(place)) for place in places)
     by_name = table.classes and list(table.classes) == sorted(table.classes)
     compared = request.labels is None and _splits_beside(source)  # as by `_doubt_of_split`
@@ -521,8 +525,12 @@ def _read_names(
     files = table.keys
     if isinstance(source, ManifestSource) and table.locations is not None:
         files = Texts([*dict.fromkeys(table.locations.places.to_pylist())])  # keys may be others
+    folder, unpack = None, tuple[tuple[str, ...], ...]()
+    if isinstance(source, ContainerSource):
+        unpacked, unpack = source.containers.unpacked()
+        if unpacked and table.locations is not None:
+            folder, files = f"{unpacked}/**", member_names(files, table.locations)
     partners = None if request.sample_name == "whole" else partners_among(files)
-    folder = None
     if partners is not None and isinstance(source, FolderSource):
         nested = files.matching("/").any()
         folder = source.folder.path("**") if nested else str(source.folder)
@@ -531,8 +539,11 @@ def _read_names(
         partners = partners_across(files)
         if isinstance(source, FolderSource | ManifestSource):
             folder = str(source.folder)
+        elif folder is not None:
+            folder = folder.removesuffix("/**")
     if partners is not None:
         notes, doubts = partners.reading(shown(request.source), folder)
+        doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
     is_open = request.labels is None and request.label_level is None
@@ -573,6 +584,19 @@ def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
             choices.append(((), f"{text} {instead}"))
     other = (), f"a recipe that reads the bytes of images {instead}"
     return replace(doubt, choices=tuple(choices or [other]))
+
+
+def _apart(request: Request, doubt: Doubt) -> Doubt:
+    """Say of choices of folders that hold the store that it cannot stay there."""
+    choices = list[tuple[tuple[str, ...], str]]()
+    for way, when in doubt.choices:
+        choices.append((way, when))
+        if request.store and way and not way[0].startswith("-"):
+            try:
+                require_apart(request.store, way[0], request.storage_options)
+            except UsageError:
+                choices[-1] = (), f"`{shlex.join(way)}` {when}, and the store elsewhere"
+    return replace(doubt, choices=tuple(choices))
 
 
 def _labelled(
@@ -618,7 +642,8 @@ def _labelled(
         doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
-        raise choice_error([_for_recipe(request, source, doubt) for doubt in doubts])
+        doubts = [_for_recipe(request, source, doubt) for doubt in doubts]
+        raise choice_error([_apart(request, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
@@ -17,11 +16,11 @@ from precache.store.layout import RowShape
 from precache.store.locations import Locations
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
-from precache.store.version import ROW_TABLE, Version
+from precache.store.version import Version
 from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
 
 LEAST_KEPT = 0.5
 """Share of a version's samples that a listing must have, or all rows are laid down anew."""
@@ -99,7 +98,7 @@ def _placed_as_in(
     """Place samples in the rows that they have in a version; None if it has too few of them."""
     try:
         parent = _read_rows(open_own(folder), attributes.source)
-    except (DamageError, StorageError, StoreError):
+    except UNREADABLE:
         return None
     table = keep_rows(parent, listing, keep_order)
     if table is None or (keep_order and table.present_keys != listing.keys):
@@ -120,10 +119,9 @@ def _read_rows(version: Version, source: str) -> RowTable:
     source
         Of the version, as its attributes have it.
     """
-    where = version.folder.path(ROW_TABLE)
     try:
-        return RowTable.from_parquet(version.read_checked(ROW_TABLE), where)
-    except (DamageError, StorageError, StoreError):
+        return rows_of(version)[0]
+    except UNREADABLE:
         removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
         keys = list(version.keys)
         return RowTable.of_keys(keys, classes=version.classes, removed=removed, source=source)

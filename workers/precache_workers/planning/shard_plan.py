@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.errors import DamageError, StorageError, StoreError
 from precache_workers.planning.assembly import (
     Assembly,
     FieldRows,
@@ -16,6 +15,7 @@ from precache_workers.planning.assembly import (
     taken_rows,
 )
 from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
+from precache_workers.planning.stored_versions import UNREADABLE
 from precache_workers.planning.work_plan import Work
 
 
@@ -74,7 +74,7 @@ class _Objects:
             self._sizes[array.place] = array.folder.sizes(array.name)
         try:
             leaf = open_stored(array).shard_leaves(array.name)[shard]
-        except (DamageError, StorageError, StoreError):
+        except UNREADABLE:
             return None  # it was removed meanwhile
         return leaf.size if self._sizes[array.place].get(leaf.name) == leaf.size else None
 

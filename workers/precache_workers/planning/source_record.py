@@ -21,17 +21,21 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import StoreError
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.commit_log import VERSION
 from precache.store.json_documents import Identity
 from precache.store.open import open_own
-from precache.store.row_table import RowTable, read_columns, read_contents, record_name
-from precache.store.version import ROW_TABLE
+from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
-from precache_workers.planning.stored_versions import committed_versions, read_receipts
+from precache_workers.planning.stored_versions import (
+    UNREADABLE,
+    committed_versions,
+    read_receipts,
+    rows_of,
+)
 from precache_workers.planning.target_version import target_begun
 
 _COLUMNS = {
@@ -201,7 +205,8 @@ def recall(
     places = Texts(record["key"]).find(listing.keys)
     before = np.append(numbers_of(record["ctime_ns"]), -1)[places]
     recorded = _known_of(record, listing, np.flatnonzero(places >= 0), read.brings_labels)
-    same = _mask(recorded.rows[recorded.alike], len(listing))
+    same = np.zeros(len(listing), np.bool_)
+    same[recorded.rows[recorded.alike]] = True
     exact = same & ((before == ctimes) | (before < 0) | (ctimes < 0))
     stale = same & ~exact
     settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
@@ -215,15 +220,14 @@ def recall(
     alike &= ~exact & ~settled & (ctimes >= 0) & (listing.sizes <= most_bytes)
     alike &= (not ignore_ctime) | (len(record) > 0)
     touched &= ~exact & read_touched
-    few = are_few(listing.expected_sizes(np.flatnonzero(touched)))
+    sizes = listing.expected_sizes(np.flatnonzero(touched))
+    few = len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
     unsure = alike & (stale | (len(record) == 0))
     _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
     rows = np.flatnonzero(alike | (touched & few) | read_all)
     found = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
-    identities = _by_listing(known, listing)
-    identities |= _by_content(known, listing, found, alike, ctimes)
     return RecalledListing(
-        _with_identities(listing, identities),
+        _with_identities(listing, known, found, alike, ctimes),
         listing,
         np.where(settled, before, ctimes),
         {key: content for key, content in read.contents.items() if content},
@@ -231,11 +235,6 @@ def recall(
         np.where(exact | settled, places, -1),
         inputs,
     )
-
-
-def are_few(sizes: np.ndarray) -> bool:
-    """Return whether samples are few enough to be read while listing, by their sizes."""
-    return len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
 
 
 # --- what is known ------------------------------------------------------------------------------
@@ -294,10 +293,9 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
     for number, folder in enumerate(versions):
         if number and not deep:
             return
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            version, where = open_own(folder), folder.path(ROW_TABLE)
-            data = version.read_checked(ROW_TABLE)
-            table, contents = RowTable.from_parquet(data, where), Texts(read_contents(data, where))
+        with contextlib.suppress(*UNREADABLE):
+            version = open_own(folder)
+            table, contents = rows_of(version)
             if brings and table.labels_with_samples:
                 contents = _labelled(contents, version.labels)
             elif brings:
@@ -312,7 +310,7 @@ def _begun(store: Folder, source: str) -> Iterator[Any]:
         document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
         if document is None:
             continue
-        with contextlib.suppress(DamageError, StorageError, StoreError):
+        with contextlib.suppress(*UNREADABLE):
             begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
             if begun.source != source:
                 continue
@@ -356,15 +354,6 @@ def listed_as(etag: str) -> str:
 
 # --- identities ---------------------------------------------------------------------------------
 
-_Identity = tuple[int, str]
-"""Time and etag by which a row table knows a sample."""
-
-
-def _mask(rows: np.ndarray, count: int) -> np.ndarray:
-    mask = np.zeros(count, np.bool_)
-    mask[rows] = True
-    return mask
-
 
 def _with_content(known: Sequence[_Known], listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
     """Find samples of which a content is known as they are listed; and of another time or etag."""
@@ -378,28 +367,17 @@ def _with_content(known: Sequence[_Known], listing: RowTable) -> tuple[np.ndarra
     return alike, touched
 
 
-def _by_listing(known: Sequence[_Known], listing: RowTable) -> dict[int, _Identity]:
-    """Return the newest identities of samples that are known as they are listed, if others."""
-    identities: dict[int, _Identity] = {}
-    left = np.ones(len(listing), np.bool_)
-    for part in known:
-        new = part.alike & left[part.rows]
-        left[part.rows[new]] = False
-        other = part.mtimes != listing.mtimes[part.rows]
-        other |= ~part.etags.same(listing.etags.take(part.rows))
-        for place in np.flatnonzero(new & other).tolist():
-            identities[int(part.rows[place])] = int(part.mtimes[place]), part.etags[place]
-    return identities
-
-
-def _by_content(
-    known: Sequence[_Known],
+def _with_identities(
     listing: RowTable,
+    known: Sequence[_Known],
     found: Mapping[int, str],
     alike: np.ndarray,
     ctimes: np.ndarray,
-) -> dict[int, _Identity]:
-    """Return the identities of samples that were read.
+) -> RowTable:
+    """Give samples the times and etags by which row tables know them.
+
+    Those that were read have the ones of their content, others the newest ones of a sample that was
+    listed as they are.
 
     Parameters
     ----------
@@ -409,32 +387,35 @@ def _by_content(
         Rows of which a content was known as they are listed, so that one that cannot be read is
         another.
     """
-    identities: dict[int, _Identity] = {}
+    as_listed, by_content = dict[int, tuple[int, str]](), dict[int, tuple[int, str]]()
     others: set[int] = set()
+    left = np.ones(len(listing), np.bool_)
     for part in known:
-        places = np.flatnonzero(np.isin(part.rows, list(found)) & ~part.contents.is_blank)
-        for place in places.tolist():
+        new = part.alike & left[part.rows]
+        left[part.rows[new]] = False
+        other = part.mtimes != listing.mtimes[part.rows]
+        other |= ~part.etags.same(listing.etags.take(part.rows))
+        for place in np.flatnonzero(new & other).tolist():
+            as_listed[int(part.rows[place])] = int(part.mtimes[place]), part.etags[place]
+        read = np.isin(part.rows, list(found)) & ~part.contents.is_blank
+        for place in np.flatnonzero(read).tolist():
             row = int(part.rows[place])
             if part.contents[place] == found[row]:
-                identities.setdefault(row, (int(part.mtimes[place]), part.etags[place]))
+                by_content.setdefault(row, (int(part.mtimes[place]), part.etags[place]))
             elif part.alike[place]:
                 others.add(row)
     for row, content in found.items():
-        if row in identities or not (content or alike[row]):
-            continue
-        mtime, etag = int(listing.mtimes[row]), listing.etags[row]
-        own = f"{etag}{OWN}{content or f'of ctime {ctimes[row]}'}"
-        identities[row] = mtime, own if row in others else etag
-    return identities
-
-
-def _with_identities(table: RowTable, identities: Mapping[int, _Identity]) -> RowTable:
+        if row not in by_content and (content or alike[row]):
+            etag = listing.etags[row]
+            own = f"{etag}{OWN}{content or f'of ctime {ctimes[row]}'}"
+            by_content[row] = int(listing.mtimes[row]), own if row in others else etag
+    identities = as_listed | by_content
     if not identities:
-        return table
-    mtimes = table.mtimes.copy()
+        return listing
+    mtimes = listing.mtimes.copy()
     mtimes[list(identities)] = [mtime for mtime, _ in identities.values()]
-    etags = table.etags.replaced({row: etag for row, (_, etag) in identities.items()})
-    return replace(table, mtimes=mtimes, etags=etags)
+    etags = listing.etags.replaced({row: etag for row, (_, etag) in identities.items()})
+    return replace(listing, mtimes=mtimes, etags=etags)
 
 
 def _announce(

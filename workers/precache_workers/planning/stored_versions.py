@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from precache.errors import GoneError, StorageError, StoreError
+from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.store.columns import Texts
 from precache.store.commit_log import ROOT, read_log
 from precache.store.json_documents import Attributes
-from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
-from precache.store.row_table import read_contents
-from precache.store.tree import Flaw, Leaf
+from precache.store.row_table import RowTable, read_contents
+from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion
 
@@ -28,17 +28,18 @@ StoredObjects = Mapping[tuple[str, int], Leaf]
 """(field, shard) -> object."""
 
 
+UNREADABLE = DamageError, StorageError, StoreError
+"""Raised where a version is read that is damaged, was removed, or is of a newer release."""
+
+
 def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
     """Yield the versions of a store that can be read, the latest first."""
     log = read_log(store, appends=True)
     for name in log.versions:
-        if name in log.removed:
-            continue
-        folder = store.folder(name)
-        try:
-            yield folder, read_attributes(folder.read(ROOT), folder)
-        except (StorageError, StoreError):
-            continue  # removed, damaged, or of a newer release
+        if name not in log.removed:
+            folder = store.folder(name)
+            with contextlib.suppress(*UNREADABLE):
+                yield folder, read_attributes(folder.read(ROOT), folder)
 
 
 def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
@@ -47,42 +48,30 @@ def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
     return next((version for version in versions if version[1].source == source), None)
 
 
+def rows_of(version: Version) -> tuple[RowTable, Texts]:
+    """Read the row table of a version, and the content of each row's sample (hex)."""
+    data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
+    return RowTable.from_parquet(data, where), Texts(read_contents(data, where))
+
+
 def is_committed(target: TargetVersion) -> bool:
     """Return whether the version was committed, as far as its root or the copy can be read."""
     if target.folder.size(ROOT) is None:
         return False
     try:
-        open_own(target.folder, mends=True)
+        target.committed()
     except StoreError:
         return False
     return True
 
 
-def flaws_of(target: TargetVersion) -> list[Flaw]:
-    """Find the small objects of a committed version that are not those that were written."""
-    return open_own(target.folder, mends=True).flaws()
-
-
 def is_whole(target: TargetVersion) -> bool:
-    """Return whether the version was committed and no object is missing; see `flaws_of`."""
+    """Return whether the version was committed, and no object is missing or flawed."""
     with contextlib.suppress(GoneError):
-        return is_committed(target) and not flaws_of(target) and not lost_objects(target)
+        if is_committed(target):
+            version = target.committed()
+            return not version.flaws() and not version.lost_objects()
     return False
-
-
-def lost_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
-    """Find missing shards of a committed version."""
-    return open_own(target.folder, mends=True).lost_objects()
-
-
-def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
-    """Return all shards of a committed version."""
-    version = open_own(target.folder, mends=True)
-    return {
-        (name, shard): leaf
-        for name in version.stored
-        for shard, leaf in enumerate(version.shard_leaves(name))
-    }
 
 
 def compare_objects(

@@ -33,12 +33,17 @@ from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.tree import seal_of, spare_root
-from precache.store.version import ROW_TABLE, read_attributes
+from precache.store.version import ROW_TABLE, Version, read_attributes
 
 SCRATCH = f"{BUILD}/tmp"
 
 FROZEN_ROWS = f"{BUILD}/rows.parquet"
 """The row table of a version that is not committed."""
+
+
+def object_name(field: str, row: RowShape, shard: int) -> str:
+    """Name of a shard's object below its version's folder."""
+    return f"{field}/c/{shard}" + "/0" * row.array_axes
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class TargetVersion:
 
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
-        return f"{field}/c/{shard}" + "/0" * self.shapes[field].array_axes
+        return object_name(field, self.shapes[field], shard)
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
         """List the stored objects: (field, shard) -> bytes, None where there is none."""
@@ -140,6 +145,10 @@ class TargetVersion:
             for shard in range(self.shards):
                 sizes[name, shard] = stored.get(self.object_name(name, shard))
         return sizes
+
+    def committed(self) -> Version:
+        """Open the version, which was committed, be it by its copies; see `open_own`."""
+        return open_own(self.folder, mends=True)
 
     def describe(self) -> dict[str, Any]:
         """Describe the identity of the version, as build.json and the metadata hold it."""
@@ -186,7 +195,9 @@ class TargetVersion:
             self.folder.put(DESCRIPTION, [json.dumps(description).encode()], scratch=SCRATCH)
 
 
-def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
+def find_target(
+    store: Folder, spec: VersionSpec, per_shard: int | None, *, recompute: bool = False
+) -> TargetVersion | None:
     """Return the store's version of a recipe, committed or begun; None if it has none.
 
     Of several committed versions, it is the one of the highest generation.
@@ -195,8 +206,13 @@ def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> Targ
     ----------
     per_shard
         Rows of a shard that the user asks for; None for any.
+    recompute
+        Return the version that builds it anew.
     """
     committed, begun = _targets(store, spec, per_shard)
+    if recompute:
+        last = max(committed + begun, key=_generation, default=None)
+        return None if last is None else new_target(store, last, recompute=True)
     begun = [target for target in begun if not is_recomputed(target)]
     return max(committed or begun, key=_generation, default=None)
 
@@ -237,19 +253,6 @@ def is_restorable(log: Log, folder: Folder) -> bool:
     version, sizes = open_own(folder, root), folder.sizes()
     leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
     return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
-
-
-def next_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
-    """Return the version that builds a recipe anew; None if the store has no version of it.
-
-    Parameters
-    ----------
-    per_shard
-        As in `find_target`.
-    """
-    committed, begun = _targets(store, spec, per_shard)
-    last = max(committed + begun, key=_generation, default=None)
-    return None if last is None else new_target(store, last, recompute=True)
 
 
 def _generation(target: TargetVersion) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.layout import RowShape, rows_per_shard
-from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Catalogue, StoredRows
@@ -24,7 +24,6 @@ from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.stored_versions import (
     StoredObjects,
     is_committed,
-    lost_objects,
     read_receipts,
 )
 from precache_workers.planning.target_version import (
@@ -32,7 +31,6 @@ from precache_workers.planning.target_version import (
     VersionSpec,
     find_target,
     new_target,
-    next_target,
 )
 from precache_workers.sources.dataset_items import Starts
 
@@ -71,21 +69,21 @@ class MeasuredRows:
     starts: Starts | None = None
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Functions that try a few samples before a build.
+class Probe(Protocol):
+    """Tries a few samples before a build."""
 
-    Attributes
-    ----------
-    measure
-        Measures rows by samples from all over the table, and reads their pixels, too.
-    read_pixels
-        Raises `RecipeError` if samples of these rows suggest another reading of pixels than one
-        that the recipe leaves open, or, if they are to be read twice, if two reads of one differ.
-    """
+    def measure(self, spec: VersionSpec) -> MeasuredRows:
+        """Measure rows by samples from all over the table, and read their pixels, too."""
 
-    measure: Callable[[VersionSpec], MeasuredRows]
-    read_pixels: Callable[[VersionSpec, list[int], bool], None]
+    def read_pixels(self, spec: VersionSpec, rows: list[int], twice: bool) -> None:
+        """Read the pixels of samples of some rows.
+
+        Raises
+        ------
+        RecipeError
+            They suggest another reading of pixels than one that the recipe leaves open, or, if they
+            are to be read twice, two reads of one differ.
+        """
 
 
 @dataclass(frozen=True)
@@ -232,8 +230,7 @@ def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], 
 
 def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
     """Return the version that a request is for, if the store has its shapes."""
-    find = next_target if request.recompute else find_target
-    return find(store, spec, request.shard_samples)
+    return find_target(store, spec, request.shard_samples, recompute=request.recompute)
 
 
 def is_tried_again(request: Request, target: TargetVersion) -> bool:
@@ -243,7 +240,7 @@ def is_tried_again(request: Request, target: TargetVersion) -> bool:
 
 def failed_rows(target: TargetVersion) -> set[int]:
     """List the rows of a committed version whose samples failed."""
-    holes = open_own(target.folder, mends=True).holes
+    holes = target.committed().holes
     return {row for row, (_, why) in holes.items() if why != REMOVED}
 
 
@@ -256,7 +253,7 @@ def remaining(work: Work) -> Work:
 
 
 def _losses(target: TargetVersion) -> Work:
-    return Work(target, lost={}).with_lost(lost_objects(target))
+    return Work(target, lost={}).with_lost(target.committed().lost_objects())
 
 
 def _needed(

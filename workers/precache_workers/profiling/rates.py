@@ -127,7 +127,6 @@ def _shard_cpu(task: RatesTask) -> float:
                 barred={"": FETCHING},
                 folder=LocalFolder(Path(name)),
                 shapes=task.shapes,
-                objects={array: f"{array}/{number}" for array in task.shapes},
                 rows_per_shard=1,
                 shard=number,
             )

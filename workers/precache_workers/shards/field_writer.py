@@ -39,26 +39,25 @@ class Sums:
     """Channel sums of one image field; exact for uint8, so that the order of rows is irrelevant."""
 
     def __init__(self, rows: RowShape) -> None:
-        shape = rows.shape
-        channels, self._pixels = shape[0], math.prod(shape[1:])
+        channels, pixels = rows.shape[0], math.prod(rows.shape[1:])
         self.count = 0
         self.total, self.squares = np.zeros(channels), np.zeros(channels)
-        self._rows_at_once = 1 if rows.ragged else max(1, SUMMED // self._pixels)
-        self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
-        self._waiting_rows = 0
+        self._at_once = 1 if rows.ragged else max(1, SUMMED // pixels)
+        self._waiting: list[np.ndarray] = []
 
     def add(self, row: np.ndarray) -> None:
-        """Add a row."""
-        if row.dtype != np.uint8:
-            self._add_wide(row)
+        """Add a row, once there are enough of them."""
+        if self._at_once == 1:
+            self.extend(row[np.newaxis])
             return
-        if self._rows_at_once == 1:
-            self._add(row, 1)
-            return
-        self._waiting[:, self._waiting_rows] = row
-        self._waiting_rows += 1
-        if self._waiting_rows == self._rows_at_once:
+        self._waiting.append(row.copy())
+        if len(self._waiting) == self._at_once:
             self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        if self._waiting:
+            self.extend(np.stack(self._waiting))
+            self._waiting = []
 
     def include(self, sums: ChannelSums) -> None:
         """Add the sums of other rows."""
@@ -66,46 +65,22 @@ class Sums:
         self.total += sums.total
         self.squares += sums.squares
 
-    def subtract(self, rows: np.ndarray) -> None:
-        """Subtract rows of uint8 that were added before."""
-        for row in rows:
-            self._add(row, -1)
-
-    def extend(self, rows: np.ndarray) -> None:
-        """Add rows."""
+    def extend(self, rows: np.ndarray, sign: int = 1) -> None:
+        """Add rows; of uint8, also subtract ones that were added before, with a sign of -1."""
+        self.count += sign * rows[:, 0].size
         if rows.dtype != np.uint8:
             for row in rows:
-                self._add_wide(row)
+                values = row.reshape(len(row), -1).astype(np.float64)
+                self.total += values.sum(axis=1)
+                self.squares += np.square(values).sum(axis=1)
             return
-        if self._rows_at_once == 1:
-            for row in rows:
-                self._add(row, 1)
-            return
-        for first in range(0, len(rows), self._rows_at_once):
-            self._add_waiting()
-            some = rows[first : first + self._rows_at_once]
-            self._waiting[:, : len(some)] = some.swapaxes(0, 1)
-            self._waiting_rows = len(some)
-
-    def _add_waiting(self) -> None:
-        if self._waiting_rows:
-            self._add(self._waiting[:, : self._waiting_rows], 1)
-            self._waiting_rows = 0
-
-    def _add(self, channels: np.ndarray, sign: int) -> None:
-        """Add pixels of uint8, a plane for each channel."""
-        self.count += sign * channels[0].size
-        for number, values in enumerate(channels):
-            plane = values if values.ndim == 2 else values.reshape(1, -1)
-            self.total[number] += sign * cv2.sumElems(plane)[0]
-            # With NORM_L2SQR, `norm` returns the sum of squares, of whole numbers exactly.
-            self.squares[number] += sign * round(cv2.norm(plane, cv2.NORM_L2SQR))
-
-    def _add_wide(self, row: np.ndarray) -> None:
-        values = row.reshape(len(row), -1).astype(np.float64)
-        self.count += self._pixels
-        self.total += values.sum(axis=1)
-        self.squares += np.square(values).sum(axis=1)
+        for first in range(0, len(rows), self._at_once):
+            some = rows[first : first + self._at_once]
+            for channel in range(some.shape[1]):
+                plane = np.ascontiguousarray(some[:, channel]).reshape(1, -1)
+                self.total[channel] += sign * cv2.sumElems(plane)[0]
+                # With NORM_L2SQR, `norm` returns the sum of squares, of whole numbers exactly.
+                self.squares[channel] += sign * round(cv2.norm(plane, cv2.NORM_L2SQR))
 
     def result(self) -> ChannelSums:
         self._add_waiting()
@@ -263,12 +238,13 @@ class FieldWriter:
         """Append stored rows, or parts of them, encoded anew."""
         self._copy_now()
         for stored, within in self._stored(array, rows):
+            counted = array.finished and stored.whole
             for block in stored.blocks(within):
                 kept = block[:, *part]
                 self._writer.extend(kept)
-                if self._sums is not None and not (array.finished and stored.whole):
+                if self._sums is not None and not counted:
                     self._sums.extend(kept)
-            if array.finished:
+            if counted:
                 self._count(stored, within)
 
     def _put_off(self, array: StoredArray, rows: range) -> None:
@@ -308,18 +284,12 @@ class FieldWriter:
             rows = rows[len(part) :]
 
     def _count(self, stored: StoredObject, rows: range) -> None:
-        """Note rows that were taken unchanged, for their sums; of few of an object at once."""
-        if self._sums is None:
-            return
-        if stored.whole:
+        """Note rows that were taken unchanged, for their sums."""
+        if self._sums is not None:
             key = stored.array.place, stored.shard
             taken = self._taken.setdefault(key, np.zeros(stored.count, np.int64))
             taken[rows.start : rows.stop] += 1
             self._copied.setdefault(key, stored)
-        elif stored.array.encoded:
-            valid = np.arange(rows.start, rows.stop)[~stored.is_hole[rows.start : rows.stop]]
-            for block in stored.blocks(valid):
-                self._sums.extend(block)
 
     # --- the object -----------------------------------------------------------------------------
 
@@ -373,7 +343,7 @@ class FieldWriter:
             if stored.sums is not None and exact and len(others) <= np.count_nonzero(times):
                 self._sums.include(stored.sums)
                 for block in stored.blocks(others):
-                    self._sums.subtract(block)
+                    self._sums.extend(block, -1)
                 times = np.maximum(times - 1, 0)
             for block in stored.blocks(np.repeat(np.arange(stored.count), times)):
                 self._sums.extend(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -143,10 +143,10 @@ class FetchAllTask(SampleTask):
     locations: Locations | None = None
 
     @classmethod
-    def of(cls, job: Job, table: RowTable, rows: Iterable[int], **more: Any) -> Self:
+    def of(cls, job: Job, table: RowTable, rows: Sequence[int] | np.ndarray, **more: Any) -> Self:
         """Return the task for the samples of some rows."""
-        rows = list(rows)
-        keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
+        rows = np.asarray(rows, np.int64)
+        keys, sizes = list(table.keys.take(rows)), table.sizes[rows].tolist()
         return cls(job, keys, sizes, table.locations_of(rows), **more)
 
     def fetch(self, places: Sequence[int] | None = None) -> FetchedSamples:

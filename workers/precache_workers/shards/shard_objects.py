@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -213,31 +213,28 @@ def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
 
 def _has_same_rows(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> bool:
     """Return whether an object that exists has the rows of a finished one."""
+    both = memoryview(data), memoryview(b"".join(own.read()))
+    with contextlib.suppress(DamageError):
+        chunks = zip(*(_decoded_chunks(task, field, part) for part in both), strict=True)
+        return all(one == other for one, other in chunks)
+    return False
+
+
+def _decoded_chunks(task: ShardTask, field: str, data: memoryview) -> Iterator[bytes | None]:
+    """Yield the values of the chunks of an object; None for one that is not there."""
     shape = task.shapes[field]
     codec = task.job.recipe.fields[field].stored_as
     codecs = codec_metadata(codec, shape.dtype, ragged=shape.ragged)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field)
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
-    decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
-    both = memoryview(data), memoryview(b"".join(own.read()))
-    with contextlib.suppress(DamageError):
-        indexes = [decode_index(part[-16 * chunks - 4 :], chunks).tolist() for part in both]
-        for places in zip(*indexes, strict=True):
-            if places[0] == places[1] == [int(MISSING)] * 2:
-                continue
-            chunks_of = [
-                part[start : start + length]
-                for part, (start, length) in zip(both, places, strict=True)
-            ]
-            if shape.ragged:
-                one, other = map(decode.ragged_values, chunks_of)
-                if one != other:
-                    return False
-                continue
-            for chunk, rows in zip(chunks_of, decoded, strict=True):
-                decode.decode(chunk, rows)
-            if decoded[0].tobytes() != decoded[1].tobytes():
-                return False
-        return True
-    return False
+    rows = np.empty((per_chunk, *(() if shape.ragged else shape.shape)), shape.dtype)
+    for start, length in decode_index(data[-16 * chunks - 4 :], chunks).tolist():
+        chunk = data[start : start + length]
+        if start == length == MISSING:
+            yield None
+        elif shape.ragged:
+            yield decode.ragged_values(chunk)
+        else:
+            decode.decode(chunk, rows)
+            yield rows.tobytes()

@@ -19,6 +19,7 @@ from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.compared_samples import differs
+from precache_workers.planning.target_version import object_name
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
@@ -58,8 +59,6 @@ class ShardTask(FetchAllTask):
     ----------
     folder
         Folder of the version.
-    objects
-        Field -> name of the object to put, below the folder.
     accept_missing
         Leave a hole for a sample that cannot be fetched.
     lost
@@ -84,7 +83,6 @@ class ShardTask(FetchAllTask):
 
     folder: Folder
     shapes: Mapping[str, RowShape]
-    objects: Mapping[str, str]
     rows_per_shard: int
     shard: int
     accept_missing: bool = False
@@ -97,6 +95,12 @@ class ShardTask(FetchAllTask):
     lease: str | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """Field -> name of the object to put, below the folder."""
+        made = self.shapes if self.lost is None else self.lost
+        return {name: object_name(name, self.shapes[name], self.shard) for name in made}
 
     @property
     def first_row(self) -> int:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-import xxhash
 
-from precache.codecs.image import undo_image
-from precache.errors import DamageError, StorageError, StoreError
-from precache.storage.base import Folder, required
+from precache.errors import DamageError, StorageError
+from precache.reading.array_reader import ArrayReader
+from precache.reading.ragged_reader import RaggedReader, open_reader
+from precache.reading.remote_shards import shard_files
+from precache.reading.shard_files import ShardFiles
+from precache.storage.base import Folder
 from precache.storage.local_files import map_file
-from precache.store.layout import INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES, MISSING, decode_index
+from precache.store.layout import CHECK_NBYTES
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.tree import Leaf
-from precache.store.zarr_metadata import Array
 from precache_workers.planning.assembly import Assembly, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
+from precache_workers.planning.stored_versions import UNREADABLE
+from precache_workers.planning.target_version import object_name
 
-DECODE_BYTES = 4 << 20
-"""Bytes of rows that are decoded at a time."""
+DECODE_BYTES, FETCH_BYTES = 4 << 20, 64 << 20
+"""Bytes of rows that are decoded at a time: of a mapped object, and of one that is fetched."""
 
 ObjectId = tuple[tuple[str, str], int]
 """Version and name of an array, and number of its shard."""
@@ -41,14 +45,14 @@ class DamagedObjectError(StorageError):
     def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
         super().__init__(str(why))
         self.object_id: ObjectId = array.place, shard
-        tail = "/0" * len(array.shape.shape)
-        self.name = f"{array.folder.name}/{array.name}/c/{shard}{tail}"
+        self.name = f"{array.folder.name}/{object_name(array.name, array.shape, shard)}"
 
 
 class StoredObject:
-    """Rows of one object of an array; they are read and checked when they are first needed.
+    """Rows of one object of an array, checked when they are first needed.
 
-    An object of which many rows are needed is read and checked as a whole, of others only chunks.
+    If many rows are taken from it, all its bytes are read and checked before chunks are copied; of
+    others, each chunk that is copied is decoded.
 
     Parameters
     ----------
@@ -57,14 +61,14 @@ class StoredObject:
 
     Attributes
     ----------
-    count, holes
-        Number of rows; those that are holes.
+    count, is_hole
+        Number of rows; which are holes: (count,) bool.
     row_shapes
         (rows, axes) int64 shapes of ragged rows; None for rows of one shape.
     whole
-        Whether it is read as a whole.
-    stored, sums
-        What its version's records say of it; `sums` is None if they have none.
+        Whether many of its rows are taken.
+    sums
+        What its version's records say of it; None if they have none.
 
     Raises
     ------
@@ -72,32 +76,36 @@ class StoredObject:
         It is not there or of another size, cannot be read, or is not what it was.
     """
 
-    def __init__(self, array: StoredArray, shard: int, planned: np.ndarray) -> None:
-        self.array, self.shard = array, shard
+    def __init__(
+        self, objects: StoredObjects, array: StoredArray, shard: int, planned: np.ndarray
+    ) -> None:
+        self.array, self.shard, self._planned = array, shard, planned
         rows = array.rows_of(shard)
         self.first, self.count = rows.start, len(rows)
         self.whole = len(planned) >= WHOLE * self.count
-        try:
-            version = open_stored(array)
-            self._array: Array = version.arrays[array.name][1]
+        with self._damaged():
+            self._files, self._reader = objects.reader(array)
+            version = self._files.version
             self.leaf: Leaf = version.shard_leaves(array.name)[shard]
             self._checks = version.checks(array.name, shard)
             sums = version.shard_sums(array.name)
             holes = version.holes
             shapes = version.row_shapes(array.name) if array.shape.ragged else None
-            if self.whole and array.folder.size(self.leaf.name) != self.leaf.size:
-                raise StorageError(f"{array.folder.path(self.leaf.name)} is not what it was")
-        except (DamageError, StorageError, StoreError) as error:
-            raise self._damaged(error) from None
+            if self.whole and (fault := self.leaf.fault_of_size(self.folder.size(self.leaf.name))):
+                raise DamageError(fault)
         self.row_shapes = None if shapes is None else shapes[rows.start : rows.stop]
         self.sums = None if sums is None else ChannelSums.of(sums[shard].tolist())
         self.is_hole = np.fromiter((row in holes for row in rows), np.bool_, self.count)
-        self.chunk_rows = self._array.chunk_shape[0]
-        self._planned = np.unique(planned // self.chunk_rows)
-        self._held: Sequence[int] = ()
+        self.chunk_rows = self._reader.array.chunk_shape[0]
+        self._held = planned[:0]
 
-    def _damaged(self, why: Exception | str) -> DamagedObjectError:
-        return DamagedObjectError(self.array, self.shard, why)
+    @contextlib.contextmanager
+    def _damaged(self) -> Iterator[None]:
+        """Raise what reading raises in the block as `DamagedObjectError`."""
+        try:
+            yield
+        except (*UNREADABLE, OSError) as error:
+            raise DamagedObjectError(self.array, self.shard, error) from None
 
     @property
     def folder(self) -> Folder:
@@ -110,160 +118,102 @@ class StoredObject:
         raw = row.padded_nbytes(self.count, self.array.rows_per_shard)
         if self.row_shapes is not None:
             raw = int(self.row_shapes.prod(axis=1).sum()) * np.dtype(row.dtype).itemsize
-        return ShardObject(
-            self.leaf.size, self.leaf.xxh3, raw, self._checks.astype("<u4").tobytes().hex()
-        )
+        checks = self._checks.astype("<u4").tobytes().hex()
+        return ShardObject(self.leaf.size, self.leaf.xxh3, raw, checks)
 
     # --- bytes ----------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _index(self) -> np.ndarray:
-        """Offset and length of each chunk: (chunks, 2) int64."""
-        entries = math.prod(self._array.chunks_per_object)
-        nbytes = entries * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
-        start = max(0, self.leaf.size - nbytes)
-        try:
-            index = decode_index(self._bytes(start, nbytes), entries)
-        except DamageError as error:
-            raise self._damaged(error) from None
-        index = index[: -(-self.count // self.chunk_rows)]
-        if (index == MISSING).any() or (index.sum(1) > start).any() or (index[:, 1] < 4).any():
-            raise self._damaged("its index points outside of it")
-        return index.astype(np.int64)
-
-    @functools.cached_property
-    def _data(self) -> memoryview | None:
-        """All bytes, mapped where that is possible; None if ranges of them are read."""
-        folder, name = self.folder, self.leaf.name
-        try:
-            descriptor = folder.open(name)
+    def _data(self) -> memoryview:
+        """All bytes, checked; mapped where that is possible."""
+        with self._damaged():
+            descriptor = self.folder.open(self.leaf.name)
             if descriptor is None:
-                data = memoryview(folder.read(name)) if self.whole else None
+                data = memoryview(self.folder.read(self.leaf.name))
             else:
-                # To read all pages at once costs a tenth of reading them; Linux alone can.
-                flags = getattr(mmap, "MAP_POPULATE", 0) if self.whole else 0
                 try:
-                    data = map_file(descriptor, flags).data
+                    # To read all pages at once costs a tenth of reading them; Linux alone can.
+                    data = map_file(descriptor, getattr(mmap, "MAP_POPULATE", 0)).data
                 finally:
                     os.close(descriptor)
-        except (OSError, StorageError) as error:
-            raise self._damaged(error) from None
-        if data is not None and len(data) != self.leaf.size:
-            raise self._damaged(f"{folder.path(name)} is not what it was")
-        if self.whole and data is not None and xxhash.xxh3_128_intdigest(data) != self.leaf.xxh3:
-            raise self._damaged(f"{folder.path(name)} is damaged")
+            if fault := self.leaf.fault(data):
+                raise DamageError(f"{self.folder.path(self.leaf.name)}: {fault}")
         return data
 
     def open(self) -> memoryview:
         """Read and check the whole object."""
-        if not self.whole:
-            self.whole = True
-            self.__dict__.pop("_data", None)
-        assert self._data is not None  # as it is read as a whole
+        self.whole = True
         return self._data
-
-    def _bytes(self, start: int, length: int) -> memoryview:
-        if self._data is not None:
-            return self._data[start : start + length]
-        try:
-            [data] = self.folder.read_ranges([(self.leaf.name, start, length)])
-            return memoryview(required(data))
-        except StorageError as error:
-            raise self._damaged(error) from None
-
-    @functools.cached_property
-    def _ahead(self) -> dict[int, memoryview]:
-        """Chunks of a remote object that are needed, read together."""
-        if self._data is not None:
-            return {}
-        places = self._index[self._planned].tolist()
-        parts = self.folder.read_ranges([(self.leaf.name, *place) for place in places])
-        try:
-            return {
-                n: memoryview(required(p))
-                for n, p in zip(self._planned.tolist(), parts, strict=True)
-            }
-        except StorageError as error:
-            raise self._damaged(error) from None
-
-    def _chunk(self, number: int) -> memoryview:
-        """Bytes of a chunk, which end as the version's tree says."""
-        data = self._ahead.get(number)
-        if data is None:
-            data = self._bytes(*self._index[number].tolist())
-        if int.from_bytes(data[-4:], "little") != self._checks[number]:
-            raise self._damaged(f"chunk {number} is not the one that was written")
-        return data
-
-    # --- rows -----------------------------------------------------------------------------------
 
     def chunks(self, first: int, count: int) -> Iterator[tuple[memoryview, list[int]]]:
         """Yield consecutive chunks as they are stored, checked, and the length of each."""
-        part = self._index[first : first + count]
-        ends = part.sum(1)
-        if self.whole and self._data is not None and (ends[:-1] == part[1:, 0]).all():
-            yield self._data[part[0, 0] : ends[-1]], part[:, 1].tolist()
-            return
-        for number in range(first, first + count):
-            self.row(number * self.chunk_rows)
-            data = self._chunk(number)
-            yield data, [len(data)]
+        part = range(first, first + count)
+        with self._damaged():
+            if self.whole:
+                start, length = self._files.index_extent(self.leaf.size)
+                index = self._files.index(self._data[start : start + length], self.leaf.size)
+                places = index[first : part.stop].astype(np.int64)
+                ends = places.sum(1)
+                if (ends[:-1] == places[1:, 0]).all():
+                    yield self._data[places[0, 0] : ends[-1]], places[:, 1].tolist()
+                    return
+            rows = self.first + np.array(part) * self.chunk_rows
+            with self._files.gathered(rows):
+                for chunk, row in zip(part, rows.tolist(), strict=True):
+                    tail = self._files.pieces[0].object_tail
+                    data = self._files.chunk(self.shard, tail, chunk, row)
+                    assert data is not None  # as precache wrote it
+                    self._require_sound(chunk, data)
+                    yield data, [len(data)]
 
-    def row(self, row: int) -> np.ndarray:
-        """Decode a row; valid until the next call."""
+    def _require_sound(self, chunk: int, data: memoryview) -> None:
+        """Raise `DamageError` unless a chunk can be decoded, and is the recorded one."""
+        array = self._reader.array
+        if int.from_bytes(data[-CHECK_NBYTES:], "little") != self._checks[chunk]:
+            raise DamageError(f"chunk {chunk} is not the one that was written")
         if self.row_shapes is not None:
-            shape = tuple(self.row_shapes[row].tolist())
-            try:
-                return self._array.decoder.decode_ragged(self._chunk(row), shape, self._array.dtype)
-            except DamageError as error:
-                raise self._damaged(error) from None
-        number, offset = divmod(row, self.chunk_rows)
-        decoded: np.ndarray = self._decoded_chunk(number, self._planned)[offset]
-        return decoded
+            shape = tuple(self.row_shapes[chunk].tolist())
+            array.decoder.decode_ragged(data, shape, array.dtype)
+        else:
+            array.decoder.decode(data, np.empty(array.chunk_shape, array.dtype))
 
-    def blocks(self, rows: Iterable[int]) -> Iterator[np.ndarray]:
-        """Decode rows, consecutive ones together; each block is valid until the next."""
-        if self.row_shapes is not None:
-            yield from (self.row(row)[np.newaxis] for row in rows)
-            return
-        numbers = np.fromiter(rows, np.int64)
-        chunks = np.unique(numbers // self.chunk_rows)
-        while len(numbers):
-            number, offset = divmod(int(numbers[0]), self.chunk_rows)
-            self._decoded_chunk(number, chunks)
-            at = self._held.index(number)
-            count = 1
-            while self._held[at + count : at + count + 1] == [number + count]:
-                count += 1
-            breaks = np.flatnonzero(np.diff(numbers) != 1)
-            follow = int(breaks[0]) + 1 if len(breaks) else len(numbers)
-            block = self._decoded[at : at + count].reshape(-1, *self._array.chunk_shape[1:])
-            block = block[offset : offset + follow]
-            yield block
-            numbers = numbers[len(block) :]
+    # --- rows -----------------------------------------------------------------------------------
 
     @functools.cached_property
     def _decoded(self) -> np.ndarray:
-        chunks = max(1, DECODE_BYTES // max(1, self._array.chunk_nbytes))
-        chunks = min(chunks, -(-self.count // self.chunk_rows))
-        return np.empty((chunks, *self._array.chunk_shape), self._array.dtype)
+        array = self._reader.array
+        nbytes = DECODE_BYTES if self._files.mapped else FETCH_BYTES
+        rows = min(max(1, nbytes // max(1, array.row_nbytes)), self.count)
+        return np.empty((rows, *array.row_shape), array.dtype)
 
-    def _decoded_chunk(self, number: int, wanted: np.ndarray) -> np.ndarray:
-        """Decode a chunk, and some of those that are wanted next: undoing the filter of all of them
-        at once costs less."""
-        if number not in self._held:
-            at = int(np.searchsorted(wanted, number))
-            run = wanted[at : at + len(self._decoded)].tolist()
-            self._held = run if run[:1] == [number] else [number]
-            try:
-                for chunk, out in zip(self._held, self._decoded, strict=False):
-                    self._array.decoder.decode(self._chunk(chunk), out)
-            except DamageError as error:
-                raise self._damaged(error) from None
-            if self._array.decoder.filtered:
-                undo_image(self._decoded[: len(self._held)])
-        chunk_rows: np.ndarray = self._decoded[self._held.index(number)]
-        return chunk_rows
+    def row(self, row: int) -> np.ndarray:
+        """Decode a row, and some that are needed next; valid until the next call."""
+        if self.row_shapes is not None:
+            [block] = self.blocks([row])
+            only: np.ndarray = block[0]
+            return only
+        at = int(np.searchsorted(self._held, row))
+        if self._held[at : at + 1].tolist() != [row]:
+            start, at = int(np.searchsorted(self._planned, row)), 0
+            run = self._planned[start : start + len(self._decoded)]
+            run = run if run[:1].tolist() == [row] else np.array([row])
+            deque(self.blocks(run), maxlen=0)
+            self._held = run
+        decoded: np.ndarray = self._decoded[at]
+        return decoded
+
+    def blocks(self, rows: Iterable[int]) -> Iterator[np.ndarray]:
+        """Decode rows, several of one shape at once; each block is valid until the next."""
+        numbers, self._held = self.first + np.fromiter(rows, np.int64), self._held[:0]
+        with self._damaged():
+            if isinstance(self._reader, RaggedReader):
+                for row in self._reader.rows(numbers):
+                    yield row[np.newaxis]
+                return
+            for start in range(0, len(numbers), len(self._decoded)):
+                part = numbers[start : start + len(self._decoded)]
+                self._reader.read(part, self._decoded[: len(part)])
+                yield self._decoded[: len(part)]
 
 
 class StoredObjects:
@@ -273,6 +223,7 @@ class StoredObjects:
         self._arrays = assembly.rows.arrays
         self._planned: dict[ObjectId, list[np.ndarray]] = {}
         self._opened: dict[ObjectId, StoredObject] = {}
+        self._readers: dict[tuple[str, str], tuple[ShardFiles, ArrayReader]] = {}
         for held in assembly.rows.fields.values():
             for number, rows in taken_rows(held).items():
                 array = self._arrays[number]
@@ -281,6 +232,14 @@ class StoredObjects:
                         rows[rows // array.rows_per_shard == shard] - array.rows_of(shard).start
                     )
                     self._planned.setdefault((array.place, shard), []).append(within)
+
+    def reader(self, array: StoredArray) -> tuple[ShardFiles, ArrayReader]:
+        """Return the files of an array, and the reader of its rows."""
+        if array.place not in self._readers:
+            version = open_stored(array)
+            files = shard_files(version, array.name)
+            self._readers[array.place] = files, open_reader(version, array.name, objects=files)
+        return self._readers[array.place]
 
     def object(self, array: StoredArray, shard: int) -> StoredObject:
         """Return an object.
@@ -295,7 +254,7 @@ class StoredObjects:
             planned = np.unique(
                 np.concatenate([*self._planned.get(key, ()), np.zeros(0, np.int64)])
             )
-            self._opened[key] = StoredObject(array, shard, planned)
+            self._opened[key] = StoredObject(self, array, shard, planned)
         return self._opened[key]
 
     def check(self, links: Mapping[str, tuple[StoredArray, int]]) -> None:

@@ -12,8 +12,9 @@ of `containers`; `columns` chooses the columns of tables; `manifests` reads tabl
   time in a tar archive; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
   task fetches the samples of a unit together (`shards.samples`).
-- `labels` has the kinds of labels and their encoding; `label_readings` finds the folders and texts
-  that are classes, and what is in doubt. A listing has the doubts beside its table: a build refuses
-  them, and the viewer, which needs no labels, does not.
+- `labels` has the kinds of labels and their encoding. `label_evidence` decides once how a column of
+  them is read, by a table of the rules of `evidence`; `label_readings` finds the folders that are
+  classes. A listing has the doubts beside its table: a build refuses them, and the viewer, which
+  needs no labels, does not.
 - An index of all containers, kept in the store, spares the next listing those that did not change.
 """

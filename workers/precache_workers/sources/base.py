@@ -62,7 +62,7 @@ MOST_SUFFIXES, SUFFIXES_SHOWN = 100, 8
 _SUFFIX = re.compile(r"\.(?=.*[a-z])[a-z0-9_-]{1,16}")
 
 _SERVICE = re.compile(
-    r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|#snapshot"
+    r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|[#~]snapshot"
     r"|lost\+found|\$RECYCLE\.BIN|RECYCLER|System Volume Information)/",
     re.IGNORECASE,
 )
@@ -157,12 +157,15 @@ class Doubt:
         A map of classes that the user gives decides, too.
     of_members
         It is about which samples there are, and labels of a file do not decide.
+    unpack
+        Words of commands by which the sources among the choices come to be; none if they are there.
     """
 
     what: str
     choices: tuple[tuple[tuple[str, ...], str], ...] = ()
     by_classes: bool = False
     of_members: bool = False
+    unpack: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(
@@ -188,17 +191,23 @@ class Doubt:
             f"`{shlex.join(flags)}` {when}".rstrip() if flags else when
             for flags, when in self.choices
         )
-        return f"{self.what}. Choose: {'; or '.join(named)}"
+        text = f"{self.what}. Choose: {'; or '.join(named)}"
+        if self.unpack and any(not way[0].startswith("-") for way in self.ways):
+            text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
+        return text
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
     """Return the error of all doubts: of one with all ways out, of several with the first ones."""
     text = ". Also: ".join(doubt.text for doubt in doubts)
+    unpack = next((doubt.unpack for doubt in doubts if doubt.unpack), ())
     if len(doubts) == 1:
-        return ChoiceError(text, ways=doubts[0].ways)
+        return ChoiceError(text, ways=doubts[0].ways, unpack=unpack)
     firsts = [doubt.ways[0] if doubt.ways else () for doubt in doubts]
     firsts.sort(key=lambda way: not way or way[0].startswith("-"))  # a source comes first
-    return ChoiceError(text, ways=[list(itertools.chain(*firsts))] if all(firsts) else [])
+    is_one = all(firsts) and all(way[0].startswith("-") for way in firsts[1:])
+    ways = [list(itertools.chain(*firsts))] if is_one else []
+    return ChoiceError(text, ways=ways, unpack=unpack)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Class names come from that metadata (``ClassLabel``). Columns without types, as 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
@@ -29,7 +30,7 @@ from precache_workers.sources.column_evidence import (
     names_splits,
 )
 from precache_workers.sources.containers import Members
-from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
     bits_column,
@@ -46,8 +47,8 @@ IMAGE_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target", "cls", "category")
 """Usual names of columns; the first that a table has is used."""
 
-_NUMBERS, _ONE = ("numbers", "values"), ("names", "numbers", "values")
-"""Kinds of labels that may be 0 and 1, and of one label a row."""
+_ONE = ("names", "numbers", "values")
+"""Kinds of one label a row."""
 
 _KEYS = "a key is text or a whole number"
 
@@ -73,14 +74,8 @@ class ChosenColumns:
         Names of classes by number, if the schema has them.
     others
         Columns that are not used.
-    binary
-        If there are no labels: columns whose type may hold 0 and 1.
-    splits
-        Columns that may name the split of each row.
-    rivals
-        If labels were guessed: other columns that may have them, by name or metadata.
-    label
-        The guessed column of labels, or the key of the folders that name them; empty for none.
+    evidence
+        What is to be looked at in the columns: those of splits, of 0 and 1, and rivals.
     ordered
         The labels are ordered categories.
     folder
@@ -93,18 +88,15 @@ class ChosenColumns:
     labels: tuple[str, ...]
     classes: tuple[str, ...]
     others: tuple[str, ...]
-    binary: tuple[str, ...]
-    splits: tuple[str, ...]
-    rivals: tuple[str, ...]
-    label: str
+    evidence: ColumnEvidence
     ordered: bool
     folder: str | None
 
     @property
     def listed(self) -> tuple[str, ...]:
         """Columns that a listing reads beside names."""
-        labels = self.labels or self.binary
-        return tuple(dict.fromkeys((*labels, *self.splits, *self.rivals)))
+        labels, evidence = self.labels or self.evidence.bits, self.evidence
+        return tuple(dict.fromkeys((*labels, *evidence.splits, *evidence.rivals)))
 
     @property
     def image_leaf(self) -> str:
@@ -112,12 +104,7 @@ class ChosenColumns:
 
     def describe(self, members: Members, what: str = "Images") -> None:
         """Give the members of a table what the choice says of them, before rows are read."""
-        label = self.label or ",".join(self.labels)
-        splits = {name: list[str]() for name in self.splits}
-        rivals = {name: set[tuple[str, str]]() for name in self.rivals}
-        bits = {name: set[int]() for name in self.binary}
-        members.evidence = ColumnEvidence(label, bits, splits, rivals)
-        members.classes = self.classes
+        members.evidence, members.classes = copy.deepcopy(self.evidence), self.classes
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
         labels = labels if self.folder is None else "labels from the names of folders"
@@ -152,44 +139,51 @@ def choose(
     folders = {name: _folder_value(value) for name, _, value in pairs if name not in names}
     _require_columns(schema, columns, folders, where)
     image = columns.image or guess_image(schema, features)
-    kind = schema.field(image).type
-    parts = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
     labels = tuple(filter(None, columns.labels((*names, *folders))))
+    kinds = {field.name: kind_of(field.type) for field in schema}
+    declared = [name for name in names if _is_class(features.get(name))]
     guess = ""
     if columns.label is None:
-        guess = _guess_label(schema, features, image) or next(
-            iter(_usual(LABEL_COLUMNS, [*folders])), ""
-        )
+        able = [name for name in names if name != image and kinds[name] is not None]
+        named = filter(_names_labels, able)
+        usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), named
+        guess = next(itertools.chain(*usual, _usual(LABEL_COLUMNS, [*folders])), "")
         labels = (guess,) if guess else ()
         if not guess:
             _require_no_label(schema, {image, columns.key}, where)
     folder = folders.get(labels[0]) if len(labels) == 1 else None
     labels = labels if folder is None else ()
     for label in labels:
-        if kind_of(schema.field(label).type) is None:
+        if kinds[label] is None:
             raise SourceError(
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
             )
     others = tuple(name for name in names if name not in (image, *labels, columns.key))
-    types = {field.name: field.type for field in schema}
+    rivals = [name for name in others if guess and labels and kinds[name] is not None]
+    # They have labels by what the guessed column was taken for: its name, or else the metadata.
+    if _usual(LABEL_COLUMNS, [guess]):
+        rivals = _usual(LABEL_COLUMNS, rivals)
+    else:
+        are = declared.__contains__ if guess in declared else _names_labels
+        rivals = [*filter(are, rivals)]
     bare = not labels and folder is None and columns.label is None
+    bits = [n for n in others if bare and (not typed or kinds[n] in ("numbers", "values"))]
+    splits = [n for n in others if not typed or (names_splits(n) and kinds[n] in _ONE)]
+    evidence = ColumnEvidence(
+        guess or ",".join(labels),
+        {name: set() for name in bits},
+        {name: [] for name in splits},
+        {name: set() for name in rivals},
+    )
+    kind = schema.field(image).type
+    parts = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
     path = f"{image}.path" if "path" in parts and kind_of(parts["path"]) == "names" else None
+    ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)
+    names_of_classes = class_names(schema, labels)
+    key = columns.key or path
     return ChosenColumns(
-        image,
-        bool(parts),
-        columns.key or path,
-        labels,
-        class_names(schema, labels),
-        others,
-        tuple(
-            n for n in others if bare and (not typed or kind_of(types[n]) in ("numbers", "values"))
-        ),
-        tuple(n for n in others if not typed or (names_splits(n) and kind_of(types[n]) in _ONE)),
-        _rivals(schema, features, guess, others) if guess and labels else (),
-        guess,
-        len(labels) == 1 and is_ordered(schema.field(labels[0]).type),
-        folder,
+        image, bool(parts), key, labels, names_of_classes, others, evidence, ordered, folder
     )
 
 
@@ -279,24 +273,6 @@ def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> 
             text = f"the column {name!r} of {where} has values of type {kind}, which are no labels"
             none = ("--label-column", ""), "for no label"
             raise choice_error([Doubt.of(text, none, ((), "write text or whole numbers"))])
-
-
-def _guess_label(schema: Any, features: Features, image: str) -> str:
-    """Return the column of labels by metadata and name; empty for none."""
-    declared = [name for name in schema.names if _is_class(features.get(name))]
-    able = [f.name for f in schema if f.name != image and kind_of(f.type) is not None]
-    usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able)
-    return next(itertools.chain(*usual, filter(_names_labels, able)), "")
-
-
-def _rivals(schema: Any, features: Features, guess: str, others: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that have labels by what the guessed column was taken for: its name, or
-    else the metadata."""
-    able = [name for name in others if kind_of(schema.field(name).type) is not None]
-    if _usual(LABEL_COLUMNS, [guess]):
-        return tuple(_usual(LABEL_COLUMNS, able))
-    declared = tuple(name for name in able if _is_class(features.get(name)))
-    return declared if _is_class(features.get(guess)) else tuple(filter(_names_labels, able))
 
 
 def _names_labels(name: str) -> bool:

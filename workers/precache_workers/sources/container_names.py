@@ -20,6 +20,7 @@ from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
 from precache.storage.open import StorageOptions, open_folder
+from precache_workers.sources.base import container_suffix
 
 MOST_NAMES = 100_000
 """Maximum number of names that braces expand to."""
@@ -137,6 +138,20 @@ class Containers:
     def patterns(self) -> list[str]:
         """Names and patterns of the files, as the user gave them, below the folder of all."""
         return _resolved(self.uri)[1]
+
+    def unpacked(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
+        """Return a new folder for the members of an archive, and the commands that unpack it there.
+
+        Both are empty unless the source is one local archive.
+        """
+        path = self.folder.local(self.patterns[0]) if len(self.patterns) == 1 else None
+        suffix = container_suffix(path.name) if path is not None and path.is_file() else ""
+        if path is None or not suffix.startswith((".zip", ".tar", ".tgz")):
+            return "", ()
+        file, folder = str(path), f"{str(path)[: -len(suffix)]}_unpacked"
+        if suffix == ".zip":
+            return folder, (("python3", "-m", "zipfile", "-e", file, folder),)
+        return folder, (("mkdir", "-p", folder), ("tar", "-xf", file, "-C", folder))
 
     def narrowed(self, wanted: Collection[str], names: Collection[str]) -> str | None:
         """Return the source of some of the files, by a pattern; None if none has only these.

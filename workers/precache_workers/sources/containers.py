@@ -69,6 +69,7 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
+from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import (
     bare_folders,
     folder_labels,
@@ -76,13 +77,13 @@ from precache_workers.sources.label_readings import (
     read_folders,
 )
 from precache_workers.sources.labels import (
+    Column,
     Label,
     MixedLabelsError,
     column_of,
     differing,
     join_columns,
     kind_of,
-    read_column,
     texts_of_labels,
 )
 from precache_workers.sources.sample_inputs import SampleInputs, merged
@@ -848,11 +849,13 @@ def listing_of(
     notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
     is_folder = columns is None and kind is None
     if columns is None:
-        names = _names_of(keys, located)
+        names = member_names(keys, located)
         folders = Folders(names)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            reading = read_folders(names, rules, source, bare_in=bare_in)
+            folder, unpack = source.containers.unpacked()
+            inside = f"{folder}/{{}}".format if folder else None
+            reading = read_folders(names, rules, source, inside, bare_in, unpack)
             notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
             of_folders = folders.each(lambda some: folder_labels(some, reading.level))
             labels = column_of([label or None for label in of_folders])
@@ -861,9 +864,8 @@ def listing_of(
     if rules.level is not None and not is_folder:
         raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
     typed = typed or is_folder
-    column = read_column(
-        labels, keys, where, rules, classes=classes, typed=typed, folders=is_folder
-    )
+    given = Column(labels, keys, where, rules, classes, typed=typed, folders=is_folder)
+    column = read_column(given)
     table = RowTable(
         keys=keys,
         sizes=numbers_of(rows["size"]),
@@ -885,7 +887,7 @@ def listing_of(
     )
 
 
-def _names_of(keys: Texts, located: Locations) -> Texts:
+def member_names(keys: Texts, located: Locations) -> Texts:
     """Return the names of members in their containers: keys without the container's name."""
     import pyarrow.compute as pc
 
@@ -950,8 +952,8 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
                 nbytes=numbers_of(part["nbytes"]),
             )
             if members.count:  # raises for invalid labels: they must not count as the source's
-                keys, classes = Texts(rows["key"]), members.classes
-                read_column(rows["label"], keys, file.name, classes=classes)
+                keys = Texts(rows["key"])
+                read_column(Column(rows["label"], keys, file.name, classes=members.classes))
             if _is_identified(file):
                 known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):

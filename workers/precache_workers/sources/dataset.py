@@ -44,15 +44,16 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.held_files import HeldData, held_data, held_values
-from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import (
+    Column,
     Label,
     MixedLabelsError,
     column_of,
     kind_of,
     label_of,
-    read_column,
 )
 from precache_workers.user_code.loading import load_object
 
@@ -540,7 +541,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
     keys = [f"number {row}" for row in range(count)]
-    encoded = read_column(column, keys, where, rules, classes=listed)
+    encoded = read_column(Column(column, keys, where, rules, listed))
     notes = encoded.notes
     if listed and not classes and encoded.classes:
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)

@@ -45,6 +45,7 @@ from precache_workers.sources.base import (
     is_utf8,
     source_of,
 )
+from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import (
     Bare,
     bare_folders,
@@ -52,7 +53,7 @@ from precache_workers.sources.label_readings import (
     is_beside,
     read_folders,
 )
-from precache_workers.sources.labels import column_of, read_column
+from precache_workers.sources.labels import Column, column_of
 from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -168,7 +169,7 @@ class FolderSource:
         reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
         given = column_of([label or None for label in labels])
-        column = read_column(given, table.keys, str(self.folder), self.rules, folders=True)
+        column = read_column(Column(given, table.keys, str(self.folder), self.rules, folders=True))
         source = source_of(self.folder)
         table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"

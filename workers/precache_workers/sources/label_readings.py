@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from precache_workers.sources.container_names import (
     braced,
     common_end,
 )
+from precache_workers.sources.evidence import no_label, quoted
 from precache_workers.sources.name_readings import (
     IMAGES,
     NEARLY_ALL,
@@ -40,10 +41,8 @@ from precache_workers.sources.name_readings import (
     ways_by_patterns,
 )
 
-_FEW = 3
-"""Names that are shown of many."""
-
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
 _PLAIN = (
@@ -93,23 +92,6 @@ _OPPOSITES = ("in", "un", "no", "non", "not", "without")
 
 LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
 """The way out by which the user says which classes there are."""
-
-
-def quoted(names: Iterable[str], most: int = _FEW) -> str:
-    """Return some names for a message, and the number of the others."""
-    some = list(names)
-    more = f" and {len(some) - most:,} more" if len(some) > most else ""
-    return ", ".join(printable(repr(name)) for name in some[:most]) + more
-
-
-def flag(name: str, value: str) -> list[str]:
-    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
-    return [f"{name}={value}"] if value.startswith("-") and value != "-" else [name, value]
-
-
-def no_label(words: Iterable[str]) -> list[str]:
-    """Return the arguments that take words as no label."""
-    return [argument for word in words for argument in flag("--no-label", word)]
 
 
 def is_split(name: str) -> bool:
@@ -212,6 +194,7 @@ def read_folders(
     where: object,
     path_of: Callable[[str], str] | None = None,
     bare_in: Callable[[str], Bare] | None = None,
+    unpack: tuple[tuple[str, ...], ...] = (),
 ) -> FolderReading:
     """Find the folders of names that are classes.
 
@@ -221,6 +204,8 @@ def read_folders(
         Converts a folder to a source that the user may name; None if none can be named.
     bare_in
         Returns the folders without a readable image that lie in a folder; None if unknown.
+    unpack
+        Words of the commands by which the folders of `path_of` come to be, of an archive.
     """
     counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
@@ -251,9 +236,10 @@ def read_folders(
         return FolderReading(1, (text,))
     pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
     if found := _doubt(tops, pairs, names, outer, here, path_of):
+        found = replace(found, unpack=unpack)
         return FolderReading(level, doubts=(found,), bare=(*missing,))
     if missing:
-        place = path_of(outer) if path_of is not None else "://"
+        place = path_of(outer) if path_of is not None and not unpack else "://"
         keep: tuple[Sequence[str], str] = ("--classes", place), "if it is"
         if "://" in place:
             keep = (), f"{LISTED}, if it is"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
-from precache_workers.sources.container_names import REQUESTS, Containers
+from precache_workers.sources.container_names import REQUESTS, Containers, common_start
 from precache_workers.sources.containers import (
     Members,
     Rows,
@@ -181,7 +182,7 @@ class ManifestSource:
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
-        place = self._doubt_of_place(locations[0], bool(max(numbers[:, 0]) >= 0))
+        place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0))
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
@@ -190,12 +191,12 @@ class ManifestSource:
             doubts=(*listing.doubts, *of_uris, *place),
         )
 
-    def _doubt_of_place(self, location: str, is_there: bool) -> Sequence[Doubt]:
+    def _doubt_of_place(self, locations: Texts, is_there: bool) -> Sequence[Doubt]:
         """Return the doubt about a table whose first file lies in another folder below its own.
 
         A path may begin with that of the table's folder.
         """
-        root = self.folder.local("")
+        root, location = self.folder.local(""), locations[0]
         if root is None or "://" in location or is_there:
             return []
         location = location.replace("\\", "/")  # a path of Windows
@@ -204,7 +205,9 @@ class ManifestSource:
         below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
         is_absolute = not parts[0] or parts[0].endswith(":")
         if below and (is_absolute or below[0] == parts):
-            folders = [root]
+            ends = [path.replace("\\", "/").split("/") for path in (min(locations), max(locations))]
+            same = common_start([path[:-1] for path in ends])[len(parts) - len(below[0]) :]
+            folders = [root.joinpath(*same)]
         else:
             folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
@@ -213,7 +216,10 @@ class ManifestSource:
         if not folders:
             return []
         text = f"{self} names {printable(location)!r}, which is not beside it, but in {folders[0]}"
+        way: tuple[Sequence[str], str]
         way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
+        if self.columns.image or self.columns.key:  # which no folder has
+            way = (), f"{shlex.join(way[0])} {way[1]}"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
     def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:

@@ -19,8 +19,9 @@ from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt, Folders
 from precache_workers.sources.container_names import braced, common_end, common_start
 
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
-_WORD = r"[_. -]+[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?"
-"""A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``."""
+_SIZE = r"[0-9]{2,4}x[0-9]{2,4}"
+_WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|@[0-9]x| \(1\))"
+"""A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``, or ``@2x``."""
 
 _TARGET = (
     r"(?i)[_. -](?:masks?|seg|segmentations?|gt|gtfine|groundtruth|labels?|labelids|annotations?"
@@ -28,6 +29,12 @@ _TARGET = (
     r"|edges?|contours?)(?:[_. -]|\d|$)"
 )
 """Endings of masks, of other targets, and of small copies."""
+
+_COPY = rf"(?i)(?:@[0-9]x|[_. -](?:small|preview|resized?|lowres|edited|{_SIZE}))$"
+"""Endings of copies of another size."""
+
+_AGAIN = r"(?i)(?: \(1\)|[ _-]copy)$"
+"""Endings that systems give to a second file of a name, which may be a copy."""
 
 _PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
@@ -149,22 +156,29 @@ def partners_among(keys: Texts) -> Partners | None:
     row_of, endings = _called_as(stems, _replaced(stems, _PHOTO), same=True)
     rows = np.flatnonzero(row_of >= 0)
     of_targets = endings.matching(_TARGET)
-    photos, targets = len(keys) - len(rows), int(of_targets.sum())
-    are_pairs = targets >= FEW and PART * targets >= photos
-    if targets:
-        rows, endings = rows[of_targets], endings.take(of_targets)
+    are_known = of_targets | endings.matching(_COPY)
+    photos, known = len(keys) - len(rows), int(are_known.sum())
+    are_pairs = known >= FEW and PART * known >= photos
+    if known:
+        rows, endings = rows[are_known], endings.take(are_known)
     ranked = _most_common(endings)
-    if not targets:
+    if not known:
         top = ranked[0][1] if ranked else 0
         are_pairs = top >= max(PART, NEARLY_ALL * photos, NEARLY_ALL * len(rows))
         if top < max(PART, len(keys) // 20):
-            return _of_equal_endings(keys, stems)
+            again = endings.matching(_AGAIN)
+            seconds = [name.removesuffix(" (1)") + " (2)" for name in stems.take(rows)]
+            again &= stems.find(Texts(seconds)) < 0  # else they are numbered
+            rows, ranked = rows[again], _most_common(endings.take(again))
+            if not ranked:
+                return _of_equal_endings(keys, stems)
     [(of_photos, _), *_] = _most_common(_found(stems.take(row_of[rows]), _PHOTO))
     others = [f"*{ending}.*" for ending, count in ranked if PART * count >= ranked[0][1]]
     example = keys[int(rows[0])]
     photos = len(keys) - len(rows)
     pairs = [(f"*{of_photos}.*", other) for other in others[:MOST_WAYS]]
-    return Partners(len(rows), photos, example, pairs, "ending", targets > 0, are_pairs)
+    may_be_masks = bool(of_targets.any())
+    return Partners(len(rows), photos, example, pairs, "ending", may_be_masks, are_pairs)
 
 
 def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:

@@ -51,8 +51,9 @@ from precache_workers.sources.container_names import (
     common_start,
     expand_braces,
 )
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import holds_images, quoted, splits_among
+from precache_workers.sources.label_readings import holds_images, splits_among
 from precache_workers.sources.name_readings import ending, ways_by_patterns
 
 _MAGIC = re.compile(r"[*?]")

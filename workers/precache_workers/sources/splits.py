@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from precache_workers.sources.base import Doubt, LabelRules, container_suffix
 from precache_workers.sources.column_evidence import ALL_SPLITS, are_splits, splits_of
 from precache_workers.sources.container_names import Containers
-from precache_workers.sources.label_readings import is_split, quoted, splits_among
+from precache_workers.sources.evidence import quoted
+from precache_workers.sources.label_readings import is_split, splits_among
 
 MOST_COMMANDS = 8
 """Splits of files that are named with the source that has each alone."""

@@ -21,7 +21,7 @@ from precache.storage.base import FileInfo
 from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import Members, Place
-from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import Label, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")

@@ -22,7 +22,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -57,6 +57,7 @@ _BY_NAME = {"getattr", "globals", "vars", "__dict__"}
 """Words of code that may use any name of a module that it imports."""
 
 _OWN_PACKAGES = {"precache", "precache_workers"}
+_STDLIB = sysconfig.get_path("stdlib")
 
 Label = tuple[str, str]
 """A module and a name in it; an empty name stands for the module."""
@@ -339,10 +340,28 @@ class _Tracer:
 
     def _unknown(self, name: str, module: Module) -> Iterator[tuple[str, bool]]:
         """Yield expressions of a module that are not followed, and True if they read files."""
-        imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
         own = {"self", *(s.definition.name for s in module.statements if s.definition)}
-        own |= {bound for bound, (source, _) in imported.items() if self._module(source)}
-        left: list[ast.AST] = [s.node for s in module.statements if s in self._counted]
+        own |= {bound for bound, source, _ in module.imports if bound and self._module(source)}
+        for statement, found in _unfollowed(module, frozenset(own)).items():
+            if statement in self._counted:
+                yield from ((f"{text} in {name}", reads) for text, reads in found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unfollowed(
+    module: Module, own: frozenset[str]
+) -> Mapping[Statement, Sequence[tuple[str, bool]]]:
+    """Return the expressions of each statement that are not followed; True for those that read.
+
+    Parameters
+    ----------
+    own
+        Names of code of the user, which is followed.
+    """
+    imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
+    found: dict[Statement, list[tuple[str, bool]]] = {}
+    for statement in module.statements:
+        left: list[ast.AST] = [statement.node]
         while left:
             node = left.pop()
             call = node if isinstance(node, ast.Call) else None
@@ -354,10 +373,12 @@ class _Tracer:
             if import_called(node):
                 continue
             if dynamic or reads or full[-1] in _INTROSPECTION:
-                yield f"{ast.unparse(node)[:60]} in {name}", bool(reads and not dynamic)
+                text = ast.unparse(node)[:60]
+                found.setdefault(statement, []).append((text, bool(reads and not dynamic)))
                 left += [*call.args, *call.keywords] if call else []
             else:
                 left += ast.iter_child_nodes(node)
+    return found
 
 
 def _version_of(place: ModuleSpec) -> str | None:
@@ -370,7 +391,7 @@ def _version_of(place: ModuleSpec) -> str | None:
         return ""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return _distributions(place.name)
-    return "" if path.is_relative_to(sysconfig.get_path("stdlib")) else None
+    return "" if path.is_relative_to(_STDLIB) else None
 
 
 @functools.cache

@@ -1,0 +1,253 @@
+"""Every refusal of two readings: each command that it prints, pasted, builds."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from precache_workers.sources.base import Doubt
+from tests.support.building import REPOSITORY, write
+from tests.support.layouts import Builds, commands_in, photo, put, put_csv
+
+Case = Callable[[Path], str]
+"""Writes a source; returns the arguments of the build that refuses it."""
+
+
+def files(names: str, arguments: str, tables: Mapping[str, str] | None = None) -> Case:
+    """Photographs by name, and tables whose lines are separated by spaces."""
+
+    def lay(root: Path) -> str:
+        put(root, *names.split())
+        for name, text in (tables or {}).items():
+            put_csv(root / name, *text.replace("ROOT", str(root)).split())
+        return arguments
+
+    return lay
+
+
+def labels(*cells: str, flags: str = "", source: str = "list.csv") -> Case:
+    """A table of photographs and labels, as the source or beside it."""
+
+    def lay(root: Path) -> str:
+        names = [f"p{number}.png" for number in range(len(cells))]
+        put(root / "in", *names)
+        cells_of = zip(names, (cell.replace('"', '""') for cell in cells), strict=True)
+        put_csv(root / "in/list.csv", "path,label", *(f'{n},"{cell}"' for n, cell in cells_of))
+        return f"in/{source} {flags}"
+
+    return lay
+
+
+def parquet(**columns: Any) -> Case:
+    def lay(root: Path) -> str:
+        names = ["a", "b", "c"][: len(next(iter(columns.values())))]
+        table = pa.table({"id": names, "image": [photo(name) for name in names], **columns})
+        pq.write_table(table, root / "a.parquet")
+        return "a.parquet --key-column id"
+
+    return lay
+
+
+def packed(case: Case, kind: str) -> Case:
+    """The folder ``in`` of a case, packed."""
+
+    def lay(root: Path) -> str:
+        flags = case(root).removeprefix("in")
+        paths = [path for path in sorted((root / "in").rglob("*")) if path.is_file()]
+        if kind == "zip":
+            with zipfile.ZipFile(root / "in.zip", "w") as archive:
+                for path in paths:
+                    archive.write(path, path.relative_to(root / "in"))
+        else:
+            with tarfile.open(root / f"in.{kind}", "w:" + kind.partition(".")[2]) as tar:
+                for path in paths:
+                    tar.add(path, path.relative_to(root / "in"))
+        shutil.rmtree(root / "in")
+        return f"in.{kind}{flags}"
+
+    return lay
+
+
+def several_splits(root: Path) -> str:
+    for name in ("train", "val"):
+        table = pa.table({"id": [name], "image": [photo(name)]})
+        pq.write_table(table, write(root / f"in/{name}-0.parquet", b""))
+    return "'in/*.parquet' --key-column id"
+
+
+def two_orders(root: Path) -> str:
+    for name, order in (("a", ["low", "high"]), ("b", ["high", "low"])):
+        label = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), order, ordered=True)
+        table = pa.table({"id": [name], "image": [photo(name)], "label": label})
+        pq.write_table(table, write(root / f"in/{name}.parquet", b""))
+    return "'in/*.parquet' --key-column id"
+
+
+MASKS = files("in/images/a.png in/images/b.png in/masks/a.png in/masks/b.png", "in")
+PAIRS = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_mask")), "in")
+COPIES = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_cut")), "in")
+THREE = "in/0.png in/1.png in/2.png"
+
+REFUSALS: dict[str, tuple[Case, int]] = {
+    # folders
+    "images beside folders": (files("in/x/a.png in/x/cat/b.png", "in"), 2),
+    "a folder that no image is in": (
+        files("in/a/1.png in/c/2.png", "in", {"in/b/x.jxl": "x"}), 2,
+    ),
+    "a level of no folder": (files("in/cat/a.png in/dog/b.png", "in --label-level 3"), 2),
+    "splits": (files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in"), 4),
+    "images and masks": (MASKS, 2),
+    "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
+    "images and masks in a tar archive": (packed(MASKS, "tar"), 2),
+    "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
+    "splits in a zip archive": (
+        packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
+    ),
+    "classes that look alike": (files("in/01/a.png in/1/b.png", "in"), 1),
+    "a validation set without a class": (
+        files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
+    ),
+    # names of images
+    "images that pair": (PAIRS, 1),
+    "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
+    "copies": (COPIES, 2),
+    "copies of another size": (
+        files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"), 2,
+    ),
+    "copies in a tar archive": (packed(COPIES, "tar"), 2),
+    "masks beside, without a label": (
+        packed(files(" ".join(f"in/{of}/{n}.png" for n in "ab" for of in ("img", "gt")),
+                     "in --label-level 0"), "zip"), 1,
+    ),
+    "folders that pair by several endings": (
+        files("in/x/a.png in/x/b.png in/y/a_m.png in/y/a_n.png in/y/b_m.png in/y/b_n.png",
+              "'in/{x,y}'"), 2,
+    ),
+    # arguments
+    "a source called as a value": (
+        files(" ".join(f"0/{n}{end}.png" for n in "abcd" for end in ("", "_cut")),
+              "0 --label-level 0"), 2,
+    ),
+    # files of samples
+    "files of splits": (several_splits, 3),
+    "a table that lies elsewhere": (
+        files("in/photos/a.png", "in/list.csv", {"in/list.csv": "path,label a.png,cat"}), 1,
+    ),
+    "a table of another machine": (
+        files("in/photos/a.png in/photos/b.png", "in/list.csv",
+              {"in/list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
+    ),
+    "a table of another machine, beside the store": (
+        files("photos/a.png photos/b.png", "list.csv",
+              {"list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
+    ),
+    "a table of another machine, in the folder of the store": (
+        files("a.png b.png", "list.csv", {"list.csv": "path,label /x/a.png,cat /x/b.png,dog"}), 0,
+    ),
+    "a table of another machine, with its column of images": (
+        files("in/photos/a.png", "in/list.csv --image-column path",
+              {"in/list.csv": "path,label /x/photos/a.png,cat"}), 0,
+    ),
+    # columns
+    "a column of splits": (
+        parquet(label=["cat", "dog", "cat"], split=["train", "val", "val"]), 1,
+    ),
+    "columns of 0 and 1": (parquet(eel=[0, 1], cat=[1, 0]), 2),
+    "categories in two orders": (two_orders, 0),
+    "columns that disagree": (parquet(label=["x", "y"], **{"class": ["z", "z"]}), 2),
+    "a column called label of another type": (parquet(label=pa.array([1, 2], pa.date32())), 1),
+    "two columns of keys": (
+        files(THREE, "in --labels l.csv",
+              {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}), 2,
+    ),
+    "several columns of labels": (
+        files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
+    ),
+    "labels that are splits": (
+        files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}), 1,
+    ),
+    "numbers beside classes": (
+        files("in/cat/0.png in/dog/1.png", "in --labels l.csv --accept-unmatched",
+              {"l.csv": "cat/0.png,7"}), 1,
+    ),
+    "numbers from 1, and more names": (
+        files("in/a.png in/b.png", "in/list.csv --classes classes.txt",
+              {"in/list.csv": "path,label a.png,1 b.png,2", "classes.txt": "ant bee cat dog"}), 1,
+    ),
+    # values
+    "objects": (labels('{"id": 1, "name": "cat"}', '{"id": 2, "name": "dog"}'), 1),
+    "words beside lists": (labels('["cat", "dog"]', "NaN"), 1),
+    "signs beside 0 and 1": (
+        files("in/a.png in/b.png", "in/l.csv --label-column x,y",
+              {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"}), 1,
+    ),
+    "exponents": (labels("1E5", "2E3"), 2),
+    "fractions of zero": (labels("0.0", "", "2.0"), 2),
+    "leading zeros": (labels("007", "010"), 2),
+    "numbers below -1": (labels("-99", "0", "1"), 3),
+    "1 and -1": (labels("1", "-1"), 2),
+    "numbers that all differ": (
+        labels(*map(str, range(100, 125)), source=" --labels in/list.csv"), 2,
+    ),
+    "numbers in the order of text": (labels("2", "10", source=" --labels in/list.csv"), 2),
+    "words for nothing": (labels("cat", "NaN", "null"), 2),
+    "words for nothing that look alike": (labels("cat", "NaN", "-nan"), 1),
+    "joined classes": (labels("a|b", "a"), 2),
+    "captions": (labels(*(f"a photo of {n}" for n in range(25))), 1),
+    "percents": (labels("10%", "20%"), 1),
+    "amounts": (labels("$1.50", "$20", "-$3"), 1),
+    "dates": (labels("2024-05-01", "2024-06-11"), 1),
+    "dates as numbers": (labels("20240501", "20240611"), 1),
+}  # fmt: skip
+"""Sources that are refused, and how many commands the refusal prints."""
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_each_command_that_a_refusal_prints_builds(builds: Builds, name: str) -> None:
+    case, commands = REFUSALS[name]
+    builds.choices(case(builds.root))
+    assert len(commands_in(builds.printed)) == commands, builds.printed
+
+
+def test_a_source_is_told_from_a_value_before_it(builds: Builds) -> None:
+    put(builds.root, "0/train/a.png", "0/val/b.png")
+    line = ("build", "--address", "serial", "--max-failures", "0", "--", "0", "x.store")
+    assert builds.run(*line) == 2
+    commands = commands_in(builds.printed)
+    assert commands[0] == [*line[:6], "0/train", "x.store"]
+    for number, command in enumerate(commands):
+        assert builds.run(*command[:-1], f"{number}.store") == 0, builds.printed
+
+
+def test_no_doubt_is_without_a_case(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raised = set[tuple[str, int]]()
+    of = Doubt.of.__func__  # type: ignore[attr-defined]
+
+    def recording(cls: type[Doubt], *arguments: Any, **options: Any) -> Doubt:
+        code = sys._getframe(1)
+        raised.add((code.f_code.co_filename, code.f_lineno))
+        return of(cls, *arguments, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Doubt, "of", classmethod(recording))
+    for number, (case, _) in enumerate(REFUSALS.values()):
+        (root := tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(root)
+        assert builds.run("build", *shlex.split(case(root)), "x.store") == 2
+    for path in sorted((REPOSITORY / "workers/precache_workers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Doubt.of":
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                assert {(str(path), line) for line in lines} & raised, (path, node.lineno)

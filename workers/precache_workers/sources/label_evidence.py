@@ -1,0 +1,494 @@
+"""The reading of labels: the user's, else the one that the evidence leaves.
+
+Text, and numbers too, can often be read in two ways that give other classes. A column is read once,
+by `decide`: as its type, the user's flags and the source tell, and what is then open is settled by
+the rules of its kind, `OF_NAMES` to `OF_BITS`. Each says a line or is a doubt, which a build
+refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from precache.errors import SourceError
+from precache.messages import printable
+from precache.store.columns import numbers_of
+from precache_workers.sources.base import Doubt, choice_error
+from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
+from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER, spelling
+from precache_workers.sources.labels import (
+    Column,
+    Kind,
+    Label,
+    MixedLabelsError,
+    as_number,
+    column_of,
+    differing,
+    encode,
+    is_nothing,
+    label_of,
+    number_of,
+    vector_length,
+)
+
+NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
+
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
+_EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+_SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
+"""Percents and amounts of money."""
+_TIME = (
+    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+)
+_DATE = re.compile(
+    r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
+    rf"(?:[T ]{_TIME})?|{_TIME}"
+)
+"""Dates, times, and both, as programs and spreadsheets write them."""
+_PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+_WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
+_VALUE = re.compile(
+    r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
+)
+_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
+"""Lists as Python and NumPy print them."""
+
+
+def is_number(text: str) -> bool:
+    """Return True for a number, no text, and a word for no value."""
+    return number_of(text) is not None or is_nothing(text) or not text
+
+
+# --- the rules ----------------------------------------------------------------------------------
+
+
+def _whole(c: Column) -> Sequence[str]:
+    """Return numbers with a fraction if they are all whole."""
+    return c.given if all(float(text).is_integer() for text in c.given) else ()
+
+
+def _below(c: Column) -> Sequence[str]:
+    """Return whole numbers that are no class numbers, where the source lists no classes."""
+    return [str(n) for n in sorted(map(int, c.given)) if n < -1 and not c.classes]
+
+
+def _in_other_order(c: Column) -> Sequence[str]:
+    """Return two numbers that are in another order as text; empty if there are none."""
+    pairs = itertools.pairwise(sorted(filter(str.isdecimal, c.texts)))
+    return next((pair for pair in pairs if len(pair[0]) > len(pair[1])), ())
+
+
+def _vector(c: Column) -> Sequence[str]:
+    """Return the numbers of the classes of lists that may be vectors of 0 and 1."""
+    if c.kind != "several numbers":
+        return ()
+    length = vector_length(c.values)
+    is_clear = length > 2 or str(c.values.type.value_type) == "bool"
+    return () if c.classes and is_clear else [*map(str, range(length))]
+
+
+def _repeats(c: Column) -> bool:
+    """Return True if lists are no vectors, and one of 0 and 1 alone has a number twice."""
+    if c.kind != "several numbers" or vector_length(c.values):
+        return False
+    lists = filter(None, c.values.to_pylist())
+    return any(len(some) > len({*some}) and {*some} <= {0, 1} for some in lists)
+
+
+def _none(words: Sequence[str]) -> Way:
+    return no_label(words), "if that stands for no label"
+
+
+def _ways_of_nothing(c: Column) -> Sequence[Way]:
+    """Return the ways out where words for no value stand beside names."""
+    none = _none(c.nothing)
+    if "--" in c.nothing:  # argparse drops it
+        none = (), "write nothing in place of '--', if that stands for no label"
+    if len({*map(spelling, c.nothing)}) < len(c.nothing):
+        return [none, ((), "rename those that look alike, if they are classes")]
+    return [none, (NAME, "if it is a class")]
+
+
+def _ways_below(c: Column) -> Sequence[Way]:
+    below = _below(c)
+    none = [_none(below)] if len(below) == 1 else []
+    return [_NUMBER_NAMES, *none, _REGRESSION]
+
+
+_CODES: Way = NAME, "if they are codes, one class each"
+_CLASSES: Way = NAME, "if each is the name of a class"
+_NUMBER_NAMES: Way = NAME, "if each number is a class"
+_NUMBERS: Way = NUMBER, "if they are class numbers"
+_REGRESSION: Way = VALUE, "for a regression"
+_DAYS: Way = (), "another column by --label-column, or numbers such as of days for a regression"
+
+OF_NAMES: Rules = [
+    Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
+    [
+        Rule(
+            lambda c: all(map(_DECIMAL_COMMA.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} may be numbers with a decimal comma, which are to "
+            "be written with a point",
+            [(("--label-separator", ","), "if they are several classes"), _CLASSES],
+        ),
+        Rule(
+            lambda c: all(map(_SIGNED.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} may be numbers of a regression",
+            [((), "write them without the sign, if they are"), _CLASSES],
+        ),
+        Rule(
+            lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
+            "labels of {of.where} such as {some} are dates or times",
+            [_DAYS, _CLASSES],
+        ),
+        Rule(
+            lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
+            "all labels of {of.where} are numbers but {some}",
+            lambda c: [_none(c.words), _CLASSES],
+        ),
+        Rule(
+            lambda c: c.mark and [text for text in c.given if c.mark in text],
+            "labels of {of.where} such as {some} seem to be several classes",
+            lambda c: [(("--label-separator", c.mark), "if they are"), _CLASSES],
+        ),
+        Rule(
+            lambda c: c.all_differ and c.given,
+            "labels of {of.where} differ in nearly every sample ({count:,} texts, such as {one}), "
+            "as captions do",
+            [((), "another column by --label-column, or other labels"), _CLASSES],
+        ),
+    ],
+]
+OF_VALUES: Rules = [
+    [
+        Rule(
+            lambda c: [text for text in _whole(c) if _EXPONENT.fullmatch(text)],
+            "labels of {of.where} such as {some} are codes, or have an exponent",
+            [_CODES, _REGRESSION],
+        ),
+        Rule(
+            _whole,
+            "labels of {of.where} are numbers with a fraction that is zero, such as {one}"
+            "{of.lacking}, as a column of class numbers with a blank cell is often written",
+            [_NUMBERS, _REGRESSION],
+        ),
+    ],
+]
+OF_NUMBERS: Rules = [
+    [
+        Rule(
+            lambda c: [text for text in c.given if _LEADING_ZERO.fullmatch(text)],
+            "labels of {of.where} have leading zeros, such as {some}",
+            [_CODES, _NUMBERS],
+        ),
+        Rule(
+            lambda c: not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and c.given,
+            "labels of {of.where} such as {some} are dates",
+            [_NUMBER_NAMES, _DAYS],
+        ),
+        Rule(
+            _below,
+            "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}",
+            _ways_below,
+            is_last=True,
+        ),
+        Rule(
+            lambda c: {*map(int, c.given)} == {-1, 1} and not c.classes,
+            "labels of {of.where} are 1 and -1",
+            [_NUMBER_NAMES, (NUMBER, "if -1 stands for no label")],
+        ),
+        Rule(
+            lambda c: c.gets_names and c.all_differ and c.texts,
+            "labels of {of.where} are {count:,} whole numbers that nearly all differ",
+            [_REGRESSION, _NUMBERS],
+        ),
+        Rule(
+            lambda c: c.gets_names and _in_other_order(c),
+            "labels of {of.where} are numbers, and {shown[0]!r} is sorted before {shown[1]!r} as "
+            "text, as names of class folders are",
+            [_NUMBERS, (NAME, "to number them as class folders of these names")],
+            by_classes=True,
+        ),
+    ],
+    Rule(
+        lambda c: c.all_differ and not (c.gets_names or c.classes),
+        "Labels are whole numbers that nearly all differ, and are taken as class numbers "
+        "(--label-kind value: for a regression)",
+    ),
+]
+OF_ALL_NUMBERS: Rules = [
+    Rule(lambda c: c.nothing, "{of.blank:,} labels that are {some} are taken as none")
+]
+OF_LISTS: Rules = [
+    Rule(
+        lambda c: c.beside,
+        "some labels of {of.where} are {some}, beside lists",
+        lambda c: [_none(c.beside), ((), '["NaN"] if it is a class')],
+    ),
+    [
+        Rule(
+            _vector,
+            "labels of {of.where} are lists of {count} values that are 0 or 1, one for each "
+            'class; if they are class numbers, write them as names (["0", "1"])',
+        ),
+        Rule(
+            _repeats,
+            "labels of {of.where} are lists of class numbers, as not all are equally long lists of "
+            "0 and 1; make them so if they have a value for each class",
+        ),
+    ],
+]
+OF_BITS: Rules = [
+    Rule(
+        lambda c: {-1, 0} <= c.bits and not {"-1", "-1.0"} & {*c.rules.none} and c.classes,
+        "the columns {some} of {of.where} have -1 beside 0 and 1",
+        [(no_label(["-1"]), "if it counts as 0"), ((), "write 0 or 1")],
+    ),
+    Rule(lambda c: -1 in c.bits and c.classes, "In the columns {some}, -1 counts as 0"),
+    Rule(
+        lambda c: c.cells.null_count and c.classes,
+        "In the columns {some}, {of.cells.null_count:,} blank cells count as 0",
+    ),
+]
+
+
+def _weighed(column: Column, rules: Rules) -> Column:
+    """Return a column with the lines and doubts of the evidence that it shows."""
+    notes, doubts = weighed(column, rules)
+    return replace(column, notes=(*column.notes, *notes), doubts=(*column.doubts, *doubts))
+
+
+# --- the reading --------------------------------------------------------------------------------
+
+
+def decide(column: Column) -> Column:
+    """Find the one reading of labels: the user's, else the one that leaves no doubt.
+
+    Raises
+    ------
+    SourceError
+        A label cannot be of the kind that the user names, or there is no list that fits all.
+    ChoiceError
+        The labels are numbers, and some are no class numbers.
+    """
+    import pyarrow as pa
+
+    rules, classes = column.rules, column.classes
+    if column.kind is None:
+        column = replace(column, values=column.values.cast(pa.large_string()), typed=False)
+    is_several = "several" in str(column.kind)
+    missing = rules.none if is_several else sorted({*rules.none} - {*column.texts})
+    if missing and not _are_bits(column.values):
+        raise SourceError(f"{column.where} has no label {quoted(missing)}; correct --no-label")
+    if is_several:
+        return _of_lists(column)
+    if rules.none:
+        pairs = zip(column.labels, column.texts, strict=True)
+        kept = [None if text in rules.none else label for label, text in pairs]
+        column = column.mapped(kept, column.kind)
+    chosen = rules.kind or rules.separator or rules.none
+    if column.known and not chosen and {*column.texts} <= {*column.known}:
+        return column.mapped(column.texts)
+    kind, given = column.kind, column
+    if kind == "names" and not column.typed:
+        column = _with_lists(column)
+        if column.kind != kind:
+            return _of_lists(column)
+        if not rules.kind and (member := _of_objects(column)) is not None:
+            return decide(member)
+        kind = _untyped_kind(column.given)
+    if rules.separator:
+        return _separated(column, rules.separator)
+    if rules.kind and not (classes and rules.kind != "value"):
+        return _without_minus(_converted(column, rules.kind))
+    if column.folders or (classes and kind == "names"):
+        return given
+    if kind == "names":
+        return _weighed(column, OF_NAMES)
+    column = _weighed(column, OF_ALL_NUMBERS)
+    # A column of class numbers with a blank cell is often written so.
+    if column.is_file and kind == "values" and all(map(_WHOLE.fullmatch, column.given)):
+        kind = "numbers"
+        column = column.as_numbers(kind)
+    column = _weighed(column, {"values": OF_VALUES, "numbers": OF_NUMBERS}.get(kind or "", []))
+    column = column.as_numbers(kind)
+    column = column if classes else _without_minus(column)
+    if column.is_file and not column.gets_names and kind == "numbers":
+        return replace(column, values=column.values.cast(pa.large_string()))
+    return column
+
+
+def _untyped_kind(texts: Sequence[str]) -> Kind | None:
+    """Return the kind of labels that are text without a type, and no lists; None for no text."""
+    identifiers = all(map(str.isdecimal, texts)) and max(map(len, texts), default=0) > 18
+    if identifiers or not all(map(_VALUE.fullmatch, texts)):
+        return "names"
+    return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
+
+
+def _json(text: str, type_: type) -> Any:
+    """Parse a JSON list or object; returns None for any other text."""
+    try:
+        value = json.loads(text) if text.startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, type_) else None
+
+
+def _of_objects(column: Column) -> Column | None:
+    """Return the members of labels that are all JSON objects with one; None for other labels.
+
+    Raises
+    ------
+    ChoiceError
+        They have several members.
+    """
+    where = column.where
+    items = [_json(text, dict) for text in column.texts]
+    names = {name: None for item in items if item is not None for name in item}
+    if not names:
+        return None
+    if None in items or len(names) > 1:
+        text = f"labels of {where} are JSON objects with the members {quoted(names)}"
+        one = (), "write the member that is the label as a column of its own"
+        raise choice_error([Doubt.of(text, (NAME, "if each text is a class"), one)])
+    [name] = names
+    members = [item.get(name) for item in items]
+    try:
+        texts = [label_of(m if isinstance(m, str) else json.dumps(m)) for m in members]
+    except ValueError as error:
+        raise SourceError(f"{where}: {name!r} of a label {error}") from None
+    note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
+    own = replace(column.rules, none=())
+    return replace(column.mapped(texts), rules=own, known=(), folders=False, notes=(note,))
+
+
+def _with_lists(column: Column) -> Column:
+    """Return texts of which some are JSON lists as a column of lists: each other one is a class.
+
+    Where only empty ones are, these are no label, and there is no column of lists.
+
+    Raises
+    ------
+    SourceError
+        A list is invalid, or the labels have kinds that cannot be combined.
+    """
+    lists = {text: parsed for text in column.texts if (parsed := _json(text, list)) is not None}
+    labels: list[Label | None] = []
+    for number, text in enumerate(column.texts):
+        if text not in lists and _LIST.fullmatch(text):
+            why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
+            raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
+        alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
+        try:
+            labels.append(label_of(lists.get(text, alone)))
+        except ValueError as reason:
+            raise column.error(column.row(number), reason) from None
+    if not lists:
+        return column
+    if not any(lists.values()):
+        return column.mapped([None if text in lists else text for text in column.texts])
+    try:
+        values = column_of(labels)
+    except MixedLabelsError as mixed:
+        number, [_, kind] = mixed.other[0], mixed.one
+        key, text = column.keys[column.row(number)], column.texts[number]
+        raise differing(column.where, key, text, kind) from None
+    words = [text for text in column.texts if is_nothing(text)]
+    return replace(column.taking(values), beside=words)
+
+
+def _of_lists(column: Column) -> Column:
+    """Read lists of classes, or the cells of columns that are a class each."""
+    if column.rules.kind or column.rules.separator:
+        raise SourceError(
+            f"{column.where} has lists of classes as labels; leave out --label-kind and "
+            "--label-separator"
+        )
+    return _of_bits(column) if _are_bits(column.values) else _weighed(column, OF_LISTS)
+
+
+def _are_bits(values: Any) -> bool:
+    """Return True for lists of the cells of several columns, one for each class."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_large_list(values.type) and values.type.value_type == pa.int8())
+
+
+def _of_bits(column: Column) -> Column:
+    """Read the cells of columns that are a class each: classes if each row has one, else lists.
+
+    Blank cells count as 0, and so does -1 if no cell is 0, or where the user says so. In a file of
+    labels rows may have no class.
+    """
+    import pyarrow as pa
+
+    column, values, classes = _weighed(column, OF_BITS), column.values, column.classes
+    bits = np.zeros((len(values), len(classes)), np.bool_)
+    ones = numbers_of(column.cells.fill_null(0)) == 1
+    bits[numbers_of(values.is_valid())] = ones.reshape(-1, len(classes))
+    counts = bits.sum(axis=1)
+    if alone := bool(counts.max() <= 1 and (column.is_file or counts.min() == 1)):
+        of_rows = pa.array(bits.argmax(axis=1), mask=counts == 0)
+        values = pa.array(classes, pa.large_string()).take(of_rows)
+    else:
+        ends = pa.array(np.arange(len(bits) + 1) * len(classes))
+        values = pa.LargeListArray.from_arrays(ends, pa.array(bits.ravel()))
+    each = "one class" if alone else "several classes or none"
+    note = f"Labels from columns of 0 and 1, a class each: rows have {each}"
+    return replace(column, values=values, notes=(*column.notes, note))
+
+
+def _without_minus(column: Column) -> Column:
+    """Take class numbers that are -1 as none, with a line that counts them."""
+    import pyarrow.compute as pc
+
+    is_minus = pc.equal(column.values, -1) if column.kind == "numbers" else None
+    if is_minus is None or not (count := pc.sum(is_minus).as_py()):
+        return column
+    note = f"{count:,} labels that are -1 are taken as none (--label-kind name)"
+    values = pc.if_else(is_minus, None, column.values)
+    return replace(column, values=values, notes=(*column.notes, note))
+
+
+def _separated(column: Column, separator: str) -> Column:
+    """Read texts of several classes each."""
+    mark = separator.strip() or None  # None: any white space
+    if mark is not None and mark[0].isalpha():  # a word
+        mark = separator
+    lists = [[part.strip() for part in text.split(mark) if part.strip()] for text in column.texts]
+    if all(INTEGER.fullmatch(part) for parts in lists for part in parts):
+        return column.mapped([[*map(int, parts)] or None for parts in lists], "several numbers")
+    return column.mapped([parts or None for parts in lists], "several names")
+
+
+def _converted(column: Column, chosen: str) -> Column:
+    """Read labels as the kind that the user chose."""
+    if chosen == "name":
+        return column.mapped(column.texts, "names" if column.texts else None)
+    kind: Kind = "numbers" if chosen == "number" else "values"
+    wanted = "a whole number" if kind == "numbers" else "a number"
+    labels = list[Label | None]()
+    for number, (label, text) in enumerate(zip(column.labels, column.texts, strict=True)):
+        value = math.nan if is_nothing(text) else number_of(text)
+        is_none = value is not None and math.isnan(value)
+        if value is None or (kind == "numbers" and not (is_none or value.is_integer())):
+            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {wanted}"
+            what += "; correct it, or leave out --label-kind"
+            raise column.error(column.row(number), what)
+        labels.append(None if is_none else as_number(label, kind))
+    return column.mapped(labels, kind)
+
+
+def read_column(column: Column) -> Column:
+    """Decide the reading of labels, and encode them; see `decide` and `labels.encode`."""
+    return encode(decide(column))
