@@ -256,11 +256,11 @@ class ArrayReader:
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         """Copy rows out of chunks of several rows, decoding those not kept from earlier batches."""
-        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         kept = self._kept(undo)
-        left = kept.copy(chunks, within, out)
+        left = kept.copy(rows, out)
         if not len(left):
             return
+        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         together = self._chunks_at_once
         scratch = self._scratch.__dict__
         if "chunks" not in scratch:
@@ -285,9 +285,8 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            cache = DecodedChunks(
-                array.objects * array.chunks_per_object[0], array.chunk_shape, array.dtype
-            )
+            chunks = -(-array.shape[0] // array.chunk_shape[0])
+            cache = DecodedChunks(chunks, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(key, cache)
 
     def _read_pieces(self, rows: np.ndarray, out: np.ndarray) -> None:

@@ -228,7 +228,7 @@ class ShardFiles(ABC):
             raise DamageError("it is shorter than its index")
         return (0, length) if self.array.index_at_start else (size - length, length)
 
-    def index(self, stored: bytes, size: int) -> np.ndarray:
+    def index(self, stored: bytes | memoryview, size: int) -> np.ndarray:
         """Parse the bytes of an index into (chunks, 2) offsets and lengths.
 
         Raises
