@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.errors import UsageError
+from precache.loading import batch_source
+from precache.sampling import order
 from precache.store.small_arrays import small_array, string_array
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
@@ -119,6 +121,18 @@ def test_a_shuffle_is_a_function_of_seed_and_epoch(image_store: BuiltStore, shuf
         assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
 
 
+def test_an_order_that_a_thread_computes_block_by_block_is_the_same(
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch, no_threads_left: None
+) -> None:
+    expected = _epoch(image_store, 1, seed=3)
+    for module in (order, batch_source):
+        monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 6)
+    assert _epoch(image_store, 1, seed=3) == expected
+    with precache.Loader(image_store.path, 4, seed=3) as loader:
+        loader.seek(1, 2)
+        assert _rows(itertools.islice(loader, 2)) == expected[2:4]
+
+
 def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4, shuffle="key") as loader:
         keys = loader.keys(_flat(_rows(loader)))
@@ -213,7 +227,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
     data: st.DataObject, image_store: BuiltStore
 ) -> None:
     """Epochs read in part or to their end, chosen, and gone on with by another loader."""
-    order: dict[str, Any] = {
+    how: dict[str, Any] = {
         "seed": data.draw(st.integers(0, 2)),
         **data.draw(st.sampled_from(ORDERS)),
     }
@@ -221,7 +235,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
 
     @functools.cache
     def batches_of(epoch: int) -> list[list[int]]:
-        rows = _flat(_epoch(image_store, epoch, batch_size=1, **order))
+        rows = _flat(_epoch(image_store, epoch, batch_size=1, **how))
         found = [rows[start : start + size] for start in range(0, len(rows), size)]
         return [batch for batch in found if len(batch) == size or not drop_last]
 
@@ -229,7 +243,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         threads, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
         return precache.Loader(
             image_store.path, size, drop_last=drop_last, num_threads=threads,
-            prefetch_batches=ahead, **order,
+            prefetch_batches=ahead, **how,
         )  # fmt: skip
 
     loader, begin, saved = opened(), (0, 0), (0, 0)
