@@ -166,7 +166,8 @@ class Loop(ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse options, which decide when this is made, unless a subclass iterates itself."""
-        option = name in LoaderOptions.model_fields
+        # Its own names first: some are set with each batch.
+        option = not name.startswith("_") and name in LoaderOptions.model_fields
         option |= name in OF_DATALOADER and value is not None
         if option and type(self).__iter__.__module__.startswith(__package__):
             raise UsageError(

@@ -337,8 +337,8 @@ class BatchStream:
         jobs: list[_Job] = [deque()]
         batches = [batch for batch in group if not batch.futures]
         for batch in batches:
-            batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
-            bounds = np.linspace(0, len(batch.rows), batch.parts_left + 1).astype(int).tolist()
+            count = batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
+            bounds = [len(batch.rows) * part // count for part in range(count + 1)]
             parts = [(batch, slice(*pair)) for pair in itertools.pairwise(bounds)]
             jobs[0].append(parts[0])
             jobs += [deque([part]) for part in parts[1:]]

@@ -39,7 +39,7 @@ class DecodedChunks:
     def copy(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy rows to `out`; return the positions of those whose chunks are not cached."""
         if self._whole:
-            np.take(self._rows, rows, axis=0, out=out, mode="clip")
+            self._rows.take(rows, 0, out, "clip")
             return rows[:0]
         chunks, within = np.divmod(rows, self._chunk_rows)
         with self._lock:
@@ -47,7 +47,7 @@ class DecodedChunks:
             missing = np.flatnonzero(places < 0)
             places += within
             if not len(missing):
-                np.take(self._rows, places, axis=0, out=out, mode="clip")
+                self._rows.take(places, 0, out, "clip")
             elif len(missing) < len(chunks):
                 held = np.flatnonzero(self._place[chunks] < 0)
                 out[held] = self._rows[places[held]]

@@ -300,7 +300,7 @@ class Steps:
         """Positions before this one have rows that come for the first time."""
         return self.count
 
-    @property
+    @functools.cached_property
     def global_batch(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch_size * self.world_size
@@ -407,7 +407,7 @@ class Order(Steps):
     def count(self) -> int:
         return len(self.valid)
 
-    @property
+    @functools.cached_property
     def once(self) -> int:
         return 0 if self.weights is not None else self.count
 
