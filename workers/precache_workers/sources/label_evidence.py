@@ -56,7 +56,7 @@ _DATE = re.compile(
 )
 """Dates, times, and both, as programs and spreadsheets write them."""
 _PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
-_WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
@@ -493,10 +493,11 @@ def _converted(column: Column, chosen: str) -> Column:
     for number, (label, text) in enumerate(zip(column.labels, column.texts, strict=True)):
         value = math.nan if is_nothing(text) else number_of(text)
         is_none = value is not None and math.isnan(value)
-        if value is None or (kind == "numbers" and not (is_none or value.is_integer())):
-            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {wanted}"
-            what += "; correct it, or leave out --label-kind"
-            raise column.error(column.row(number), what)
+        is_large = kind == "numbers" and 1 << 63 <= abs(value or 0) < math.inf
+        if value is None or (kind == "numbers" and not (is_none or value.is_integer())) or is_large:
+            needs = f"{wanted} below 2**63" if is_large else wanted
+            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {needs}; correct"
+            raise column.error(column.row(number), f"{what} it, or leave out --label-kind")
         labels.append(None if is_none else as_number(label, kind))
     return column.mapped(labels, kind)
 
