@@ -206,6 +206,8 @@ EVIDENCE: list[tuple[list[Value], dict[str, Any], str]] = [
     (["cat", "NaN"], {}, "1 labels of it are 'NaN'"),
     (["0,5", "1,5"], {}, "such as '0,5', '1,5' may be numbers with a decimal comma"),
     (["10%", "$5"], {}, "such as '$5', '10%' may be numbers of a regression"),
+    (["0.1 0.9", "1 0.5"], {}, "such as '0.1 0.9', '1 0.5' may be several numbers for each"),
+    (["1 2", "3 4"], {}, "such as '1 2', '3 4' seem to be several classes"),
     (["12:30", "1/2/24"], {}, "such as '1/2/24', '12:30' are dates or times"),
     (["0", "1", "x"], {"typed": False}, "all labels of it are numbers but 'x'"),
     (["a|b", "a"], {}, "such as 'a|b' seem to be several classes"),
