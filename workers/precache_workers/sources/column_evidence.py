@@ -14,7 +14,8 @@ from typing import Literal, Self
 
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import flag, no_label, quoted
-from precache_workers.sources.label_readings import LISTED, bit_of, is_blank, is_split, splits_among
+from precache_workers.sources.label_readings import LISTED, is_split, splits_among
+from precache_workers.sources.labels import bit_of, is_blank
 
 ALL_SPLITS = ("--all-splits",)
 """The argument that takes samples of all splits together."""

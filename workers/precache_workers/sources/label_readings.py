@@ -1,8 +1,7 @@
-"""Readings of labels: the user's choice, else the one that the labels leave open to no doubt.
+"""Folders that are classes, names of splits, and names of classes that look alike.
 
-Labels of text, names of folders and numbers can often be read in two ways that give other classes.
-A reading that was guessed is a line for the user. Where two readings differ, the listing has a
-`Doubt`, which a build refuses: its text holds the flags that decide, between backticks.
+Names of folders can often be read in two ways that give other classes. A reading that was guessed
+is a line for the user. Where two readings differ, the listing has a `Doubt`, which a build refuses.
 """
 
 from __future__ import annotations
@@ -593,25 +592,6 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
     if level == 1:
         return list(map(first_folder, names))
     return [folder_at(name, level) for name in names]
-
-
-# --- a column for each class --------------------------------------------------------------------
-
-
-_BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
-"""Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
-
-
-def is_blank(value: object) -> bool:
-    """Return True for a cell without a value."""
-    return value is None or value != value or not str(value).strip()
-
-
-def bit_of(value: object) -> int | None:
-    """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
-    if isinstance(value, str):
-        return _BITS.get(value.strip().lower().removesuffix(".0"))
-    return int(value) if isinstance(value, int | float) and value in (-1, 0, 1) else None
 
 
 # --- names of classes ---------------------------------------------------------------------------
