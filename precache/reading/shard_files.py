@@ -24,7 +24,6 @@ from precache.storage.local_files import map_file
 from precache.store.layout import (
     INDEX_CHECKSUM_NBYTES,
     INDEX_ENTRY_NBYTES,
-    MISSING,
     decode_index,
 )
 from precache.store.version import ANEW_HINT, VERIFY_HINT, Version, gone_error
