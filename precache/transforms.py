@@ -976,6 +976,8 @@ def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 
 FAR = 5
 """Least distance from the mean, in std, that pixels do not have on average in the right units."""
+FAR_TOP = 32
+"""Least ratio of a mean and the brightest pixel that they do not have in the right units."""
 LOOKED_AT = 16
 """Images of the first batch by which units are checked."""
 
@@ -1034,8 +1036,8 @@ class Normalize(ImageTransform):
                 "and a std for each"
             )
         if self._unseen and not images.is_meta and len(images):
-            self._unseen = False  # on a device, a look waits for it
-            self._require_units(images[:LOOKED_AT])
+            # On a device, a look waits for it.
+            self._unseen = not self._require_units(images[:LOOKED_AT])
         scale = [1 / std for std in self.std]
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         scales, shifts = (_constant(v, images)[None, :, None, None] for v in (scale, shift))
@@ -1045,22 +1047,40 @@ class Normalize(ImageTransform):
         pixels = images.float() if images.dtype in SIGNED else images
         return torch.addcmul(shifts, pixels, scales, out=out)  # in one pass over the pixels
 
-    def _require_units(self, images: torch.Tensor) -> None:
-        """Raise `UsageError` if mean and std are of another range than the pixels."""
+    def _require_units(self, images: torch.Tensor) -> bool:
+        """Raise `UsageError` if mean and std are of another range than the pixels.
+
+        Returns False if they tell nothing, as all have one value.
+        """
         pixels = images.float()
         least, top = float(pixels.amin()), float(pixels.amax())
-        unreached = images.is_floating_point() and 0 < top <= 1 and max(self.mean) > 2
-        if not any(self.mean) or not (unreached or self._distance(pixels) > FAR):
-            return  # one without a mean divides alone
+        if least == top:
+            return False
+        most, floats = max(self.mean), images.is_floating_point()
+        far = floats and top > 0 and (most > FAR_TOP * top or (top <= 1 and most > 2))
+        if min(self.std) == max(self.std) == 1:  # a mean is subtracted alone
+            far |= not top / FAR_TOP < most < FAR_TOP * top
+        else:
+            far |= self._distance(pixels) > FAR
+        normalized = floats and -FAR_TOP < least < -NEAR and top < FAR_TOP and min(self.mean) > 0
+        if normalized and (far or self._distance(pixels) > FAR / 2):
+            raise UsageError(
+                f"{self} takes pixels from 0 up, and these are {images.dtype} from {least:.4g} to "
+                f"{top:.4g}, as normalized ones are: leave Normalize out, or give mean and std of "
+                "the stored values"
+            )
+        if not any(self.mean) or not far:
+            return True  # one without a mean divides alone
         bits = int(top).bit_length()
         more = 2.0 ** max(0, bits + bits % 2 - 8)
         factors = (1, 255, 1 / 255, more, 255 * more)
+        inside = [f for f in factors if least <= min(self.mean) * f and most * f <= top] or factors
 
         def misfit(scale: tuple[float, ...]) -> float:
             mean, std = scale
             return abs(math.log(self._distance(pixels, mean, std))) + (mean != std)
 
-        best = min(set(itertools.product(factors, repeat=2)) - {(1, 1)}, key=misfit)
+        best = min(set(itertools.product(inside, factors)) - {(1, 1)}, key=misfit)
         raise UsageError(
             f"{self} is of another range than the pixels, which are {images.dtype} from "
             f"{least:.4g} to {top:.4g}. Give {self._scaled(*best)}, or mean and std of the stored "

@@ -59,6 +59,7 @@ def _set_init(model: griffe.Class) -> None:
         )
         for field in model.attributes.values()
         if field.is_public and field.annotation and "instance-attribute" in field.labels
+        if str(field.annotation) != "ClassVar"  # which griffe takes for one without its type
     ]
     own = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
     init = griffe.Function("__init__", parameters=griffe.Parameters(own, *parameters))

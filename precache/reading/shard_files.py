@@ -21,8 +21,12 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import Range, is_missing
 from precache.storage.coalesce import coalesce
 from precache.storage.local_files import map_file
-from precache.store.layout import INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES, decode_index
-from precache.store.version import VERIFY_HINT, Version, gone_error
+from precache.store.layout import (
+    INDEX_CHECKSUM_NBYTES,
+    INDEX_ENTRY_NBYTES,
+    decode_index,
+)
+from precache.store.version import ANEW_HINT, VERIFY_HINT, Version, gone_error
 
 MAX_CHUNKS = 1 << 30
 """Chunks of an array, for each of which a byte records whether it was checked."""
@@ -263,6 +267,8 @@ class ShardFiles(ABC):
         way_out = VERIFY_HINT
         if self.version.foreign:
             way_out = "other software wrote it: restore the file from where it came from"
+        elif self.expected is not None and self.expected[number].is_in(self.version.folder):
+            way_out = ANEW_HINT
         place = f"at row {row} ({self.version.describe(row)})"
         return DamageError(f"shard {path} is damaged {place}: {reason}; {way_out}")
 

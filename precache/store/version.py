@@ -69,6 +69,10 @@ HOLES = "holes/c/0"
 REPAIR_HINT = "run the same precache build command again, which repairs it"
 VERIFY_HINT = "run the same precache build command again with --verify, which repairs it"
 """Advice on damaged shards: only where a build reads their bytes does it find the damage."""
+ANEW_HINT = (
+    "the object has the bytes that were written: if it fails again, they were wrong from the "
+    "start, and the same precache build command with --recompute makes a new version"
+)
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 

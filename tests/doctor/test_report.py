@@ -20,7 +20,7 @@ from precache_workers.doctor.measurements import (
     Throughput,
 )
 from precache_workers.doctor.report import DoctorReport, best_cut, doctor_report, source_rate
-from precache_workers.profiling.estimate import TimeCost, UnitTimes
+from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
 
 SAMPLES = 4
 
@@ -40,9 +40,8 @@ def cut(nbytes: float, decode_ms: float, alike: bool = True, frozen: bool = Fals
 
 def unit_times(row_ms: float = 3.9) -> UnitTimes:
     """A tenth of a millisecond for a sample, and so much for a row."""
-    row = {"image": TimeCost(row_ms / 1e3, row_ms / 1e3)}
-    fetch, none = TimeCost(1e-4, 1e-4), TimeCost()
-    return UnitTimes(fetch, 1e5, row, {}, {"image": 8e4}, {}, none, 128, ())
+    row = RowCost(TimeCost(row_ms / 1e3, row_ms / 1e3), 8e4)
+    return UnitTimes(TimeCost(1e-4, 1e-4), 1e5, {"image": row}, {}, TimeCost(), 128, ())
 
 
 def stages(*ops: StepTimes, samples: int = SAMPLES) -> list[StepTimes]:

@@ -560,3 +560,29 @@ def test_without_a_check_shards_are_linked_and_that_is_said(
     build(grown, damaged)
     assert precache.verify(damaged).ok
     assert precache.verify(damaged / intact[2]).ok
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_bytes_that_were_wrong_from_the_start_are_made_anew_by_the_command_named(
+    codec: Any, intact: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No digest tells them, so that neither `verify` nor a build with --verify finds any."""
+    recipe, store = precache.Recipe.image(resize=(56, 56), codec=codec), tmp_path / "store"
+    encoder = field_writer.encoder
+
+    def wrongly(*arguments: Any) -> Any:
+        encode = encoder(*arguments)
+        return lambda chunk: bytes([*(data := encode(chunk))[:-9], data[-9] ^ 1, *data[-8:]])
+
+    monkeypatch.setattr(field_writer, "encoder", wrongly)
+    build(intact[0], store, recipe)
+    monkeypatch.undo()
+    assert precache.verify(store).ok
+    with (
+        precache.Loader(store, 4, device="cpu") as loader,
+        pytest.raises(DamageError, match="--recompute makes a new version"),
+    ):
+        list(loader)
+    build(intact[0], store, recipe, recompute=True)
+    with precache.Loader(store, 4, device="cpu") as loader:
+        assert len(list(loader)) == 6

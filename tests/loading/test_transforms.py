@@ -939,6 +939,8 @@ UNITS: dict[str, tuple[torch.Tensor, Any]] = {
     "of bytes, for one": (_images() / 255, BYTES),
     "of two units, for bytes": (_images(), (BYTES[0], IMAGENET[1])),
     "of two units, for one": (_images() / 255, (BYTES[0], IMAGENET[1])),
+    "of one half of bytes, for one": (_images() / 255, ([127.5] * 3, [127.5] * 3)),
+    "of one, for one that was divided again": (_images() / 65025, IMAGENET),
     "of bytes, for 10 bits": ((_images().int() * 4).to(torch.uint16), BYTES),
     "of bytes, for 12 bits": ((_images().int() * 16).to(torch.int16), BYTES),
     "of one, for 12 bits": (_images().int() * 16, IMAGENET),
@@ -980,6 +982,8 @@ def test_units_are_checked_with_the_first_batch_of_a_loader(image_tiles: BuiltSt
         (_images() / 127.5 - 1, [0.1] * 3, [0.7] * 3),
         ((_images().int() + 200).to(torch.uint16), *BYTES),
         (_images() // 128, *BYTES),
+        (_images(), BYTES[0], [1] * 3),
+        (_images() / 255, IMAGENET[0], [1] * 3),
     ],
 )
 def test_means_of_their_own_pixels_are_taken(
@@ -990,6 +994,31 @@ def test_means_of_their_own_pixels_are_taken(
         found = normalize.apply({"image": images}, _draw())["image"]
         means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
         assert torch.allclose(found, (images.float() - means) / stds, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("images", "given"),
+    [(_images(), IMAGENET[0]), (_images() / 255, BYTES[0]), ((_images().int() * 64), BYTES[0])],
+)
+def test_a_mean_of_another_range_is_not_subtracted(
+    images: torch.Tensor, given: list[float]
+) -> None:
+    with pytest.raises(UsageError, match="another range"):
+        Normalize(given, [1] * 3).apply({"image": images}, _draw())
+
+
+@pytest.mark.parametrize("given", [IMAGENET, BYTES])
+def test_normalized_pixels_are_not_normalized(given: Any) -> None:
+    normalized = Normalize(*BYTES).apply({"image": _images()}, _draw())
+    with pytest.raises(UsageError, match="as normalized ones are: leave Normalize out"):
+        Normalize(*given).apply(normalized, _draw())
+
+
+def test_black_images_do_not_end_the_check_of_units() -> None:
+    normalize = Normalize(*IMAGENET)
+    normalize.apply({"image": _images() * 0}, _draw())
+    with pytest.raises(UsageError, match="another range"):
+        normalize.apply({"image": _images()}, _draw())
 
 
 @pytest.mark.parametrize("images", [_images().float(), _images() / 127.5 - 1])

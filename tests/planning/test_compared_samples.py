@@ -646,3 +646,19 @@ def test_labels_are_not_reused_where_fields_read_other_parts(
     del fields["other"]
     build(name, tmp_path, precache.Recipe.from_dict({"fields": fields}))
     assert labels_by_name(tmp_path) == DATA
+
+
+@pytest.mark.parametrize("classes", [["new", "a", "b"], ["b", "a"]])
+def test_labels_are_not_reused_where_classes_have_other_numbers(
+    classes: list[str], source: Module, tmp_path: Path
+) -> None:
+    """A fingerprint has the name of a class, and need not have its number."""
+    body = "return np.full((8, 8, 3), n, np.uint8), 'ab'[n % 2]"
+    fingerprint = "def fingerprint(self, n): return f'{n} {n % 2}'"
+    name = source(body, f"def __init__(self): self.classes = state()\n    {fingerprint}")
+    put(tmp_path, ["a", "b"])
+    build(name, tmp_path)
+    put(tmp_path, classes)
+    assert build(name, tmp_path).rows_reused == 8
+    found = labels(tmp_path / "store")
+    assert [classes[found[str(n)]] for n in range(8)] == [*"ab" * 4]

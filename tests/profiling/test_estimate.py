@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from precache_workers.profiling.estimate import (
     BUILD_ROUND_TRIPS,
     SHARD_ROUND_TRIPS,
+    RowCost,
     ShardWork,
     TimeCost,
     UnitTimes,
@@ -50,10 +51,8 @@ def shard(read: int, computed: int = 0, taken: int = 0) -> ShardWork:
 RATES = UnitTimes(
     fetch=TimeCost(0.1, 0.01),
     nbytes=50.0,
-    computed={"image": TimeCost(0.04, 0.03)},
-    taken={"image": TimeCost(0.001, 0.001)},
-    computed_nbytes={"image": 10.0},
-    taken_nbytes={"image": 8.0},
+    computed={"image": RowCost(TimeCost(0.04, 0.03), 10.0)},
+    taken={"image": RowCost(TimeCost(0.001, 0.001), 8.0)},
     opened=TimeCost(0.01, 0.001),
     samples=4,
     failed=(),

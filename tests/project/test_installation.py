@@ -41,7 +41,7 @@ def test_the_package_is_found_beside_a_folder_of_its_name(tmp_path: Path) -> Non
         pytest.skip("this environment was not made by make venv")
     (tmp_path / "precache").mkdir()
     code = "import precache, precache_workers; print(precache.open.__name__)"
-    assert run(sys.executable, "-c", code, folder=tmp_path) == "open_version\n"
+    assert run(sys.executable, "-c", code, folder=tmp_path) == "open\n"
 
 
 QUICK_START = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 from pathlib import Path
@@ -12,24 +11,16 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import precache
-from precache.errors import FetchError, PrecacheError, SampleError, SourceError
-from precache_workers.sources.base import Columns, Listing, Sample
+from precache.errors import SampleError, SourceError
+from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import ask, cut, encoded
-from tests.support.containers import quiet_datasets
+from tests.support.containers import listed, quiet_datasets
 from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
 IMAGE = {"bytes": PHOTO, "path": None}
-
-
-def listed(source: object, *columns: str | None, kind: str | None = None) -> Listing:
-    opened = open_source(str(source), columns=Columns(*columns), kind=kind)
-    return opened.list(lambda count: None)
 
 
 def _growth_of_listing(source: str) -> int:
@@ -203,68 +194,15 @@ def test_labels_may_be_views_of_text(tmp_path: Path) -> None:
     assert (table.classes, table.labels.tolist()) == (("a class with a long name", "b"), [0, 1, -1])
 
 
-def test_a_file_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
-    path = write_arrow(tmp_path / "a.arrow", pa.table({"image": [PHOTO] * 3}))
-    source = open_source(str(path))
-    table = source.list(lambda count: None).table
-    os.utime(path, (1, 1))
-    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
-        assert isinstance(error, FetchError)
-        assert "has changed since it was listed" in str(error)
-
-
-def test_a_build_reuses_rows_of_a_file_that_was_saved_again(tmp_path: Path) -> None:
-    recipe = precache.Recipe.image(resize=40, crop=32)
-    data = photo_dataset(8)
-    with quiet_datasets():
-        data.save_to_disk(tmp_path / "saved")
-    precache.build(tmp_path / "saved", tmp_path / "store", recipe, address="serial")
-    shutil.rmtree(tmp_path / "saved")
-    with quiet_datasets():
-        data.select(range(1, 8)).save_to_disk(tmp_path / "saved")
-    result = precache.build(tmp_path / "saved", tmp_path / "store", recipe, address="serial")
-    assert result.rows_reused == 7
-
-
 # --- hostile files ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", [False, True])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, file: bool) -> None:
+def test_a_stream_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     table = pa.table({"image": [PHOTO] * 7})
-    path = write_arrow(tmp_path / "a.arrow", table, file=file)
+    path = write_arrow(tmp_path / "a.arrow", table)
     data = path.read_bytes()
     end = data.rindex(PHOTO) + len(PHOTO)
     for length in (0, 3, 8, 40, end // 2, end - 1, end):
         path.write_bytes(data[:length])
         with pytest.raises(SourceError, match=r"a\.arrow (is cut off|cannot be read)"):
             listed(path)
-
-
-def test_other_bytes_are_no_table(tmp_path: Path) -> None:
-    (tmp_path / "a.arrow").write_bytes(b"no table at all, but long enough to be one")
-    with pytest.raises(SourceError, match="cannot be read"):
-        listed(tmp_path / "a.arrow")
-
-
-SMALL = {"image": [b"\xff\xd8\xff", b"", None], "label": [1, 2, 3]}
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_damaged_bytes_are_refused_or_lead_into_the_file(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "damaged.arrow"
-    whole = bytearray(write_arrow(path, pa.table(SMALL)).read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(whole) - 1))
-        whole[place] = data.draw(st.sampled_from([0, 1, 4, 8, 0x7F, 0x80, 0xFF]))
-    path.write_bytes(whole)
-    source = open_source(str(path))
-    try:
-        table = source.list(lambda count: None).table
-    except PrecacheError:
-        return
-    for one in source.fetch(table.keys, table.sizes.tolist(), table.locations):
-        assert isinstance(one, SampleError | FetchError) or one.nbytes <= len(whole)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import precache
+from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache.storage.open import open_folder
-from precache_workers.sources.base import Fetched
+from precache_workers.sources.base import Columns, Fetched, Sample
+from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
-from tests.support.building import build_here, labels, pixels, write_jpegs
-from tests.support.containers import KEY_COLUMNS, ON_DISK, WRITERS
+from tests.support.building import build_here, cut, encoded, labels, pixels, write_jpegs
+from tests.support.containers import (
+    KEY_COLUMNS,
+    ON_DISK,
+    SOURCES,
+    WRITERS,
+    Members,
+    fetched,
+    keys_of,
+    listed,
+)
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
 
@@ -75,6 +90,134 @@ def test_the_same_photographs_give_the_same_rows(kind: str, photos: Path, tmp_pa
     classes = {plain_name(key): n for key, n in labels(tmp_path / "folder.store").items()}
     assert {plain_name(key): n for key, n in labels(tmp_path / "own.store").items()} == classes
 
+
+# --- containers that change, or are damaged -----------------------------------------------------
+
+FORMATS = ("tar", "zip", "parquet", "arrow", "tfrecord", "lmdb")
+MEMBERS = [(f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg", encoded(cut(n))) for n in range(12)]
+
+
+def rewritten(kind: str, folder: Path, members: Members) -> str:
+    """A container in place of the one that was there, with another time."""
+    for path in folder.glob("a.*"):
+        path.unlink()
+    source = SOURCES[kind](folder, members)
+    os.utime(source, (1, 1))
+    return source
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_container_that_changed_after_listing_is_noticed(kind: str, tmp_path: Path) -> None:
+    columns = Columns(key=keys_of(kind).get("key_column"))
+    source = open_source(SOURCES[kind](tmp_path, MEMBERS[:4]), columns=columns)
+    table = source.list(lambda count: None).table
+    rewritten(kind, tmp_path, [("dog/new.jpg", encoded(cut(50))), *MEMBERS[:4]])
+    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+    [again] = source.fetch([table.keys[1]], [-1])  # by keys alone it is listed anew
+    assert isinstance(again, Sample)
+    data = {name[-7:]: data for name, data in MEMBERS}
+    assert data[table.keys[1][-7:]] in again.inputs.values()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_of_a_changed_container_only_what_changed_is_computed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"address": "serial", "shard_samples": 100, **keys_of(kind)}
+    precache.build(SOURCES[kind](tmp_path, MEMBERS), tmp_path / "store", RECIPE, **options)
+    changed = [*MEMBERS[:4], (MEMBERS[4][0], encoded(cut(99))), *MEMBERS[5:]]
+    source = rewritten(kind, tmp_path, changed)
+    read, fetch = set[str](), ContainerSource.fetch
+
+    def noted(self: ContainerSource, keys: Sequence[str], *rest: Any) -> Any:
+        read.update(keys)
+        return fetch(self, keys, *rest)
+
+    monkeypatch.setattr(ContainerSource, "fetch", noted)
+    assert precache.build(source, tmp_path / "store", RECIPE, **options).rows_reused == 11
+    assert (len(read) == 1) is (kind == "zip"), "a checksum spares the reading of the others"
+    precache.build(source, tmp_path / "fresh", RECIPE, **options)
+    own = pixels(tmp_path / "store")
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(own[key], row)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_container_that_is_cut_off_is_refused(kind: str, tmp_path: Path) -> None:
+    path = Path(SOURCES[kind](tmp_path, MEMBERS[:4]))
+    data = path.read_bytes()
+    most = len(data.rstrip(b"\0")) * 3 // 4
+    lengths = (0, 1, 8, 20, 40, 100, 400, 512, 700, 1527, 1536, 4096, most // 2, most)
+    for length in (length for length in lengths if length <= most):
+        path.write_bytes(data[:length])
+        with pytest.raises(SourceError, match=r"cut off|cannot be read|no TFRecord file|is empty"):
+            listed(path)
+
+
+REFUSED = {
+    "tar": "is no tar archive",
+    "zip": "no directory at its end",
+    "parquet": "cannot be read",
+    "arrow": "cannot be read|cut off",
+    "tfrecord": "is no TFRecord file",
+    "lmdb": "cannot be read",
+    "jsonl": "is not JSON",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_bytes_are_no_container(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    for data in (b"no container at all, but long enough to be one " * 400, b"\x9a\x07" * 9999):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=REFUSED[kind]):
+            listed(path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_sample_over_the_limit_is_a_hole(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path, [("cat/1.jpg", bytes(5000)), ("cat/2.jpg", bytes(100))])
+    opened = open_source(source, most_bytes=1000)
+    keys = opened.list(lambda count: None).table.keys
+    for samples in (fetched(source, most_bytes=1000), opened.fetch(keys, [-1, -1])):
+        large, small = samples
+        assert "--max-sample-bytes" in str(large) or kind in NO_OWN_LIMIT
+        assert isinstance(small, Sample)
+
+
+NO_OWN_LIMIT = ("tar", "zip", "arrow", "tfrecord")
+"""Formats whose listings have all sizes."""
+
+
+places = st.floats(0, 1, exclude_max=True)
+values = st.sampled_from(b"\0\1\4\x08\x7f\x80\xff")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "arrow", "tfrecord"])
+@settings(max_examples=60, deadline=None)
+@given(damage=st.lists(st.tuples(places, values), min_size=1, max_size=4))
+def test_damaged_bytes_are_refused_or_lead_into_the_container(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, damage: list[tuple[float, int]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    folder.mkdir(exist_ok=True)
+    image = b"\xff\xd8\xff"
+    path = Path(SOURCES[kind](folder, [("a/1.jpg", image), ("b/2.jpg", image + b"\0")]))
+    whole = bytearray(path.read_bytes())
+    for part, value in damage:
+        whole[int(part * len(whole))] = value
+    path.write_bytes(whole)
+    try:
+        samples = fetched(path)
+    except PrecacheError:
+        return
+    for one in samples:
+        assert isinstance(one, SampleError | FetchError) or one.nbytes <= len(whole)
+
+
+# --- plug-ins -----------------------------------------------------------------------------------
 
 PLUG_IN = """
     import numpy as np

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 import lmdb
 import pytest
 
-import precache
-from precache.errors import FetchError, SampleError, SourceError, UsageError
+from precache.errors import SourceError, UsageError
 from precache.storage.base import NO_NAME, SAME_KEY
 from precache.storage.open import open_folder
-from precache_workers.sources.base import Listing, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded
+from tests.support.containers import listed
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
 
@@ -32,16 +30,6 @@ def write(path: Path, values: dict[str, bytes], **options: Any) -> str:
         for key, value in values.items():
             transaction.put(key.encode(), value)
     return str(path)
-
-
-def listed(source: str) -> Listing:
-    return open_source(source).list(lambda count: None)
-
-
-def fetch_all(source: str, **options: Any) -> list[Any]:
-    opened = open_source(source, **options)
-    table = opened.list(lambda count: None).table
-    return list(opened.fetch(table.keys, [-1] * len(table), table.locations))
 
 
 def test_values_are_images_by_their_keys_or_first_bytes(tmp_path: Path) -> None:
@@ -116,28 +104,6 @@ def test_keys_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
     assert listing.left_out == {NO_NAME: 2}
 
 
-def test_a_value_over_the_limit_is_a_hole(tmp_path: Path) -> None:
-    source = write(tmp_path / "data", {"1": PHOTO, "2": PHOTO[:10]})
-    fetched = fetch_all(source, most_bytes=100)
-    assert [type(one) for one in fetched] == [SampleError, Sample]
-
-
-def test_rows_of_a_changed_database_are_compared_by_content(tmp_path: Path) -> None:
-    recipe = precache.Recipe.image(resize=40, crop=32)
-    photos = {f"{n}.jpg": encoded(cut(n)) for n in range(8)}
-    source = write(tmp_path / "data", photos)
-    precache.build(source, tmp_path / "store", recipe, address="serial")
-    opened = open_source(source)
-    table = opened.list(lambda count: None).table
-    write(tmp_path / "data", {"4.jpg": encoded(cut(99))})
-    os.utime(tmp_path / "data/data.mdb", (1, 1))
-    for error in opened.fetch(table.keys, [-1] * 8, table.locations):
-        assert isinstance(error, FetchError)
-        assert "has changed since it was listed" in str(error)
-    result = precache.build(source, tmp_path / "store", recipe, address="serial")
-    assert result.rows_reused == 7
-
-
 def test_several_databases_are_named_by_their_files(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name, {"1.jpg": PHOTO})
@@ -148,22 +114,6 @@ def test_several_databases_are_named_by_their_files(tmp_path: Path) -> None:
 
 
 # --- hostile files ------------------------------------------------------------------------------
-
-
-def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "data", {f"{n}.jpg": PHOTO for n in range(20)})
-    path = tmp_path / "data/data.mdb"
-    data = path.read_bytes()
-    for length in (0, 20, 4096, 8192, len(data) // 2, len(data) - 4096):
-        path.write_bytes(data[:length])
-        with pytest.raises(SourceError, match=r"data\.mdb (is cut off|cannot be read)"):
-            listed(source)
-
-
-def test_other_bytes_are_no_database(tmp_path: Path) -> None:
-    (tmp_path / "a.lmdb").write_bytes(b"no database at all" * 1000)
-    with pytest.raises(SourceError, match=r"a\.lmdb cannot be read"):
-        listed(str(tmp_path / "a.lmdb"))
 
 
 def test_a_database_in_a_bucket_is_refused_with_the_way_out(tmp_path: Path, s3: S3Server) -> None:

@@ -18,10 +18,11 @@ from precache.errors import FetchError, HangError, SourceError
 from precache.storage.open import open_folder
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import manifests
-from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tables import LONGEST_LINE
 from tests.support.building import cut, encoded, labels, pixels, write
+from tests.support.containers import class_of, listed
 from tests.support.servers import S3Server, web_server
 from tests.support.source_contract import check_source
 
@@ -38,16 +39,6 @@ def photos(tmp_path: Path) -> Path:
 def table(folder: Path, text: str, name: str = "list.csv") -> str:
     write(folder / name, text.encode())
     return str(folder / name)
-
-
-def listed(source: str, **options: Any) -> Listing:
-    return open_source(source, **options).list(lambda count: None)
-
-
-def class_of(listing: Listing) -> dict[str, str | None]:
-    rows = listing.table
-    names = [rows.classes[n] if n >= 0 else None for n in rows.labels.tolist()]
-    return dict(zip(rows.keys, names, strict=True))
 
 
 CSV = "path,label\nin/0.jpg,dog\nin/1.jpg,\nin/2.jpg,cat\n"

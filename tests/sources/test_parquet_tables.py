@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,11 +20,11 @@ from precache.storage.local import LocalFolder
 from precache_workers.runtime.time_limit import SamplesAtWork
 from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
-from precache_workers.sources.base import Columns, Fetched, Listing, Sample
+from precache_workers.sources.base import Columns, Fetched, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels
 from tests.support.building import write as file
-from tests.support.containers import quiet_datasets
+from tests.support.containers import class_of, listed, quiet_datasets
 from tests.support.layouts import Builds
 from tests.support.source_contract import check_source
 
@@ -40,71 +39,101 @@ def write(path: Path, columns: dict[str, Any], metadata: Any = None, **options: 
     return str(path)
 
 
-def listed(source: str, *columns: str | None) -> Listing:
-    return open_source(source, columns=Columns(*columns)).list(lambda count: None)
-
-
-def class_names(listing: Listing) -> list[str | None]:
-    table = listing.table
-    return [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
-
-
 # --- columns ------------------------------------------------------------------------------------
 
 
-def test_columns_are_guessed_and_named_in_one_line(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]})
-    listing = listed(source)
-    assert listing.notes == ("Images from the column 'img', labels from 'cls'; not used: 'id'",)
-    assert list(listing.table.keys) == ["a.parquet/0", "a.parquet/1"]
-    assert class_names(listing) == ["b", "a"]
+DECLARED = {
+    "mask": {"_type": "Image"},
+    "Image": {"_type": "Image"},
+    "sex": {"_type": "ClassLabel", "names": ["f", "m"]},
+    "Label": {"_type": "ClassLabel", "names": ["ant", "bee"]},
+}
 
 
-def test_of_several_declared_columns_those_with_usual_names_are_taken(tmp_path: Path) -> None:
-    features = {
-        "mask": {"_type": "Image"},
-        "Image": {"_type": "Image"},
-        "sex": {"_type": "ClassLabel", "names": ["f", "m"]},
-        "Label": {"_type": "ClassLabel", "names": ["ant", "bee"]},
-    }
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    columns = {"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}
-    listing = listed(write(tmp_path / "a.parquet", columns, metadata))
-    assert listing.notes == (
-        "Images from the column 'Image', labels from 'Label'; not used: 'mask', 'sex'",
-    )
-    assert class_names(listing) == ["bee"]
+def described(features: Any) -> dict[str, str]:
+    """Metadata of Hugging Face."""
+    return {"huggingface": json.dumps({"info": {"features": features}})}
 
 
-def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    columns = {"image": [b"no"] * 2, "scan": [PHOTO] * 2, "species": [1, 0], "id": ["x/1", "x/2"]}
-    source = write(tmp_path / "a.parquet", columns)
-    listing = listed(source, "scan", "species", "id")
-    assert list(listing.table.keys) == ["x/1", "x/2"]
-    assert listing.table.labels.tolist() == [1, 0]
-    opened = open_source(source, columns=Columns("scan", "species", "id"))
-    [sample] = opened.fetch(["x/2"], [-1])
+@pytest.mark.parametrize(
+    ("columns", "features", "note", "classes"),
+    [
+        ({"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]}, {},
+         "'img', labels from 'cls'; not used: 'id'", ["b", "a"]),
+        ({"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}, DECLARED,
+         "'Image', labels from 'Label'; not used: 'mask', 'sex'", ["bee"]),
+        ({"image": [PHOTO] * 3, "label": ["b", None, "a"]}, {},
+         "'image', labels from 'label'", ["b", None, "a"]),
+        ({"image": [PHOTO] * 3, "label": pa.array(["b", "a", "b"]).dictionary_encode()}, {},
+         "'image', labels from 'label'", ["b", "a", "b"]),
+        ({"image": [PHOTO] * 3, "label": pa.array(["b", "a", "b"], pa.large_string())}, {},
+         "'image', labels from 'label'", ["b", "a", "b"]),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_and_named_in_one_line(
+    tmp_path: Path, columns: Any, features: Any, note: str, classes: list[str | None]
+) -> None:
+    listing = listed(write(tmp_path / "a.parquet", columns, described(features)))
+    assert listing.notes == (f"Images from the column {note}",)
+    keys = [f"a.parquet/{number}" for number in range(len(classes))]
+    assert [*class_of(listing).items()] == [*zip(keys, classes, strict=True)]
+
+
+STRUCT = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
+TWO = {"image": [PHOTO] * 2}
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "expected"),
+    [
+        ({"image": [b"no"] * 2, "scan": [PHOTO] * 2, "kind": ["m", "n"], "id": ["x/1", "x/2"]},
+         ("scan", "kind", "id"), {"x/1": "m", "x/2": "n"}),
+        (STRUCT, (None, None, "meta.id"), {"a": None}),
+        ({"meta.img": [PHOTO], "meta.label": ["cat"], "meta.id": ["x"]},
+         ("meta.img", "meta.label", "meta.id"), {"x": "cat"}),
+        ({"image": [PHOTO] * 2, "id": [7, 3]}, (None, None, "id"), {"7": None, "3": None}),
+    ],
+)  # fmt: skip
+def test_columns_are_chosen_by_name(
+    tmp_path: Path, columns: Any, wanted: Any, expected: dict[str, str | None]
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", columns), columns=Columns(*wanted))
+    assert class_of(check_source(source)) == expected
+    [sample] = source.fetch([[*expected][-1]], [-1])
     assert isinstance(sample, Sample)
     assert sample.inputs == {"bytes": PHOTO}
 
 
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [1]})
-    with pytest.raises(SourceError, match=r"no column 'lable' \(did you mean label\?\)"):
-        listed(source, None, "lable")
-    with pytest.raises(SourceError, match="column 'label' has values of type int64; images are"):
-        listed(source, "label")
-
-
-def test_parts_of_structs_are_keys_and_nothing_else(tmp_path: Path) -> None:
-    columns = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
+@pytest.mark.parametrize(
+    ("columns", "wanted", "why"),
+    [
+        ({"image": [PHOTO], "label": [1]}, (None, "lable"), r"'lable' \(did you mean label\?\)"),
+        ({"image": [PHOTO], "label": [1]}, ("label",), "'label' has values of type int64; images"),
+        (STRUCT, (None, "meta.label"), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, ("meta.id",), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, (None, None, "meta.no"), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, (None, None, "meta"), r"column 'meta' has values of type struct.*; a key is"),
+        (STRUCT, (None, "meta"), "column meta has values of type struct"),
+        ({"image": [PHOTO], "tags": [["cat"]]}, (None, None, "tags"),
+         r"a\.parquet: its column 'tags' .* a key is text or a wh"),
+        ({"image": [PHOTO], "label": [[[1], [2]]]}, (), r"a\.parquet .*: its column label, value"),
+        ({"image": [PHOTO], "label": pa.array([(1 << 63) + 5], pa.uint64())}, (),
+         "class number 9223372036854775813, which is too large"),
+        ({"image": pa.array([], pa.binary())}, (), r"a\.parquet is empty: it has no sample"),
+        ({"left": [PHOTO], "right": [PHOTO]}, (), r"'left', 'right' of .* may have the images"),
+        ({"uri": ["s3://bucket/a.jpg"]}, (), "give --source-kind manifest"),
+        ({"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]}, (),
+         r"'image' \(list<element: binary>\), 'box' \(list<el"),
+        ({**TWO, "id": ["x", "x"]}, (None, None, "id"), "has 2 samples x; keys name samples"),
+        ({**TWO, "id": ["x", None]}, (None, None, "id"), "some of its id are missing or empty"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Any, wanted: Any, why: str
+) -> None:
     source = write(tmp_path / "a.parquet", columns)
-    assert list(listed(source, None, None, "meta.id").table.keys) == ["a"]
-    for wanted in [(None, "meta.label"), ("meta.id",), (None, None, "meta.no")]:
-        with pytest.raises(SourceError, match=r"has no column 'meta\..*; it has 'image', 'meta'"):
-            listed(source, *wanted)
-    with pytest.raises(SourceError, match=r"column 'meta' has values of type struct.*; a key is"):
-        listed(source, None, None, "meta")
+    with pytest.raises(SourceError, match=why):
+        listed(source, *wanted)
 
 
 def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
@@ -119,53 +148,11 @@ def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
     }
 
 
-def test_a_value_that_is_no_label_is_named_with_its_file(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [[[1], [2]]]})
-    with pytest.raises(SourceError, match=r"a\.parquet .*: its column label, value 0 of 1"):
-        listed(source)
-
-
-def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": pa.array([], pa.binary())})
-    with pytest.raises(SourceError, match=r"a\.parquet is empty: it has no sample"):
-        listed(source)
-
-
-def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"left": [PHOTO], "right": [PHOTO]})
-    with pytest.raises(SourceError, match=r"'left', 'right' of .* may have the images"):
-        listed(source)
-    source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
-    with pytest.raises(SourceError, match="give --source-kind manifest"):
-        listed(source)
-    with pytest.raises(SourceError, match="column box has values of type struct"):
-        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "box": [{"x": 1}]}), None, "box")
-    source = write(tmp_path / "d.parquet", {"image": [PHOTO], "tags": [["cat"]]})
-    with pytest.raises(
-        SourceError, match=r"d\.parquet: its column 'tags' .* a key is text or a wh"
-    ):
-        listed(source, None, None, "tags")
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (pa.array(["b", None, "a"]), ["b", None, "a"]),
-        (pa.array(["b", "a", "b"]).dictionary_encode(), ["b", "a", "b"]),
-        (pa.array(["b", "a", "b"], pa.large_string()), ["b", "a", "b"]),
-    ],
-)
-def test_labels_may_be_names(tmp_path: Path, values: Any, expected: list[str | None]) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3, "label": values})
-    assert class_names(listed(source)) == expected
-
-
 def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> None:
-    features = {"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    metadata = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}})
     columns = {"image": [PHOTO] * 3, "kind": pa.array([1, None, -1], pa.int32())}
     source = write(tmp_path / "a.parquet", columns, metadata)
-    assert class_names(listed(source)) == ["bee", None, None]
+    assert [*class_of(listed(source)).values()] == ["bee", None, None]
     assert listed(source).table.classes == ("ant", "bee")
     columns["kind"] = pa.array([1, 2, 0])
     with pytest.raises(SourceError, match=r"class number 2; .* up to 1, as it names 2 classes"):
@@ -190,7 +177,7 @@ def test_names_of_folders_may_be_labels(tmp_path: Path, column: str) -> None:
     named = {} if column == "label" else {"label": column}
     columns = Columns(key="id", **named)
     listing = check_source(open_source(str(tmp_path / "data/**/*.parquet"), columns=columns))
-    assert dict(zip(listing.table.keys, class_names(listing), strict=True)) == dict(
+    assert dict(zip(listing.table.keys, [*class_of(listing).values()], strict=True)) == dict(
         zip("abcd", values, strict=True)
     )
     assert listing.notes == ("Images from the column 'image', labels from the names of folders",)
@@ -228,12 +215,6 @@ def test_images_may_be_of_every_type_of_bytes(tmp_path: Path, kind: Any) -> None
     table = check_source(open_source(source)).table
     fetched = open_source(source).fetch(table.keys, [-1] * 3, table.locations)
     assert [sample.inputs["bytes"] for sample in fetched if isinstance(sample, Sample)] == photos
-
-
-def test_a_column_of_other_values_is_named_with_its_type(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]})
-    with pytest.raises(SourceError, match=r"'image' \(list<element: binary>\), 'box' \(list<el"):
-        listed(source)
 
 
 def test_a_table_that_has_only_paths_is_read_as_one_of_paths(builds: Builds) -> None:
@@ -277,7 +258,7 @@ def test_a_file_that_datasets_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = {"image": images, "label": [0, 1, 0, -1, 1]}
     datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "a.parquet")
     listing = check_source(open_source(str(tmp_path / "a.parquet")))
-    assert class_names(listing) == ["ant", "bee", "ant", None, "bee"]
+    assert [*class_of(listing).values()] == ["ant", "bee", "ant", None, "bee"]
     assert list(listing.table.keys)[4] == "a.parquet/4.jpg"
 
 
@@ -307,30 +288,6 @@ def build(source: str, store: Path, **options: Any) -> Any:
     return precache.build(source, store, RECIPE, address="serial", **options)
 
 
-def test_rows_of_a_changed_file_are_compared_by_content(tmp_path: Path) -> None:
-    photos = [encoded(cut(number)) for number in range(12)]
-    source = write(tmp_path / "a.parquet", {"image": photos})
-    build(source, tmp_path / "store", shard_samples=100)
-    photos[4] = encoded(cut(77))
-    write(tmp_path / "a.parquet", {"image": photos})
-    os.utime(source, (1, 1))
-    assert build(source, tmp_path / "store", shard_samples=100).rows_reused == 11
-    build(source, tmp_path / "fresh")
-    for key, row in pixels(tmp_path / "fresh").items():
-        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
-
-
-def test_a_file_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3})
-    opened = open_source(source)
-    table = opened.list(lambda count: None).table
-    write(tmp_path / "a.parquet", {"image": [b"other"] * 3})
-    os.utime(source, (1, 1))
-    for error in opened.fetch(table.keys, [-1] * 3, table.locations):
-        assert isinstance(error, FetchError)
-        assert "has changed since it was listed" in str(error)
-
-
 def test_a_reading_that_fails_is_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
@@ -343,14 +300,6 @@ def test_a_reading_that_fails_is_no_hole(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # --- hostile files ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cut_to", [0, 4, 100, -8, -1])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, cut_to: int) -> None:
-    path = Path(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
-    path.write_bytes(path.read_bytes()[:cut_to])
-    with pytest.raises(SourceError, match=r"a\.parquet cannot be read"):
-        listed(str(path))
 
 
 def test_pages_that_are_damaged_make_holes(tmp_path: Path) -> None:
@@ -388,26 +337,6 @@ def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
     assert Path(source).stat().st_size < 200_000
     with pytest.raises(SourceError, match="claims 200,000 rows and has"):
         listed(source)
-
-
-def test_other_bytes_are_no_table(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(os.urandom(5000))
-    with pytest.raises(SourceError, match="cannot be read"):
-        listed(str(tmp_path / "a.parquet"))
-
-
-def test_a_key_twice_and_a_key_missing_are_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", "x"]})
-    with pytest.raises(SourceError, match="has 2 samples x; keys name samples"):
-        listed(source, None, None, "id")
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", None]})
-    with pytest.raises(SourceError, match="some of its id are missing or empty"):
-        listed(source, None, None, "id")
-
-
-def test_keys_of_a_column_keep_the_contract(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 5, "id": list(range(5))})
-    check_source(open_source(source, columns=Columns(key="id")))
 
 
 def test_pages_that_are_damaged_cost_no_rows_before_them(tmp_path: Path) -> None:
@@ -474,19 +403,6 @@ def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parquet_tables, "_images", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
     assert [type(sample) for sample in fetched] == [Sample] * 3
-
-
-def test_a_class_number_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    columns = {"image": [PHOTO], "label": pa.array([(1 << 63) + 5], pa.uint64())}
-    with pytest.raises(SourceError, match="class number 9223372036854775813, which is too large"):
-        listed(write(tmp_path / "a.parquet", columns))
-
-
-def test_columns_with_a_dot_in_their_names_are_chosen(tmp_path: Path) -> None:
-    columns = {"meta.img": [PHOTO], "meta.label": ["cat"], "meta.id": ["x"]}
-    source = write(tmp_path / "a.parquet", columns)
-    listing = listed(source, "meta.img", "meta.label", "meta.id")
-    assert (list(listing.table.keys), class_names(listing)) == (["x"], ["cat"])
 
 
 def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> None:

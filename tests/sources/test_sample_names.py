@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import os
 import re
-import tarfile
-import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +21,18 @@ from precache_workers.sources import tar_archives
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, labels, pixels, write
-from tests.support.containers import add
+from tests.support.containers import (
+    KEYED,
+    SOURCES,
+    Members,
+    folder_of,
+    keys_of,
+    write_tar,
+)
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
 FLAGS = ("--resize", "40", "--crop", "32", "--address", "serial")
-
-Members = list[tuple[str, bytes]]
 
 
 def photo(number: int) -> bytes:
@@ -42,13 +41,6 @@ def photo(number: int) -> bytes:
 
 def mask(shade: int) -> bytes:
     return encoded(Image.new("L", (48, 48), shade), "PNG")
-
-
-def write_tar(path: Path, members: Members) -> str:
-    with tarfile.open(path, "w", errors="surrogateescape") as tar:
-        for number, (name, data) in enumerate(members):
-            add(tar, name, data, mtime=1000 + number)
-    return str(path)
 
 
 def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
@@ -256,118 +248,6 @@ def test_members_that_are_not_used_are_named_and_counted(
 
 
 # --- names that are not UTF-8 -------------------------------------------------------------------
-
-
-def folder_of(tmp_path: Path, members: Members) -> str:
-    for name, data in members:
-        write(tmp_path / "in" / name, data)
-    return str(tmp_path / "in")
-
-
-def tar_of(tmp_path: Path, members: Members) -> str:
-    return write_tar(tmp_path / "a.tar", members)
-
-
-def zip_of(tmp_path: Path, members: Members) -> str:
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name twice
-        for name, data in members:
-            archive.writestr(name.replace("\udcff", "ÿ"), data)
-    raw = path.read_bytes().replace("ÿ".encode(), b"\xff\xfe")  # flagged as UTF-8
-    path.write_bytes(raw)
-    return str(path)
-
-
-def csv_of(tmp_path: Path, members: Members) -> str:
-    folder_of(tmp_path, members)
-    with (tmp_path / "list.csv").open("w", errors="surrogateescape", newline="") as file:
-        rows = [(f"in/{name}", name.partition("/")[0]) for name, _ in members]
-        csv.writer(file).writerows([("path", "label"), *rows])
-    return str(tmp_path / "list.csv")
-
-
-def jsonl_of(tmp_path: Path, members: Members) -> str:
-    folder_of(tmp_path, members)
-    rows = [{"path": f"in/{name}", "label": name.partition("/")[0]} for name, _ in members]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(tmp_path / "list.jsonl")
-
-
-def table_of(members: Members) -> pa.Table:
-    ids = pa.array([os.fsencode(name) for name, _ in members], pa.binary())
-    buffers = ids.buffers()
-    return pa.table(
-        {
-            "image": pa.array([data for _, data in members], pa.binary()),
-            "label": [name.partition("/")[0] for name, _ in members],
-            "id": pa.Array.from_buffers(pa.string(), len(ids), buffers),
-        }
-    )
-
-
-def parquet_of(tmp_path: Path, members: Members) -> str:
-    pq.write_table(table_of(members), tmp_path / "a.parquet")
-    return str(tmp_path / "a.parquet")
-
-
-def arrow_of(tmp_path: Path, members: Members) -> str:
-    table = table_of(members)
-    with (
-        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    return str(tmp_path / "a.arrow")
-
-
-def examples_of(members: Members) -> list[dict[str, tuple[bytes, str]]]:
-    return [
-        {
-            "image": (data, "byte"),
-            "label": (name.partition("/")[0].encode(), "byte"),
-            "id": (os.fsencode(name), "byte"),
-        }
-        for name, data in members
-    ]
-
-
-def tfrecord_of(tmp_path: Path, members: Members) -> str:
-    tfrecord = pytest.importorskip("tfrecord")
-    writer = tfrecord.TFRecordWriter(str(tmp_path / "a.tfrecord"))
-    for example in examples_of(members):
-        writer.write(example)
-    writer.close()
-    return str(tmp_path / "a.tfrecord")
-
-
-def lmdb_of(tmp_path: Path, members: Members) -> str:
-    lmdb = pytest.importorskip("lmdb")
-    path = str(tmp_path / "a.lmdb")
-    with lmdb.open(path, subdir=False) as database, database.begin(write=True) as transaction:
-        for name, data in members:
-            transaction.put(os.fsencode(name), data)
-    return path
-
-
-Writer = Callable[[Path, Members], str]
-SOURCES: dict[str, Writer] = {
-    "folder": folder_of,
-    "tar": tar_of,
-    "zip": zip_of,
-    "csv": csv_of,
-    "jsonl": jsonl_of,
-    "parquet": parquet_of,
-    "arrow": arrow_of,
-    "tfrecord": tfrecord_of,
-    "lmdb": lmdb_of,
-}
-KEYED = ("parquet", "arrow", "tfrecord")
-"""Kinds whose samples a column names."""
-
-
-def keys_of(kind: str) -> dict[str, Any]:
-    return {"key_column": "id"} if kind in KEYED else {}
 
 
 @pytest.mark.parametrize("first", [True, False])

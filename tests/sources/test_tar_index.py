@@ -19,7 +19,7 @@ from precache.errors import PrecacheError
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Listing
 from precache_workers.sources.kinds import open_source
-from precache_workers.sources.tar_index import LARGE_BYTES
+from precache_workers.sources.tar_archives import LARGE_BYTES
 from tests.support.containers import add, tar_index
 from tests.support.servers import FaultProxy, web_server
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tfrecord import TFRecordWriter
 
-import precache
-from precache.errors import FetchError, PrecacheError, SampleError, SourceError
-from precache_workers.sources.base import Columns, Listing, Sample
+from precache.errors import PrecacheError, SampleError, SourceError
+from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
-from precache_workers.sources.tf_examples import parts_of
+from precache_workers.sources.tf_records import parts_of
 from tests.support.building import cut, encoded
+from tests.support.containers import fetched, listed
 from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
@@ -34,16 +34,6 @@ def write(path: Path, *records: dict[str, tuple[Any, str]]) -> str:
 
 def example(image: Any = PHOTO, label: Any = 1, name: str = "image") -> dict[str, Any]:
     return {name: (image, "byte"), "label": (label, "int"), "bbox": ([0.1, 0.2], "float")}
-
-
-def listed(source: str, *columns: str | None) -> Listing:
-    return open_source(source, columns=Columns(*columns)).list(lambda count: None)
-
-
-def fetch_all(source: str, *columns: str | None) -> list[Any]:
-    opened = open_source(source, columns=Columns(*columns))
-    table = opened.list(lambda count: None).table
-    return list(opened.fetch(table.keys, table.sizes.tolist(), table.locations))
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -68,7 +58,7 @@ def test_features_of_tensorflows_image_examples_are_found(tmp_path: Path) -> Non
     )
     assert listing.table.labels.tolist() == [0, 1, 2]
     assert list(listing.table.keys) == [f"train.tfrecord/{n}" for n in range(3)]
-    assert [one.inputs["bytes"] for one in fetch_all(source)] == [encoded(cut(n)) for n in range(3)]
+    assert [one.inputs["bytes"] for one in fetched(source)] == [encoded(cut(n)) for n in range(3)]
 
 
 def test_features_are_chosen_by_name(tmp_path: Path) -> None:
@@ -80,19 +70,33 @@ def test_features_are_chosen_by_name(tmp_path: Path) -> None:
     table = listed(source, "right", "breed", "id").table
     assert list(table.keys) == ["-7"]
     assert table.classes == ("pug",)
-    assert fetch_all(source, "right")[0].inputs == {"bytes": b"other"}
-    with pytest.raises(SourceError, match=r"first record, it has no feature 'breeds' \(did you "):
-        listed(source, None, "breeds")
-    with pytest.raises(SourceError, match="'id' has no bytes"):
-        listed(source, "id")
+    assert fetched(source, "right")[0].inputs == {"bytes": b"other"}
 
 
-def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
-    two = {"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}
-    with pytest.raises(SourceError, match="several images: left, right; choose one by --image"):
-        listed(write(tmp_path / "a.tfrecord", two))
-    with pytest.raises(SourceError, match="no feature with an encoded image; it has 'text'"):
-        listed(write(tmp_path / "b.tfrecord", {"text": (b"a", "byte")}))
+BREED = {"image": (PHOTO, "byte"), "breed": (b"pug", "byte"), "id": (-7, "int")}
+TEXT = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
+
+
+@pytest.mark.parametrize(
+    ("records", "columns", "why"),
+    [
+        ([BREED], (None, "breeds"), r"first record, it has no feature 'breeds' \(did you "),
+        ([BREED], ("id",), "'id' has no bytes"),
+        ([{"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}], (),
+         "several images: left, right; choose one by --image"),
+        ([{"text": (b"a", "byte")}], (), "no feature with an encoded image; it has 'text'"),
+        ([example(label=1), TEXT], (), r"number 1 is cat, .*are numbers; .*--label-column"),
+        ([{**TEXT, "label": ([0.5, 1.5], "float")}], (),
+         "'label' is .0.5, 1.5.; a list has class names"),
+        ([{**TEXT, "label": ([1, -2], "int")}], (), "has the class number -2; .* from 0 to"),
+        ([{**TEXT, "label": (float("inf"), "float")}], (), "is inf, which is no finite"),
+    ],
+)  # fmt: skip
+def test_features_that_do_not_fit_are_refused(
+    tmp_path: Path, records: Any, columns: Any, why: str
+) -> None:
+    with pytest.raises(SourceError, match=why):
+        listed(write(tmp_path / "a.tfrecord", *records), *columns)
 
 
 def test_records_may_be_images(tmp_path: Path) -> None:
@@ -103,22 +107,6 @@ def test_records_may_be_images(tmp_path: Path) -> None:
     listing = check_source(open_source(str(tmp_path / "a.tfrecord")))
     assert listing.notes == ("Each record is an image, without a label",)
     assert listing.table.labels.tolist() == [-1] * 3
-
-
-@pytest.mark.parametrize(
-    ("label", "kind", "why"),
-    [
-        ([0.5, 1.5], "float", "'label' is .0.5, 1.5.; a list has class names"),
-        ([1, -2], "int", "has the class number -2; .* from 0 to"),
-        (float("inf"), "float", "is inf, which is no finite"),
-    ],
-)
-def test_labels_that_are_no_class_are_refused(
-    tmp_path: Path, label: Any, kind: str, why: str
-) -> None:
-    record = {"image": (PHOTO, "byte"), "label": (label, kind)}
-    with pytest.raises(SourceError, match=why):
-        listed(write(tmp_path / "a.tfrecord", record))
 
 
 def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path) -> None:
@@ -134,22 +122,16 @@ def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path
         listed(write(tmp_path / "c.tfrecord", bare, bare), None, "label")
     source = write(tmp_path / "b.tfrecord", example(), bare)
     assert listed(source, None, "label").table.labels.tolist() == [1, -1]
-    assert [type(one) for one in fetch_all(source, None, "label")] == [Sample, Sample]
-
-
-def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
-    text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
-    with pytest.raises(SourceError, match=r"number 1 is cat, .*are numbers; .*--label-column"):
-        listed(write(tmp_path / "a.tfrecord", example(), text))
+    assert [type(one) for one in fetched(source, None, "label")] == [Sample, Sample]
 
 
 def test_a_record_without_an_image_is_a_hole(tmp_path: Path) -> None:
     none = {"label": (1, "int")}
     source = write(tmp_path / "a.tfrecord", example(), none, example(image=[]), example())
-    fetched = fetch_all(source)
-    assert [type(one) for one in fetched] == [Sample, SampleError, SampleError, Sample]
-    assert "no feature with an encoded image" in str(fetched[1])
-    assert "has 0 images" in str(fetched[2])
+    samples = fetched(source)
+    assert [type(one) for one in samples] == [Sample, SampleError, SampleError, Sample]
+    assert "no feature with an encoded image" in str(samples[1])
+    assert "has 0 images" in str(samples[2])
 
 
 @given(
@@ -173,42 +155,7 @@ def test_every_example_is_read_as_it_was_written(
     assert (bytes(parts.image), parts.label, parts.key) == (image, label, "key")
 
 
-# --- changes ------------------------------------------------------------------------------------
-
-
-def test_only_a_record_that_changed_is_fetched_and_decoded_again(tmp_path: Path) -> None:
-    recipe = precache.Recipe.image(resize=40, crop=32)
-    records = [example(encoded(cut(n)), n % 2) for n in range(6)]
-    source = write(tmp_path / "a.tfrecord", *records)
-    precache.build(source, tmp_path / "store", recipe, address="serial")
-    before = listed(source).table.etags
-    records[2] = example(encoded(cut(99)), 0)
-    write(tmp_path / "a.tfrecord", *records)
-    after = listed(source).table.etags
-    assert [n for n in range(6) if before[n] != after[n]] == [2]
-    result = precache.build(source, tmp_path / "store", recipe, address="serial")
-    assert result.rows_reused == 5
-
-
-def test_a_record_that_is_not_where_it_was_is_noticed(tmp_path: Path) -> None:
-    source = open_source(write(tmp_path / "a.tfrecord", example(), example()))
-    table = source.list(lambda count: None).table
-    write(tmp_path / "a.tfrecord", example(encoded(cut(7))), example())
-    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
-        assert isinstance(error, FetchError)
-        assert "has changed since it was listed" in str(error)
-
-
 # --- hostile files ------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "a.tfrecord", example(), example()))
-    data = path.read_bytes()
-    for length in (1, HEAD - 1, HEAD, 100, len(data) // 2 + 5, len(data) - 1):
-        path.write_bytes(data[:length])
-        with pytest.raises(SourceError, match=r"cut off|no TFRecord file"):
-            listed(str(path))
 
 
 def test_a_length_that_lies_is_refused(tmp_path: Path) -> None:
@@ -233,9 +180,9 @@ def test_a_damaged_record_is_a_hole(tmp_path: Path) -> None:
     for number in (0, 2):
         data[number * len(data) // 3 + 500] ^= 1
     path.write_bytes(data)
-    fetched = fetch_all(str(path), "scan")
-    assert [type(one) for one in fetched] == [SampleError, Sample, SampleError]
-    assert str(fetched[0]) == "its record is damaged: it has another CRC-32C"
+    samples = fetched(path, "scan")
+    assert [type(one) for one in samples] == [SampleError, Sample, SampleError]
+    assert str(samples[0]) == "its record is damaged: it has another CRC-32C"
 
 
 def test_a_compressed_file_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import precache
-from precache.errors import DamageError, GoneError, PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, GoneError, StoreError, UsageError
 from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
@@ -27,8 +24,7 @@ from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
 from tests.support.building import append_commit
-from tests.support.forging import put_root, settled_root
-from tests.support.mutations import places
+from tests.support.forging import put_root
 from tests.support.servers import FaultProxy
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -330,33 +326,3 @@ def test_a_forged_name_of_a_field_is_refused_by_name(
         StoreError, match=rf"zarr.json is damaged or forged: .*{said} precache build"
     ):
         precache.open(store.path)
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 2**70) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
-    max_leaves=4,
-)
-
-
-@pytest.fixture(scope="module")
-def forged(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A version's folder whose root may be rewritten."""
-    path = tmp_path_factory.mktemp("forged") / "version"
-    shutil.copytree(stores["raw"].version_folder, path)
-    (path / "original.json").write_bytes((path / "zarr.json").read_bytes())
-    return path
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_a_root_changed_anywhere_opens_or_is_refused(data: st.DataObject, forged: Path) -> None:
-    document = json.loads((forged / "original.json").read_bytes())
-    found = list(places(document))
-    container, key = data.draw(st.sampled_from(found))
-    container[key] = data.draw(JUNK)
-    (forged / "zarr.json").write_bytes(settled_root(document))
-    with contextlib.suppress(PrecacheError):
-        version = precache.open(forged)
-        _ = (version.fields, version.classes, version.mean, version.std, repr(version))
-        _ = (version.recipe, version.valid, version.labels, version.holes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.codecs.chunk import codec_metadata
@@ -19,7 +18,6 @@ from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.store import zarr_metadata
 from precache.store.zarr_metadata import (
-    Array,
     Json,
     array_document,
     parse_array,
@@ -27,7 +25,6 @@ from precache.store.zarr_metadata import (
     sharding,
 )
 from tests.conftest import BuiltStore
-from tests.support.mutations import places
 
 WHERE = "group/image/zarr.json"
 
@@ -216,46 +213,6 @@ def test_the_image_filter_is_refused_for_rows_that_are_no_images() -> None:
     codecs = codec_metadata(ImageCodec(), "uint8")
     with pytest.raises(StoreError):
         parse_array(array_document((5, 100), "uint8", (1, 100), codecs), WHERE)
-
-
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.text(max_size=4)
-    | st.sampled_from(["zstd", "bytes", "crc32c", "sharding_indexed", "0x1", "NaN", "/", "v2"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["name", "configuration", "endian"]), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=400)
-@given(st.data())
-def test_a_document_changed_anywhere_is_read_or_refused(data: st.DataObject) -> None:
-    document = _document()
-    for _ in range(data.draw(st.integers(1, 3))):
-        found = list(places(document))
-        container, key = data.draw(st.sampled_from(found))
-        if data.draw(st.booleans()):
-            container[key] = data.draw(JUNK)
-        else:
-            del container[key]
-        if not document:
-            break
-    with contextlib.suppress(StoreError):
-        array = parse_array(document, WHERE)
-        assert isinstance(array, Array)
-        assert isinstance(array.object_name(0), str)
-
-
-@given(JUNK)
-def test_any_other_json_is_refused(value: Any) -> None:
-    with pytest.raises(StoreError):
-        parse_array(parse_json(json.dumps(value).encode(), WHERE), WHERE)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from precache.store.locations import Container, Locations
+from precache_workers.sources.base import Columns, Listing
+from precache_workers.sources.kinds import open_source
+from tests.support.building import write
 
 PARTS = 3
 """Containers that photographs are spread over."""
@@ -81,9 +87,6 @@ def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> Non
 
 def write_parquet(photos: Path, to: Path) -> str:
     """Tables as Hugging Face's `datasets` writes them: a struct of bytes and path, class names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     paths = photos_of(photos)
     classes = sorted({path.parent.name for path in paths})
     features = {
@@ -157,60 +160,6 @@ def quiet_datasets() -> Iterator[None]:
         datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS = size
 
 
-def write_tfrecords(photos: Path, to: Path) -> str:
-    """TFRecord files of examples, with a number of the class beside each photograph."""
-    from tfrecord import TFRecordWriter
-
-    paths = photos_of(photos)
-    classes = sorted({path.parent.name for path in paths})
-    for number in range(PARTS):
-        writer = TFRecordWriter(str(to / f"train-{number}.tfrecord"))
-        for path in paths[number::PARTS]:
-            label = classes.index(path.parent.name)
-            writer.write(
-                {
-                    "image": (path.read_bytes(), "byte"),
-                    "name": (path.stem.encode(), "byte"),
-                    "label": (label, "int"),
-                }
-            )
-        writer.close()
-    return str(to / "train-*.tfrecord")
-
-
-def write_lmdb(photos: Path, to: Path) -> str:
-    """An LMDB database of the files by their names."""
-    import lmdb
-
-    with (
-        lmdb.open(str(to / "photos.lmdb"), map_size=1 << 32) as database,
-        database.begin(write=True) as transaction,
-    ):
-        for path in photos_of(photos):
-            transaction.put(path.relative_to(photos).as_posix().encode(), path.read_bytes())
-    (to / "photos.lmdb/lock.mdb").unlink()
-    return str(to / "photos.lmdb")
-
-
-KEY_COLUMNS = {"tfrecord": "name"}
-"""What names photographs in containers that give their samples numbers."""
-
-WRITERS: dict[str, Callable[[Path, Path], str]] = {
-    "tar": write_tars,
-    "compressed tar": write_compressed_tars,
-    "webdataset": write_webdataset,
-    "parquet": write_parquet,
-    "zip": write_zip,
-    "csv": write_csv,
-    "datasets": write_datasets,
-    "tfrecord": write_tfrecords,
-    "lmdb": write_lmdb,
-}
-
-ON_DISK = frozenset(("csv", "lmdb"))
-"""Sources that are not read from a bucket, or have other paths there."""
-
-
 def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Locations:
     """Locations of samples by their containers, of which some are read forward; places count."""
     containers = [*dict.fromkeys(files)]
@@ -221,3 +170,200 @@ def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Location
         units=np.array(units, np.int32),
         nbytes=np.zeros(len(files), np.int64),
     )
+
+
+# --- containers of members ----------------------------------------------------------------------
+
+Members = Sequence[tuple[str, bytes]]
+"""Names and contents; names have surrogates for bytes that are not UTF-8."""
+
+
+def write_tar(path: Path, members: Members, **options: Any) -> str:
+    """A tar archive of members with different times."""
+    with tarfile.open(path, "w", errors="surrogateescape", **options) as tar:
+        for number, (name, data) in enumerate(members):
+            add(tar, name, data, mtime=1000 + number)
+    return str(path)
+
+
+def folder_of(tmp_path: Path, members: Members) -> str:
+    """A folder of files, below that of a test."""
+    for name, data in members:
+        write(tmp_path / "in" / name, data)
+    return str(tmp_path / "in")
+
+
+def tar_of(tmp_path: Path, members: Members) -> str:
+    """A tar archive."""
+    return write_tar(tmp_path / "a.tar", members)
+
+
+def zip_of(tmp_path: Path, members: Members) -> str:
+    """A zip archive; names may have bytes that are not UTF-8."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name twice
+        for name, data in members:
+            archive.writestr(name.replace("\udcff", "ÿ"), data)
+    if any("\udcff" in name for name, _ in members):  # flagged as UTF-8
+        path.write_bytes(path.read_bytes().replace("ÿ".encode(), b"\xff\xfe"))
+    return str(path)
+
+
+def csv_of(tmp_path: Path, members: Members) -> str:
+    """A table of the files in a folder, labelled by their first folder."""
+    folder_of(tmp_path, members)
+    with (tmp_path / "list.csv").open("w", errors="surrogateescape", newline="") as file:
+        rows = [(f"in/{name}", name.partition("/")[0]) for name, _ in members]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    return str(tmp_path / "list.csv")
+
+
+def jsonl_of(tmp_path: Path, members: Members) -> str:
+    """The same in lines of JSON."""
+    folder_of(tmp_path, members)
+    rows = [{"path": f"in/{name}", "label": name.partition("/")[0]} for name, _ in members]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(tmp_path / "list.jsonl")
+
+
+def table_of(members: Members) -> pa.Table:
+    """A table of images, with the first folders of their names for labels."""
+    ids = pa.array([os.fsencode(name) for name, _ in members], pa.binary())
+    buffers = ids.buffers()
+    return pa.table(
+        {
+            "image": pa.array([data for _, data in members], pa.binary()),
+            "label": [name.partition("/")[0] for name, _ in members],
+            "id": pa.Array.from_buffers(pa.string(), len(ids), buffers),
+        }
+    )
+
+
+def parquet_of(tmp_path: Path, members: Members) -> str:
+    """That table as a Parquet file."""
+    pq.write_table(table_of(members), tmp_path / "a.parquet")
+    return str(tmp_path / "a.parquet")
+
+
+def arrow_of(tmp_path: Path, members: Members) -> str:
+    """That table as an Arrow file."""
+    table = table_of(members)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    return str(tmp_path / "a.arrow")
+
+
+def examples_of(members: Members) -> list[dict[str, tuple[bytes, str]]]:
+    """Examples of TensorFlow, with the columns of that table."""
+    return [
+        {
+            "image": (data, "byte"),
+            "label": (name.partition("/")[0].encode(), "byte"),
+            "id": (os.fsencode(name), "byte"),
+        }
+        for name, data in members
+    ]
+
+
+def tfrecord_of(tmp_path: Path, members: Members) -> str:
+    """A TFRecord file of these."""
+    import tfrecord
+
+    writer = tfrecord.TFRecordWriter(str(tmp_path / "a.tfrecord"))
+    for example in examples_of(members):
+        writer.write(example)
+    writer.close()
+    return str(tmp_path / "a.tfrecord")
+
+
+def lmdb_of(tmp_path: Path, members: Members) -> str:
+    """An LMDB database in a file."""
+    import lmdb
+
+    path = str(tmp_path / "a.lmdb")
+    with (
+        lmdb.open(path, subdir=False, map_size=1 << 32) as database,
+        database.begin(write=True) as transaction,
+    ):
+        for name, data in members:
+            transaction.put(os.fsencode(name), data)
+    return path
+
+
+Writer = Callable[[Path, Members], str]
+SOURCES: dict[str, Writer] = {
+    "folder": folder_of,
+    "tar": tar_of,
+    "zip": zip_of,
+    "csv": csv_of,
+    "jsonl": jsonl_of,
+    "parquet": parquet_of,
+    "arrow": arrow_of,
+    "tfrecord": tfrecord_of,
+    "lmdb": lmdb_of,
+}
+KEYED = ("parquet", "arrow", "tfrecord")
+"""Kinds whose samples a column names."""
+
+
+def keys_of(kind: str) -> dict[str, Any]:
+    """The option that names samples in a kind of container."""
+    return {"key_column": "id"} if kind in KEYED else {}
+
+
+def listed(source: object, *columns: str | None, **options: Any) -> Listing:
+    """The listing of a source, by its columns of images, labels and keys if these are given."""
+    options |= {"columns": Columns(*columns)} if columns else {}
+    return open_source(str(source), **options).list(lambda count: None)
+
+
+def fetched(source: object, *columns: str | None, **options: Any) -> list[Any]:
+    """All samples of a source, or the errors in place of them."""
+    options |= {"columns": Columns(*columns)} if columns else {}
+    opened = open_source(str(source), **options)
+    table = opened.list(lambda count: None).table
+    return [*opened.fetch(table.keys, table.sizes.tolist(), table.locations)]
+
+
+def class_of(listing: Listing) -> dict[str, str | None]:
+    """Key -> name of its class."""
+    table = listing.table
+    names = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+    return dict(zip(table.keys, names, strict=True))
+
+
+def spread(kind: str) -> Callable[[Path, Path], str]:
+    """The writer of several containers of photographs, from that of one of members."""
+
+    def write_all(photos: Path, to: Path) -> str:
+        paths = photos_of(photos)
+        members = [(path.relative_to(photos).as_posix(), path.read_bytes()) for path in paths]
+        for number in range(PARTS):
+            (to / f"{number}").mkdir()
+            SOURCES[kind](to / f"{number}", members[number::PARTS])
+        return str(to / f"?/a.{kind}")
+
+    return write_all
+
+
+KEY_COLUMNS = {"tfrecord": "id"}
+"""What names photographs in containers that give their samples numbers."""
+
+WRITERS: dict[str, Callable[[Path, Path], str]] = {
+    "tar": write_tars,
+    "compressed tar": write_compressed_tars,
+    "webdataset": write_webdataset,
+    "parquet": write_parquet,
+    "zip": write_zip,
+    "csv": write_csv,
+    "datasets": write_datasets,
+    "tfrecord": spread("tfrecord"),
+    "lmdb": spread("lmdb"),
+}
+
+ON_DISK = frozenset(("csv", "lmdb"))
+"""Sources that are not read from a bucket, or have other paths there."""

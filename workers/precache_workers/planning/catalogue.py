@@ -519,7 +519,7 @@ def _contents(
     for samples in versions:
         of_keys = samples.at_keys(samples.content, 0)
         same = _is_known(of_keys) & ~known & ~table.is_removed
-        if with_labels and not _has_labels(samples, spec.recipe):
+        if with_labels and not _has_labels(samples, spec):
             same[:] = False
         if pinned is None:
             rows = np.flatnonzero(same)
@@ -563,11 +563,16 @@ def names_of(table: RowTable, rows: np.ndarray) -> Texts:
     return Texts(pc.binary_join_element_wise(names, sizes, Texts(["/"]).arrow[0]))
 
 
-def _has_labels(samples: StoredSamples, recipe: Recipe) -> bool:
-    """Return whether labels that came with the samples are those that they would bring now."""
+def _has_labels(samples: StoredSamples, spec: VersionSpec) -> bool:
+    """Return whether labels that came with the samples are those that they would bring now.
+
+    A name among other classes is another number.
+    """
     before = samples.attributes.recipe.by_array()
-    parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, recipe)]
-    return samples.table.labels_with_samples and parts[0] == parts[1]
+    parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, spec.recipe)]
+    classes = tuple(samples.table.classes)
+    numbered = tuple(spec.table.classes[: len(classes)]) == classes
+    return samples.table.labels_with_samples and parts[0] == parts[1] and numbered
 
 
 # --- arrays of the same ops ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,6 +35,14 @@ class TimeCost:
 
     def __truediv__(self, count: float) -> TimeCost:
         return TimeCost(self.wall / count, self.cpu / count)
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """Cost of a row of one array, and its stored bytes."""
+
+    time: TimeCost = TimeCost()
+    nbytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +93,7 @@ class UnitTimes:
     fetch
         Cost of reading a sample while the next ones are read, too; `nbytes` is its size.
     computed, taken
-        Cost of a row of each field that is computed, or reused; ops and encoding.
-    computed_nbytes, taken_nbytes
-        Stored bytes of such a row.
+        Rows of each array that are computed, or reused; ops and encoding.
     opened
         Cost of reading and checking a byte of stored objects.
     samples
@@ -100,10 +106,8 @@ class UnitTimes:
 
     fetch: TimeCost
     nbytes: float
-    computed: Mapping[str, TimeCost]
-    taken: Mapping[str, TimeCost]
-    computed_nbytes: Mapping[str, float]
-    taken_nbytes: Mapping[str, float]
+    computed: Mapping[str, RowCost]
+    taken: Mapping[str, RowCost]
     opened: TimeCost
     samples: int
     failed: tuple[tuple[str, str], ...]
@@ -208,16 +212,19 @@ def makespan(seconds: Iterable[float], cpus: int, late: float = 0.0) -> float:
 
 
 def _work(shard: ShardWork, times: UnitTimes) -> TimeCost:
-    parts = [
-        TimeCost(shard.read * times.fetch.cpu, shard.read * times.fetch.cpu),
-        TimeCost(times.shard_cpu, times.shard_cpu),
-        *(times.computed[name] * rows for name, rows in shard.computed.items() if rows),
-        *(times.taken.get(name, TimeCost()) * rows for name, rows in shard.taken.items()),
-    ]
-    return sum(parts, TimeCost())
+    read = TimeCost(times.fetch.cpu, times.fetch.cpu) * shard.read
+    rows = (cost.time * count for cost, count in _rows(shard, times))
+    return sum(rows, read + TimeCost(times.shard_cpu, times.shard_cpu))
 
 
 def _written(shard: ShardWork, times: UnitTimes) -> float:
-    new = sum(rows * times.computed_nbytes[n] for n, rows in shard.computed.items() if rows)
-    taken = sum(rows * times.taken_nbytes.get(n, 0.0) for n, rows in shard.taken.items())
-    return new + taken
+    return sum(cost.nbytes * count for cost, count in _rows(shard, times))
+
+
+def _rows(shard: ShardWork, times: UnitTimes) -> Iterator[tuple[RowCost, int]]:
+    """Yield the cost of a row, and the number of such rows, of each array."""
+    for name, count in shard.computed.items():
+        if count:
+            yield times.computed[name], count
+    for name, count in shard.taken.items():
+        yield times.taken.get(name, RowCost()), count

@@ -1,7 +1,8 @@
 """Readings of pixels: samples that suggest another meaning than the defaults of a recipe's ops.
 
-Masks and images of 12 bits are stored in files like those of pictures. Where two readings give
-other pixels, and the recipe does not state which it means, the build is refused.
+Masks and images of 12 bits are stored in files like those of pictures, and masks may not lie on
+their images. Where two readings give other pixels, and the recipe does not state which it means,
+the build is refused.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
 from precache_workers.ops.decoding import PictureFacts, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.profiling.frame_readings import FrameReadings
+from precache_workers.ops.mask_frames import MaskFrames, Pair
 from precache_workers.sources.base import Sample
 
 FEW_VALUES, PIXELS_A_VALUE = 32, 8
@@ -45,7 +45,7 @@ PART = 1024
 """Pixels of a side that are looked at for it."""
 
 MASKS = 4
-"""Samples are masks if one in so many of those that are tried looks like one."""
+"""A build is refused if one sample in so many of those that are tried is read in two ways."""
 
 MOST_COUNTED = 4096
 """Values of a blended mask that are counted for the message."""
@@ -56,41 +56,7 @@ NEARLY_ALL, NEAR, MOST_LEVELS = 0.95, 8, 4
 LEAST_BITS = (8, 10, 12, 14)
 """Bits of sensors, in files of 16 bits."""
 
-
-@dataclass
-class _Seen:
-    """Evidence on one field.
-
-    Attributes
-    ----------
-    tried
-        Number of samples.
-    palettes, blended
-        Text on each sample that is a palette image of few values, or has few values of which an op
-        makes others.
-    drawn
-        Number of the latter that are images in colours, of many values: drawings are like them.
-    grey
-        The latter are all grey images of 8 bits.
-    widest
-        Largest value of images of 16 bits, and the key that has it.
-    wide_masks
-        Key and values of each image of 16 bits that has few.
-    noisy
-        Text on each JPEG that is a mask.
-    """
-
-    tried: int = 0
-    palettes: list[str] = field(default_factory=list)
-    blended: list[str] = field(default_factory=list)
-    drawn: int = 0
-    grey: bool = True
-    wide: int = 0
-    widest: tuple[int, str] = (0, "")
-    wide_masks: list[tuple[str, list[int]]] = field(default_factory=list)
-    noisy: list[str] = field(default_factory=list)
-    transparent: int = 0
-    animated: int = 0
+_STORED = 'orientation = "stored"'
 
 
 class PixelReadings:
@@ -104,89 +70,166 @@ class PixelReadings:
 
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self.fields = fields
-        self._recipes = recipes
-        self._seen = {name: _Seen() for name in fields}
-        self._frames = FrameReadings(fields, recipes)
+        flags = [*fields] == ["image"]
+        self._seen = [_Pixels(name, field, recipes[name], flags) for name, field in fields.items()]
+        self._frames = MaskFrames(fields, recipes)
+        self._masks: dict[str, _Frames] = {}
 
     def look(self, sample: Sample, key: str) -> None:
         """Add a sample; one that cannot be decoded is left to the ops, which say why."""
-        for name, recipe in self._recipes.items():
+        for seen in self._seen:
             with contextlib.suppress(Exception):
-                self._look(name, recipe, sample, sample.files.get(recipe.part(sample), key))
-        self._frames.look(sample, key)
-
-    def _look(self, name: str, recipe: FieldRecipe, sample: Sample, key: str) -> None:
-        ops, seen = self.fields[name].ops, self._seen[name]
-        seen.tried += 1
-        data = recipe.input(sample)
-        facts = PictureFacts()
-        if ops and isinstance(ops[0], Decode):
-            if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
-                # A JPEG: no palette, at most 12 bits, and no values that are exact.
-                if levels := _levels(data):
-                    seen.noisy.append(f"{key} has nearly all pixels near {levels}")
-                return
-            facts = picture_facts(data, ops[0])
-        if facts.widest is not None:
-            seen.wide += 1
-            seen.widest = max(seen.widest, (facts.widest, key))
-        seen.transparent += facts.transparent
-        seen.animated += facts.animated
-        wide = _wide_values(data) if facts.widest is not None else []
-        if wide:
-            seen.wide_masks.append((key, wide))
-        elif facts.values > FEW_VALUES:
-            return  # no mask, even if few of its values remain
-        is_palette = facts.mode in ("P", "PA")
-        if not is_palette and not any(map(_blends, ops)):
-            return
-        plain: np.ndarray | None = None
-        for number, (op, value) in enumerate(recipe.steps(sample, key)):
-            if isinstance(op, Decode) and is_palette and not op.states("mode"):
-                values = _values(np.asarray(value))
-                if values and not op.keeps_values:
-                    seen.palettes.append(f"{key} is a palette image of {values}")
-            if _blends(op) and plain is not None:
-                assert op is not None
-                if made := _blended(plain, np.asarray(value)):
-                    seen.blended.append(f"{key} has {made.format(op.op)}")
-                    seen.grey &= facts.mode == "L"
-                    coloured = facts.mode in COLOURED or (not facts.mode and plain.shape[-1] > 2)
-                    seen.drawn += coloured and made.startswith(MANY_VALUES)
-                    return
-            if number < len(ops) and _blends(ops[number]):
-                plain = np.array(value)
+                seen.look(sample, key)
+        key = ", ".join(sample.files.values()) or key
+        for pair in self._frames.of(sample):
+            masks = self._masks.setdefault(pair.mask, _Frames(pair.mask, self._frames))
+            masks.look(pair, key)
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
-        self._frames.require_clear()
-        for name, seen in self._seen.items():
-            first = self.fields[name].ops[0] if seen.wide else None
-            if isinstance(first, Decode) and not first.keeps_values:
-                self._require_no_wide_masks(name, seen, first)
-                if first.bits is None:
-                    self._require_wide(name, seen)
-            if len(seen.blended) > seen.drawn or seen.palettes:
-                self._require_no_masks(name, seen)
+        evidence: list[_Frames | _Pixels] = [*self._masks.values(), *self._seen]
+        for seen in evidence:
+            for refusal in seen.refusals():
+                raise RecipeError(f"field {seen.name}: {refusal}")
 
-    def _require_no_masks(self, name: str, seen: _Seen) -> None:
-        if max(len(seen.blended) - seen.drawn, len(seen.palettes)) * MASKS >= seen.tried:
-            raise RecipeError(f"field {name}: {self._masks(name, seen)}")
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for each default that decided pixels, and finding that is not refused."""
+        evidence: list[_Frames | _Pixels] = [*self._seen, *self._masks.values()]
+        return tuple(f"{seen.name}: {line}" for seen in evidence for line in seen.notes())
 
-    def _masks(self, name: str, seen: _Seen) -> str:
-        """Describe the samples that look like masks, and both ways out."""
-        looks = max(seen.blended, seen.palettes, key=len)
-        first = self.fields[name].ops[0]
-        is_open = isinstance(first, Decode) and not first.states("mode")
-        keeps = "P" if is_open and (seen.palettes or seen.grey) else None
-        mask = self._options(name, "nearest", mode=keeps)
-        picture = self._options(name, "bilinear", mode="RGB" if seen.palettes else None)
+
+class _Pixels:
+    """Evidence on one field: texts on samples, and counts of them.
+
+    Attributes
+    ----------
+    palettes, blended
+        Palette images of few values; samples of few values of which an op makes others.
+    drawn
+        Number of the latter that are images in colours, of many values: drawings are like them.
+    grey
+        The latter are all grey images of 8 bits.
+    widest
+        Largest value of images of 16 bits, and the key that has it.
+    wide_masks
+        Key and values of each image of 16 bits that has few.
+    noisy
+        JPEGs that are masks.
+    """
+
+    def __init__(self, name: str, field: Field, recipe: FieldRecipe, flags: bool) -> None:
+        """Parameters are those of the field; `flags` can describe the whole recipe."""
+        self.name, self._ops, self._recipe, self._flags = name, field.ops, recipe, flags
+        first = self._ops[0] if self._ops else None
+        self._decode = first if isinstance(first, Decode) else None
+        self._blends = any(map(_blends, self._ops))
+        self.tried = self.drawn = self.wide = self.transparent = self.animated = 0
+        self.palettes, self.blended, self.noisy = list[str](), list[str](), list[str]()
+        self.grey, self.widest = True, (0, "")
+        self.wide_masks: list[tuple[str, list[int]]] = []
+
+    def look(self, sample: Sample, key: str) -> None:
+        """Add a sample."""
+        recipe = self._recipe
+        file = sample.files.get(recipe.part(sample), key)
+        self.tried += 1
+        data = recipe.input(sample)
+        facts = PictureFacts()
+        if self._decode is not None:
+            if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
+                # A JPEG: no palette, at most 12 bits, and no values that are exact.
+                if levels := _levels(data):
+                    self.noisy.append(f"{file} has nearly all pixels near {levels}")
+                return
+            facts = picture_facts(data, self._decode)
+        self.transparent += facts.transparent
+        self.animated += facts.animated
+        wide = list[int]()
+        if facts.widest is not None:
+            self.wide += 1
+            self.widest = max(self.widest, (facts.widest, file))
+            wide = _wide_values(data)
+        if wide:
+            self.wide_masks.append((file, wide))
+        elif facts.values > FEW_VALUES:
+            return  # no mask, even if few of its values remain
+        is_palette = facts.mode in ("P", "PA")
+        if not is_palette and not self._blends:
+            return
+        plain: np.ndarray | None = None
+        for number, (op, value) in enumerate(recipe.steps(sample, file)):
+            if isinstance(op, Decode) and is_palette and not op.states("mode"):
+                values = _values(np.asarray(value))
+                if values and not op.keeps_values:
+                    self.palettes.append(f"{file} is a palette image of {values}")
+            if _blends(op) and plain is not None:
+                assert op is not None
+                if made := _blended(plain, np.asarray(value)):
+                    self.blended.append(f"{file} has {made.format(op.op)}")
+                    self.grey &= facts.mode == "L"
+                    coloured = facts.mode in COLOURED or (not facts.mode and plain.shape[-1] > 2)
+                    self.drawn += coloured and made.startswith(MANY_VALUES)
+                    return
+            if number < len(self._ops) and _blends(self._ops[number]):
+                plain = np.array(value)
+
+    def refusals(self) -> Iterator[str]:
+        """Yield the readings that refuse a build, with both ways out."""
+        decode = self._decode
+        if self.wide and decode is not None and not decode.keeps_values:
+            yield from self._wide_masks(decode)
+            if decode.bits is None:
+                yield from self._narrow()
+        masks = max(len(self.blended) - self.drawn, len(self.palettes))
+        if masks and masks * MASKS >= self.tried:
+            yield self._looks_like_masks()
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each default that decided pixels of the samples."""
+        if self.blended or self.palettes:  # that are not refused
+            yield self._looks_like_masks()
+        decode = self._decode
+        if decode is None:
+            return
+        resized = [op for op in self._ops if isinstance(op, Resampling)]
+        is_mask = self._blends or all(op.interpolation == "nearest" for op in resized)
+        if is_mask and self.noisy and len(self.noisy) * MASKS >= self.tried:
+            nearest, bilinear = (self._options(way) for way in ("nearest", "bilinear"))
+            yield (
+                f"{len(self.noisy)} of {self.tried} samples tried look like masks in JPEG files, "
+                f"which do not keep values: {self.noisy[0]}. Masks: "
+                + f"{nearest}, and " * self._blends
+                + "round the values behind the loader"
+                + f". Pictures: {bilinear}" * self._blends
+            )
+        if self.transparent and not decode.states("mode"):
+            yield (
+                f"{self.transparent} of {self.tried} samples tried have transparent pixels, which "
+                f"get the colours stored beneath; to keep alpha: {self._options(mode='RGBA')}"
+            )
+        if self.animated:
+            yield (
+                f"{self.animated} of {self.tried} samples tried are animated, and their first "
+                "frame is stored; a function in place of decode can read others"
+            )
+        if self.wide and decode.bits is None and not decode.keeps_values:
+            yield (
+                f"{self.wide} of {self.tried} samples tried have 16 bits, of which the highest 8 "
+                f"are kept; to keep all: {self._options(mode='unchanged')}"
+            )
+
+    def _looks_like_masks(self) -> str:
+        looks = max(self.blended, self.palettes, key=len)
+        is_open = self._decode is not None and not self._decode.states("mode")
+        keeps = "P" if is_open and (self.palettes or self.grey) else None
+        mask = self._options("nearest", mode=keeps)
+        picture = self._options("bilinear", mode="RGB" if self.palettes else None)
         return (
-            f"{len(looks)} of {seen.tried} samples tried look like masks: {looks[0]}. State which "
+            f"{len(looks)} of {self.tried} samples tried look like masks: {looks[0]}. State which "
             f"they are. Masks: {mask}. Pictures: {picture}"
         )
 
-    def _options(self, name: str, interpolation: str = "", **of_decode: str | int | None) -> str:
+    def _options(self, interpolation: str = "", **of_decode: str | int | None) -> str:
         """Format options that state a reading, as a recipe has them; with the flags if these can
         describe the whole recipe.
 
@@ -196,7 +239,7 @@ class PixelReadings:
             Of ops that resize; pictures keep one that is stated.
         """
         stated = {key: value for key, value in of_decode.items() if value is not None}
-        ops = [op for op in self.fields[name].ops if isinstance(op, Resampling) and interpolation]
+        ops = [op for op in self._ops if isinstance(op, Resampling) and interpolation]
         if interpolation != "nearest":
             ops = [op for op in ops if _blends(op)]
         options = [f"{key} = {json.dumps(value)} in decode" for key, value in stated.items()]
@@ -204,86 +247,119 @@ class PixelReadings:
         flags = [f"--{key} {value}" for key, value in stated.items()]
         flags += [f"--interpolation {interpolation}"] * bool(ops)
         text = " and ".join(options)
-        return f"{' '.join(flags)} ({text})" if [*self.fields] == ["image"] else text
+        return f"{' '.join(flags)} ({text})" if self._flags else text
 
-    def _require_no_wide_masks(self, name: str, seen: _Seen, decode: Decode) -> None:
-        """Raise `RecipeError` for masks of 16 bits, unless what becomes of their values is stated.
+    @property
+    def _bits(self) -> int | None:
+        """Fewest bits of a sensor that hold all values of 16 bits; None if all 16 are used."""
+        return next((bits for bits in LEAST_BITS if not self.widest[0] >> bits), None)
+
+    def _wide_masks(self, decode: Decode) -> Iterator[str]:
+        """Yield the reading of masks of 16 bits, unless what becomes of their values is stated.
 
         The fewest bits that hold all values keep them; more bits would divide them.
         """
-        ops = self.fields[name].ops
-        states_bits, opens_blend = decode.bits is not None, any(map(_blends, ops))
-        if len(seen.wide_masks) * MASKS < seen.tried or (states_bits and not opens_blend):
+        states_bits, least = decode.bits is not None, LEAST_BITS[0]
+        settled = states_bits and (not self._blends or decode.bits == least)  # as those of 8 bits
+        if len(self.wide_masks) * MASKS < self.tried or settled:
             return
-        if states_bits and decode.bits == LEAST_BITS[0]:
-            return  # the values stay as they are, as those of 8 bits
-        most = seen.widest[0]
-        key, values = max(seen.wide_masks, key=lambda mask: len(mask[1]))
-        bits = next((bits for bits in LEAST_BITS if not most >> bits), 16)
-        stated = None if states_bits else bits
-        picture = self._options(name, "bilinear", bits=stated)
-        if bits == LEAST_BITS[0]:
-            mask = self._options(name, "nearest", bits=stated)
-        else:
-            mask = self._options(name, "nearest", mode="unchanged")
+        key, values = max(self.wide_masks, key=lambda mask: len(mask[1]))
+        stated = None if states_bits else self._bits or 16
+        keeps = {"bits": stated} if self._bits == least else {"mode": "unchanged"}
         shown = ", ".join(map(str, values[:6])) + ", …" * (len(values) > 6)
-        raise RecipeError(
-            f"field {name}: {len(seen.wide_masks)} of {seen.tried} samples tried look like masks "
-            f"of 16 bits: {key} has the values {shown}. State which they are. Masks: {mask}. "
-            f"Pictures: {picture}"
+        yield (
+            f"{len(self.wide_masks)} of {self.tried} samples tried look like masks of 16 bits: "
+            f"{key} has the values {shown}. State which they are. Masks: "
+            f"{self._options('nearest', **keeps)}. Pictures: "
+            f"{self._options('bilinear', bits=stated)}"
         )
 
-    def _require_wide(self, name: str, seen: _Seen) -> None:
-        most, key = seen.widest
-        bits = next((bits for bits in LEAST_BITS if not most >> bits), None)
-        if bits is None or not most:
+    def _narrow(self) -> Iterator[str]:
+        """Yield the reading of 16 bits of which few are used."""
+        bits, (most, key) = self._bits, self.widest
+        if bits and most:
+            yield (
+                f"{self.wide} of {self.tried} samples tried have 16 bits, and values up to {most} "
+                f"alone ({key}), as of {bits} bits. Decoded as 16 bits they become 0 to "
+                f"{most >> 8}; state which they are. {bits} bits: {self._options(bits=bits)}. "
+                f"16 bits: {self._options(bits=16)}. To keep all values: "
+                f"{self._options(mode='unchanged')}"
+            )
+
+
+class _Frames:
+    """Evidence on one mask beside its image, a key and a pair for each sample.
+
+    Attributes
+    ----------
+    unlike
+        The mask does not lie on the image.
+    turned
+        EXIF turns the image alone, and the mask may lie on it either way.
+    scaled
+        The mask has another resolution.
+    apart
+        Ops take other parts for the mask than for the image.
+    """
+
+    def __init__(self, name: str, frames: MaskFrames) -> None:
+        self.name, self._frames, self.tried = name, frames, 0
+        self.unlike, self.turned, self.scaled, self.apart = (
+            list[tuple[str, Pair]]() for _ in range(4)
+        )
+
+    def look(self, pair: Pair, key: str) -> None:
+        """Add a sample."""
+        self.tried += 1
+        if not pair.fits:
+            self.unlike.append((key, pair))
             return
-        narrow, wide = (self._options(name, bits=count) for count in (bits, 16))
-        raise RecipeError(
-            f"field {name}: {seen.wide} of {seen.tried} samples tried have 16 bits, and values up "
-            f"to {most} alone ({key}), as of {bits} bits. Decoded as 16 bits they become 0 to "
-            f"{most >> 8}; state which they are. {bits} bits: {narrow}. 16 bits: {wide}. To "
-            f"keep all values: {self._options(name, mode='unchanged')}"
-        )
+        is_open = not pair.decodes[1].states("orientation")
+        if is_open and pair.is_turned and pair.fits_as_stored:
+            self.turned.append((key, pair))
+        if pair.sizes[0] != pair.sizes[1]:
+            self.scaled.append((key, pair))
+        if self._frames.are_apart(pair):
+            self.apart.append((key, pair))
 
-    def notes(self) -> tuple[str, ...]:
-        """Return a line for each default that decided pixels of the samples."""
-        lines = []
-        for name, seen in self._seen.items():
-            if seen.blended or seen.palettes:  # that are not refused
-                lines.append(f"{name}: {self._masks(name, seen)}")
-            first = self.fields[name].ops[0] if self.fields[name].ops else None
-            if not isinstance(first, Decode):
-                continue
-            resized = [op for op in self.fields[name].ops if isinstance(op, Resampling)]
-            is_open = any(map(_blends, resized))
-            is_mask = is_open or all(op.interpolation == "nearest" for op in resized)
-            if is_mask and seen.noisy and len(seen.noisy) * MASKS >= seen.tried:
-                nearest, bilinear = (self._options(name, way) for way in ("nearest", "bilinear"))
-                lines.append(
-                    f"{name}: {len(seen.noisy)} of {seen.tried} samples tried look like masks in "
-                    f"JPEG files, which do not keep values: {seen.noisy[0]}. Masks: "
-                    + f"{nearest}, and " * is_open
-                    + "round the values behind the loader"
-                    + f". Pictures: {bilinear}" * is_open
-                )
-            if seen.transparent and not first.states("mode"):
-                keeps = self._options(name, mode="RGBA")
-                lines.append(
-                    f"{name}: {seen.transparent} of {seen.tried} samples tried have transparent "
-                    f"pixels, which get the colours stored beneath; to keep alpha: {keeps}"
-                )
-            if seen.animated:
-                lines.append(
-                    f"{name}: {seen.animated} of {seen.tried} samples tried are animated, and "
-                    "their first frame is stored; a function in place of decode can read others"
-                )
-            if seen.wide and first.bits is None and not first.keeps_values:
-                lines.append(
-                    f"{name}: {seen.wide} of {seen.tried} samples tried have 16 bits, of which the "
-                    f"highest 8 are kept; to keep all: {self._options(name, mode='unchanged')}"
-                )
-        return (*lines, *self._frames.notes())
+    def refusals(self) -> Iterator[str]:
+        """Yield the readings that refuse a build, with their ways out."""
+        if MASKS * len(self.unlike) >= self.tried:
+            yield self._unlike()
+        if MASKS * len(self.turned) >= self.tried:
+            yield self._turned()
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each finding."""
+        if self.unlike:
+            yield self._unlike()
+        if self.turned:
+            yield self._turned()
+        if self.scaled:
+            what = "have masks of another resolution than their images, which are taken to"
+            yield self._some(self.scaled, f"{what} show the same scene")
+        if self.apart:
+            what = f"show another part of the scene than in {self.apart[0][1].image}"
+            yield f"{self._some(self.apart, what)}; give both fields the same resize and crop"
+
+    def _some(self, some: list[tuple[str, Pair]], what: str) -> str:
+        key, pair = some[0]
+        return f"{len(some)} of {self.tried} samples tried {what}: {key} has {pair}"
+
+    def _unlike(self) -> str:
+        what = "have masks that do not lie on their images, and are bad"
+        text, image = self._some(self.unlike, what), self.unlike[0][1].image
+        if all(pair.fits_as_stored for _, pair in self.unlike):
+            stored = f"{_STORED} in decode of {image}"
+            return f"{text}. If masks lie on photos as these are stored: {stored}"
+        return f"{text}. Pair the files that belong together, or bring them to one height and width"
+
+    def _turned(self) -> str:
+        text = self._some(self.turned, "have images that EXIF turns, without their masks")
+        return (
+            f"{text}. State in decode of {self.turned[0][1].image} which masks these are. Drawn on "
+            f'upright photos: orientation = "exif". Drawn on photos as they are stored: {_STORED}'
+        )
 
 
 def _levels(data: Any) -> str:

@@ -23,7 +23,7 @@ from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Assembly, Compute, Take, Zeros, assemble
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.rows import in_few_units
-from precache_workers.profiling.estimate import TimeCost, UnitTimes
+from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
     hole_reason,
@@ -139,15 +139,13 @@ def _measure(task: RatesTask) -> UnitTimes:
     with one_thread():
         samples, fetch = timed(lambda: list(task.fetch()), time.process_time)
         computed, nbytes, failed = _compute(task, recipes, samples)
-        opening, taken = _reuse(task, recipes)
+        opened, taken = _reuse(task, recipes)
     return UnitTimes(
         fetch=fetch / max(1, task.samples_read),
         nbytes=nbytes,
-        computed={name: cost for name, (cost, _) in computed.items()},
-        taken={name: cost for name, (cost, _) in taken.items()},
-        computed_nbytes={name: stored for name, (_, stored) in computed.items()},
-        taken_nbytes={name: stored for name, (_, stored) in taken.items()},
-        opened=opening,
+        computed=computed,
+        taken=taken,
+        opened=opened,
         samples=len(task.keys),
         failed=failed,
     )
@@ -155,8 +153,8 @@ def _measure(task: RatesTask) -> UnitTimes:
 
 def _compute(
     task: RatesTask, recipes: Mapping[str, FieldRecipe], samples: Sequence[tuple[str, Fetched]]
-) -> tuple[dict[str, tuple[TimeCost, float]], float, tuple[tuple[str, str], ...]]:
-    """Return the cost and stored bytes of a row of each array, bytes of a sample, and failures.
+) -> tuple[dict[str, RowCost], float, tuple[tuple[str, str], ...]]:
+    """Return the cost of a row of each array, bytes of a sample, and failures.
 
     Each of several variants, which have ops in common, costs its share of all of them.
     """
@@ -164,32 +162,31 @@ def _compute(
         name: FieldWriter(*_written(task, recipe), ops=recipe) for name, recipe in recipes.items()
     }
 
-    def compute_rows(run: SampleRun, sample: Sample) -> None:
-        def compute(name: str) -> None:
-            writers[name].stage(Compute(), 0, run.key, sample)
-            writers[name].keep(range(1))
+    def compute(name: str, key: str, sample: Sample) -> None:
+        writers[name].stage(Compute(), 0, key, sample)
+        writers[name].keep(range(1))
 
+    def compute_rows(run: SampleRun, sample: Sample) -> None:
         for name in writers:
-            run.time(name, partial(compute, name), time.process_time)
+            run.time(name, partial(compute, name, run.key, sample), time.process_time)
 
     fetched: FetchedSamples = (pair for pair in samples)
     runs = list(run_samples(fetched, compute_rows, barred=task.barred, warm_up=recipes))
     rows = max(1, sum(isinstance(sample, Sample) for _, sample in samples))
-    computed: dict[str, tuple[TimeCost, float]] = {}
+    computed: dict[str, RowCost] = {}
     for arrays in variants_of(recipes).values():
         times = [run.times.get(name, TimeCost()) for run, _ in runs for name in arrays]
         finish = partial(_stored, [writers[name] for name in arrays], rows)
         stored, finishing = timed(finish, time.process_time)
         cost = sum(times, finishing) / (rows * len(arrays))
-        computed |= {name: (cost, nbytes) for name, nbytes in zip(arrays, stored, strict=True)}
-    nbytes = sum(run.nbytes for run, _ in runs) / rows
+        computed |= {n: RowCost(cost, nbytes) for n, nbytes in zip(arrays, stored, strict=True)}
     failed = [(run.key, hole_reason(error)) for run, error in runs if isinstance(error, Exception)]
-    return computed, nbytes, tuple(failed)
+    return computed, sum(run.nbytes for run, _ in runs) / rows, tuple(failed)
 
 
 def _reuse(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
-) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
+) -> tuple[TimeCost, dict[str, RowCost]]:
     """Return the cost of opening a byte of stored objects, and of reusing a row of each array.
 
     Arrays are reused together, as variants share what they have in common; each costs the mean.
@@ -201,19 +198,17 @@ def _reuse(
     nbytes, opening = timed(objects.open_all, time.process_time)
     first = task.places[0]
     actions = assembly.with_sample(first, task.stored.contents[first]).fields
-    names = [name for name, action in actions.items() if isinstance(action, Take)]
+    arrays = task.stored.arrays
     writers = {
         name: FieldWriter(
-            *_written(task, recipes[name]),
-            ops=recipes[name],
-            arrays=task.stored.arrays,
-            objects=objects,
+            *_written(task, recipes[name]), ops=recipes[name], arrays=arrays, objects=objects
         )
-        for name in names
+        for name, action in actions.items()
+        if isinstance(action, Take)
     }
     stored, cost = timed(partial(_reuse_rows, task, assembly, writers), time.process_time)
     cost /= max(1, len(task.places) * len(writers))
-    taken = {name: (cost, each) for name, each in zip(writers, stored, strict=True)}
+    taken = {name: RowCost(cost, each) for name, each in zip(writers, stored, strict=True)}
     return opening / max(1, nbytes), taken
 
 

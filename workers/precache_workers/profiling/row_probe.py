@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from precache.store.row_table import RowTable
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
-from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.profiling.harness import run_samples
 from precache_workers.profiling.own_draws import OwnDraws
 from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
@@ -72,8 +73,7 @@ def run_readings(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
     Raises
     ------
     RecipeError
-        They suggest another reading of pixels than one that the recipe leaves open, or a dataset or
-        function draws random numbers by itself.
+        As of `run_probe`.
     """
     return run_in_time(functools.partial(_read_pixels, task, twice), task.job.sample_seconds)
 
@@ -89,13 +89,7 @@ def run_starts(task: FetchAllTask) -> Starts:
 
     def find() -> Starts:
         parts = _Parts(task.job.fetch_labels)
-
-        def add(run: SampleRun, sample: Sample) -> None:
-            parts.add(run.key, sample)
-
-        with contextlib.closing(run_samples(task.fetch(), add, barred=task.barred)) as runs:
-            for _ in runs:
-                pass
+        deque(_looked(task, parts.add), maxlen=0)
         return parts.starts(task.job.recipe)
 
     return run_in_time(find, task.job.sample_seconds)
@@ -110,18 +104,24 @@ def probed(outcome: Result | PrecacheError, source: str) -> Result:
     return outcome
 
 
+def _looked(
+    task: FetchAllTask, look: Callable[[str, Sample], Result]
+) -> Generator[tuple[str, Result | Exception], None, None]:
+    """Yield the keys of samples, with what a function of key and sample makes of each."""
+    runs = run_samples(task.fetch(), lambda run, s: look(run.key, s), barred=task.barred)
+    return ((run.key, result) for run, result in runs)
+
+
 def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
     recipes = recipes_of(task.job)
     readings = _readings(task.job.recipe, recipes)
     draws = OwnDraws(task, recipes if twice else {})
 
-    def look(run: SampleRun, sample: Sample) -> None:
-        readings.look(sample, run.key)
-        draws.look(run.key, sample)
+    def look(key: str, sample: Sample) -> None:
+        readings.look(sample, key)
+        draws.look(key, sample)
 
-    with contextlib.closing(run_samples(task.fetch(), look, barred=task.barred)) as runs:
-        for _ in runs:
-            pass
+    deque(_looked(task, look), maxlen=0)
     readings.require_clear()
     draws.require_none()
     return readings.notes()
@@ -138,32 +138,29 @@ def _readings(recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> PixelReadin
 
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
-    readings = _readings(job.recipe, recipes)
-    shapes: dict[str, RowShape] = {}
-    firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    seen: dict[str, set[tuple[int, ...]]] = {}
-    stored: list[float] = []
-    reasons = []
+    readings, draws = _readings(job.recipe, recipes), OwnDraws(task, recipes)
     parts = _Parts(job.fetch_labels)
-    draws = OwnDraws(task, recipes)
 
-    def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
-        parts.add(run.key, sample)
-        readings.look(sample, run.key)
-        rows = {name: recipe(sample, run.key) for name, recipe in recipes.items()}
-        draws.look(run.key, sample)
+    firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
+    seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    stored, reasons = list[float](), list[str]()
+
+    def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
+        parts.add(key, sample)
+        readings.look(sample, key)
+        rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
+        draws.look(key, sample)
         firsts.setdefault(tuple(sample.inputs), rows)
         return rows
 
-    with contextlib.closing(run_samples(task.fetch(), rows_of, barred=task.barred)) as runs:
-        for run, rows in runs:
-            if not isinstance(rows, Exception):
-                for name, row in rows.items():
-                    seen.setdefault(name, set()).add(row.shape)
+    with contextlib.closing(_looked(task, rows_of)) as looked:
+        for key, rows in looked:
             if isinstance(rows, Exception):  # the build itself decides which samples are holes
-                reasons.append(f"{run.key}: {rows}")
+                reasons.append(f"{key}: {rows}")
                 continue
             _check_dtypes(rows)
+            for name, row in rows.items():
+                seen[name].add(row.shape)
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs)
@@ -173,14 +170,12 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         readings.require_clear()
         parts.require_label()
     wanted = {part for _, part in starts}
-    for first in [rows for inputs, rows in firsts.items() if wanted <= set(inputs)][:1]:
-        shapes = {
-            name: _row_shape(job.recipe.fields[name], row, seen[name])
-            for name, row in first.items()
-        }
-        _check_declared(job.recipe, shapes)
-    if not shapes:
+    first = next((rows for inputs, rows in firsts.items() if wanted <= {*inputs}), None)
+    if first is None:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
+    fields = job.recipe.fields
+    shapes = {name: _row_shape(fields[name], row, seen[name]) for name, row in first.items()}
+    _check_declared(job.recipe, shapes)
     if not job.refreshes:
         draws.require_none()
     pixels = () if job.refreshes else readings.notes()

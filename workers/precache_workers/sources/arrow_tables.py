@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import SampleError, SourceError
 from precache.storage.base import FileInfo, Folder, is_name
 from precache.store.locations import Container
-from precache_workers.sources.base import NO_COLUMNS, Columns, Sample
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
@@ -34,16 +34,17 @@ from precache_workers.sources.columns import (
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    Members,
     Read,
     Rows,
     Wanted,
     container_etag,
+    read_places,
     rows_of,
     structs,
 )
-from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.labels import BYTES_OF
+from precache_workers.sources.listings import Members
 from precache_workers.sources.parquet_tables import damaged
 
 MAGIC = b"ARROW1"
@@ -97,14 +98,15 @@ class ArrowFormat:
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [(place["start"], place["size"]) for place in wanted.places.to_pylist()]
-        ranges = [(container.name, max(0, start), max(0, size)) for start, size in places]
-        return [
-            SampleError("its row has no image") if start < 0
-            else FetchError(str(data)) if isinstance(data, StorageError)
-            else None if len(data) != size
-            else Sample.of(data)
-            for (start, size), data in zip(places, read_parts(folder, ranges), strict=True)
-        ]  # fmt: skip
+
+        def sample(number: int, data: bytes) -> Fetched | None:
+            start, size = places[number]
+            if start < 0:
+                return SampleError("its row has no image")
+            return Sample.of(data) if len(data) == size else None
+
+        ranges = [(max(0, start), max(0, size)) for start, size in places]
+        return read_places(folder, container, ranges, sample)
 
 
 def _require_plain(schema: Any, chosen: ChosenColumns, where: str) -> None:

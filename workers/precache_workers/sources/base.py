@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError
-from precache.messages import did_you_mean, shown
+from precache.messages import did_you_mean, printable, shown
 from precache.storage.backends import EXTRAS
 from precache.storage.base import HIDDEN_FILE, NOT_UTF8, SERVICE_FOLDER, Folder
 from precache.store.columns import Texts, numbers_of
@@ -294,16 +294,19 @@ class Source(Protocol):
     @property
     def labels_with_samples(self) -> bool:
         """True if labels are known only after samples are fetched."""
+        return False
 
     @property
     def fetch_threads(self) -> int:
         """Number of threads of a task that may fetch at the same time."""
 
     @property
-    def index_name(self) -> str: ...
+    def index_name(self) -> str:
+        return ""
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
         """Return the folder and name of the file that holds a sample; None if no file does."""
+        return None
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         """List all samples, or those found in `seconds`; `tick` is called with their number.
@@ -353,6 +356,30 @@ def located(source: Source, keys: Sequence[str]) -> Locations:
     table = _listings.get(source.index_name) or source.list(lambda count: None).table
     assert table.locations is not None
     return table.locations.take(table.rows_of(keys))
+
+
+def fetch_located(
+    source: Source,
+    keys: Sequence[str],
+    locations: Locations | None,
+    read: Callable[[list[int], Locations], Mapping[int, Fetched]],
+) -> list[Fetched]:
+    """Fetch the samples of a source with locations; errors in place of those that it has not.
+
+    Parameters
+    ----------
+    read
+        Returns the samples of some rows of the locations, by row.
+    """
+    found = located(source, keys) if locations is None else locations
+    fetched = read(np.flatnonzero(numbers_of(found.places.is_valid())).tolist(), found)
+    samples = [
+        fetched[row] if row in fetched else FetchError(f"{source} has no sample {printable(key)}")
+        for row, key in enumerate(keys)
+    ]
+    if any(isinstance(sample, FetchError) for sample in samples):
+        forget(source)  # a file may have changed
+    return samples
 
 
 def source_of(folder: Folder) -> str:

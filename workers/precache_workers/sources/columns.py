@@ -29,7 +29,6 @@ from precache_workers.sources.column_evidence import (
     doubt_of_rivals,
     names_splits,
 )
-from precache_workers.sources.containers import Members
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
@@ -40,6 +39,7 @@ from precache_workers.sources.labels import (
     typed_column,
     values_of,
 )
+from precache_workers.sources.listings import Members
 
 IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",

@@ -19,14 +19,13 @@ import json
 import math
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
-from pydantic import NonNegativeInt, TypeAdapter
+from pydantic import TypeAdapter
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -36,7 +35,7 @@ from precache.storage.base import (
     NO_FILE,
     NO_NAME,
     NOT_UTF8,
-    REPEATED,
+    REPLACED,
     SAME_KEY,
     FileInfo,
     Folder,
@@ -58,10 +57,9 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Names,
+    Source,
     Tick,
-    count_ignored,
-    forget,
-    hidden_as,
+    fetch_located,
     is_utf8,
     located,
     remember,
@@ -69,13 +67,9 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
+from precache_workers.sources.file_ranges import read_parts
 from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import (
-    bare_folders,
-    folder_labels,
-    is_beside,
-    read_folders,
-)
+from precache_workers.sources.label_readings import bare_folders
 from precache_workers.sources.labels import (
     Column,
     Label,
@@ -84,9 +78,14 @@ from precache_workers.sources.labels import (
     differing,
     join_columns,
     kind_of,
-    texts_of_labels,
 )
-from precache_workers.sources.sample_inputs import SampleInputs, merged
+from precache_workers.sources.listings import (
+    Members,
+    kept_of_repeated,
+    labels_of_folders,
+    text_at,
+)
+from precache_workers.sources.sample_inputs import SampleInputs
 from precache_workers.sources.splits import notes_of_folders, read_split_files
 
 UNIT_BYTES = 1 << 20
@@ -182,7 +181,7 @@ def rows_of_one(parts: list[Rows], where: str) -> Rows:
     except MixedLabelsError as error:
         number, [_, kind] = error.other[0], error.one
         row = parts[number]["label"].is_valid().index(True).as_py()
-        [name] = names_of(parts[number].slice(row, 1))
+        name = text_at(parts[number]["key"], row)
         before = sum(len(part) for part in parts[:number])
         label = parts[number]["label"][row].as_py()
         raise differing(where, name or f"number {before + row}", label, kind) from None
@@ -192,11 +191,6 @@ def rows_of_one(parts: list[Rows], where: str) -> Rows:
 def with_column(rows: Rows, name: str, values: Any) -> Rows:
     """Return the samples with other values in a column."""
     return rows.set_column(rows.schema.get_field_index(name), name, values)
-
-
-def names_of(rows: Rows) -> Iterator[str]:
-    """Yield the names of samples; bytes that are not UTF-8 become surrogates."""
-    return (bytes(name.as_buffer()).decode("utf-8", "surrogateescape") for name in rows["key"])
 
 
 class Place(NamedTuple):
@@ -231,84 +225,6 @@ def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
             yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
-@dataclass(kw_only=True)
-class Members:
-    """Facts about the samples of one container, or of all.
-
-    Attributes
-    ----------
-    count
-        Number of samples.
-    has_labels
-        Some of its samples have labels.
-    classes
-        Names of all classes, by number, if the container has them.
-    ignored, left_out, examples
-        As in `Listing`.
-    others
-        Folders of members that are no images -> whether some do not just lie beside samples.
-    notes
-        Lines for the user, shown once for all containers; the total replaces ``{count}``.
-    combinations
-        Samples by the suffixes of their images, if samples may have several.
-    evidence
-        What its columns leave in doubt.
-    forward
-        As in `Container`.
-    """
-
-    count: NonNegativeInt = 0
-    has_labels: bool = False
-    classes: tuple[str, ...] = ()
-    ignored: Counter[str] = field(default_factory=Counter)
-    others: dict[str, bool] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
-    combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
-    evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
-    forward: bool = False
-
-    def ignore(self, container: str, key: str) -> None:
-        """Count a member that is no image, and keep its folder."""
-        count_ignored(self.ignored, key)
-        name = key[len(container) + 1 :]
-        folder = name.rpartition("/")[0]
-        if folder and is_utf8(folder) and not hidden_as(name):
-            self.others[folder] = self.others.get(folder, False) or not is_beside(name)
-
-    def leave_out(self, reason: str, name: str) -> None:
-        """Count a sample that is left out, and keep the first name as an example."""
-        self.left_out[reason] += 1
-        self.examples.setdefault(reason, printable(name))
-
-    def keep(self, rows: Rows, reasons: Mapping[int, str]) -> np.ndarray:
-        """Leave out the samples at some rows, each for its reason; returns which are kept."""
-        kept = np.ones(len(rows), np.bool_)
-        for row, reason in reasons.items():
-            [name] = names_of(rows.slice(row, 1))
-            self.leave_out(reason, name)
-            kept[row] = False
-        return kept
-
-    def add(self, other: Members) -> None:
-        """Add what is counted of another container."""
-        self.count += other.count
-        self.ignored += other.ignored
-        self.left_out += other.left_out
-        self.notes += other.notes
-        self.examples = other.examples | self.examples
-        self.combinations = {**merged([self.combinations, other.combinations])}
-        for folder, may_be_class in other.others.items():
-            self.others[folder] = self.others.get(folder, False) or may_be_class
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The lines for the user, with their counts."""
-        return tuple(text.replace("{count}", f"{n:,}") for text, n in self.notes.items())
-
-
-Listed = Sequence[tuple[FileInfo, Members]]
 _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
 
 
@@ -357,7 +273,7 @@ def are_utf8(names: Texts) -> np.ndarray:
     try:
         names.arrow.validate(full=True)
     except pa.ArrowInvalid:
-        return np.array([*map(is_utf8, names_of({"key": names.arrow}))])
+        return np.array([is_utf8(text_at(names.arrow, row)) for row in range(len(names))])
     return np.ones(len(names), np.bool_)
 
 
@@ -419,14 +335,13 @@ class Format(Protocol):
 
 
 @dataclass(frozen=True)
-class ContainerSource:
+class ContainerSource(Source):
     """Samples in containers of one format."""
 
     containers: Containers
     format: Format
     most_bytes: int = MOST_SAMPLE_BYTES
     rules: LabelRules = NO_RULES
-    labels_with_samples: bool = False
 
     @property
     def folder(self) -> Folder:
@@ -452,37 +367,25 @@ class ContainerSource:
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        whole = Members()
+        scans, columns = Scans(self, self.format.columns), self.format.columns or NO_COLUMNS
+        whole = scans.whole
         files = self.containers.files(whole.left_out)
         known = _read_index(index, self.format.places()) if index is not None else {}
-        listed: list[tuple[FileInfo, Members]] = []
-        parts: list[Rows] = []
         for file, (members, rows) in zip(files, self._scans(files, known, until), strict=False):
-            listed.append((file, members))
-            parts.append(rows)
-            whole.add(members)
+            scans.add(file, members, rows)
             tick(whole.count)
-            if time.monotonic() > until and len(listed) < len(files):
+            if time.monotonic() > until and len(scans.listed) < len(files):
                 break
-        complete = len(listed) == len(files)
+        complete = len(scans.listed) == len(files)
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
         known.clear()
-        columns = [rows["label"] for rows in parts]
-        typed = self.format.columns is not None
-        labels, classes = join_labels(listed, columns, whole, self, typed=typed)
-        one_type = len({c.type for c in columns if kind_of(c.type) is not None}) < 2
-        del columns
-        rows = joined_rows(parts, labels)
-        index = _write_index(listed, rows) if fresh and one_type else None
-        numbers = np.repeat(
-            np.arange(len(listed), dtype=np.int32), [members.count for _, members in listed]
-        )
-        if (self.format.columns or NO_COLUMNS).key is not None or _nested(files):
-            kept = kept_of_repeated(whole, rows, self, functools.partial(_record, rows))
-            rows, numbers = rows.filter(arrow_of(kept)), numbers[kept]
-        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, rows["place"]
+        scans.join(typed=self.format.columns is not None)
+        index = scans.index() if fresh else None
+        if columns.key is not None or _nested(files):
+            scans.leave_out_repeated(functools.partial(_record, scans.rows))
+        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, scans.rows["place"]
         if inputs:
             rule = getattr(self.format, "sample_name", None)
             if rule is None:
@@ -493,26 +396,16 @@ class ContainerSource:
             places=places,
             containers=tuple(
                 Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
-                for f, members in listed
+                for f, members in scans.listed
             ),
-            files=numbers,
-            units=numbers_of(rows["unit"]),
-            nbytes=numbers_of(rows["nbytes"]),
+            files=scans.numbers,
+            units=numbers_of(scans.rows["unit"]),
+            nbytes=numbers_of(scans.rows["nbytes"]),
         )
-        ctimes = np.array([file.ctime_ns for file, _ in listed], np.int64)[numbers]
-        if str(rows["etag"][0]).startswith(CHECKSUM):
+        ctimes = np.array([file.ctime_ns for file, _ in scans.listed], np.int64)[scans.numbers]
+        if str(scans.rows["etag"][0]).startswith(CHECKSUM):
             ctimes[:] = -1
-        listing = listing_of(
-            self,
-            listed,
-            whole,
-            rows,
-            locations,
-            ctimes,
-            classes=classes,
-            columns=self.format.columns,
-            typed=typed,
-        )
+        listing = scans.listing(locations, ctimes)
         remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -564,26 +457,27 @@ class ContainerSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        places = located(self, keys) if locations is None else locations
-        fetched: dict[int, Fetched] = {}
-        units: dict[int, list[int]] = {}
-        files, numbers = places.files.tolist(), places.unit_numbers.tolist()
-        for row, key in enumerate(keys):
-            if files[row] < 0:
-                fetched[row] = FetchError(f"{self} has no sample {printable(key)}")
-            elif sizes[row] > self.most_bytes:
-                fetched[row] = too_large_error(sizes[row], self.most_bytes)
-            else:
-                units.setdefault(numbers[row], []).append(row)
-        for rows in units.values():
-            taken = places.take(rows).places
-            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], taken)
-            samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
-            read = self._read(places.containers[files[rows[0]]], wanted)
-            fetched.update(zip(rows, read, strict=True))
-        if any(isinstance(error, FetchError) for error in fetched.values()):
-            forget(self)  # a container may have changed
-        return [fetched[row] for row in range(len(keys))]
+        def read(rows: list[int], places: Locations) -> dict[int, Fetched]:
+            fetched: dict[int, Fetched] = {}
+            units: dict[int, list[int]] = {}
+            numbers = places.unit_numbers.tolist()
+            for row in rows:
+                if sizes[row] > self.most_bytes:
+                    fetched[row] = too_large_error(sizes[row], self.most_bytes)
+                else:
+                    units.setdefault(numbers[row], []).append(row)
+            for some in units.values():
+                wanted = Wanted(
+                    [keys[row] for row in some],
+                    [sizes[row] for row in some],
+                    places.places.take(arrow_of(np.array(some))),
+                )
+                samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
+                container = places.containers[places.files[some[0]]]
+                fetched.update(zip(some, self._read(container, wanted), strict=True))
+            return fetched
+
+        return fetch_located(self, keys, locations, read)
 
     def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
         """Read samples of a unit; one by one if memory is short."""
@@ -659,7 +553,8 @@ def file_names(
             texts = pc.replace_substring_regex(texts, r"^\./", "")
         found = Names.of(Texts(texts))
     else:
-        listed = [*(names_of({"key": listed.arrow}) if isinstance(listed, Texts) else listed)]
+        if isinstance(listed, Texts):
+            listed = [text_at(listed.arrow, row) for row in range(len(listed))]
         found = Names.of([name.removeprefix("./") for name in listed])
     lengths = numbers_of(pc.utf8_length(found.texts.plain))
     named = are_names(found.texts) & (lengths <= LONGEST_NAME - len(container) - 1)
@@ -675,17 +570,39 @@ def file_names(
         if usable[row]:
             members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
     for row in np.flatnonzero(others & ~are_labels).tolist():
-        members.ignore(container, f"{container}/{listed[row].removeprefix('./')}")
+        members.ignore(listed[row].removeprefix("./"), container)
     are_labels[[*found.wrong]] = False
     return FileNames(found.texts, usable & found.kept, are_labels)
 
 
-def last_of_each(names: Texts) -> np.ndarray:
-    """Return which rows no later row has the name of: (rows,) bool."""
+def read_places(
+    folder: Folder,
+    container: Container,
+    ranges: Sequence[tuple[int, int]],
+    sample_of: Callable[[int, bytes], Fetched | None],
+) -> Read:
+    """Read (start, length) of each sample, and make it of its number and bytes.
+
+    Where a range leads out of the file, as a forged index has it, no sample is where it was.
+    """
+    if any(start < 0 or length < 0 for start, length in ranges):
+        return [None] * len(ranges)
+    read = read_parts(folder, [(container.name, *part) for part in ranges])
+    return [
+        FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
+        for number, data in enumerate(read)
+    ]
+
+
+def last_of_each(names: Texts, container: str, members: Members) -> np.ndarray:
+    """Return which files no later one of the name replaces; leave out the others: (rows,) bool."""
     codes = names.codes()
     last = np.zeros(len(codes), np.int64)
     last[codes] = np.arange(len(codes))  # the last assignment counts
-    return np.asarray(last[codes] == np.arange(len(codes)))
+    is_last = np.asarray(last[codes] == np.arange(len(codes)))
+    for row in np.flatnonzero(~is_last).tolist():
+        members.leave_out(REPLACED, f"{container}/{names[row]}")
+    return is_last
 
 
 def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
@@ -726,165 +643,157 @@ def _record(rows: Rows, row: int) -> object:
     return (etag, rows["size"][row].as_py()) if etag.startswith(CHECKSUM) else None
 
 
-def kept_of_repeated(
-    whole: Members,
-    rows: Rows,
-    source: object,
-    content_of: Callable[[int], object],
-    way_out: str = "rename or remove all but one",
-) -> np.ndarray:
-    """Leave out samples that share a key: all of them, or all but one if their contents are equal.
+class Scans:
+    """The samples of the containers of a source, from their scans to its listing.
 
-    Returns which samples are kept: (rows,) bool.
-
-    Parameters
+    Attributes
     ----------
-    content_of
-        Returns a value for a row that is equal for equal samples; None if that is unknown.
-
-    Raises
-    ------
-    SourceError
-        Samples of one key have different labels, or no key names one sample.
+    listed
+        The containers, each with the facts about its samples.
+    whole
+        Facts about all samples.
+    rows, numbers
+        Samples of all containers, and the number of the container of each: int32.
     """
-    keys, labels = Texts(rows["key"]), rows["label"]
-    rows_of_key: dict[str, list[int]] = {}
-    for row in np.flatnonzero(keys.counts() > 1).tolist():
-        rows_of_key.setdefault(keys[row], []).append(row)
-    left_out: dict[int, str] = {}
-    for key, some in rows_of_key.items():
-        different = sorted({*texts_of_labels(labels.take(some))})
-        if len(different) > 1:
-            two = " and ".join(printable(label) or "none" for label in different[:2])
-            raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
-        contents = {content_of(row) for row in some}
-        equal = len(contents) == 1 and None not in contents
-        left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
-    if len(left_out) == len(keys):
-        raise SourceError(_repeated(source, keys[0], rows_of_key[keys[0]], way_out))
-    return whole.keep(rows, left_out)
 
+    rows: Rows
+    numbers: np.ndarray
 
-def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
-    return (
-        f"the source {source} has {len(rows)} samples {printable(key)}; keys name samples, so "
-        f"{way_out}"
-    )
+    def __init__(self, source: Any, columns: Columns | None) -> None:
+        """Begin without a container.
 
+        Parameters
+        ----------
+        source
+            A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
+        columns
+            As in `Format`.
+        """
+        self.listed: list[tuple[FileInfo, Members]] = []
+        self.whole = Members()
+        self._source, self._columns = source, columns
+        self._parts: list[Rows] = []
 
-def join_labels(
-    listed: Listed, columns: Sequence[Any], whole: Members, source: object, *, typed: bool
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the labels of all containers as one column, and the names of classes by number.
+    def add(self, file: FileInfo, members: Members, rows: Rows) -> None:
+        """Add the samples of a container."""
+        self.listed.append((file, members))
+        self.whole.add(members)
+        self._parts.append(rows)
 
-    Where some have labels beside their images, folders of names are no labels in others.
+    def join(self, *, typed: bool) -> None:
+        """Make the columns of all containers one each.
 
-    Raises
-    ------
-    SourceError
-        Labels of two containers have kinds that cannot be combined, or other names of classes.
-    """
-    try:
-        labels = join_columns(columns, typed=typed)
-    except MixedLabelsError as error:
-        (one, kind), (other, its_kind) = error.one, error.other
-        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
-    files: dict[tuple[str, ...], FileInfo] = {}
-    for (file, members), column in zip(listed, columns, strict=True):
-        if kind_of(column.type) is not None:
-            files.setdefault(members.classes, file)
-        elif not typed and kind_of(labels.type) is not None:
-            whole.notes[
-                "{count} samples lie in containers without labels beside images, as others have: "
-                "folders of names are no labels there"
-            ] += len(column)
-    if len(files) > 1:
-        first, second, *_ = files.values()
-        raise _unlike(first, second, source, str(kind_of(labels.type)))
-    return labels, next(iter(files), ())
+        Where some have labels beside their images, folders of names are no labels in others.
 
+        Parameters
+        ----------
+        typed
+            False if labels are text without a type.
 
-def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
-    return SourceError(
-        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
-        f"({kinds}) or in class names; make them alike"
-    )
+        Raises
+        ------
+        SourceError
+            Labels of two containers have kinds that cannot be combined, or other names of classes.
+        """
+        columns = [rows["label"] for rows in self._parts]
+        try:
+            labels = join_columns(columns, typed=typed)
+        except MixedLabelsError as error:
+            (one, kind), (other, its_kind) = error.one, error.other
+            files = self.listed[one][0], self.listed[other][0]
+            raise self._unlike(*files, f"{kind}, {its_kind}") from None
+        file_of: dict[tuple[str, ...], FileInfo] = {}
+        for (file, members), column in zip(self.listed, columns, strict=True):
+            if kind_of(column.type) is not None:
+                file_of.setdefault(members.classes, file)
+            elif not typed and kind_of(labels.type) is not None:
+                self.whole.notes[
+                    "{count} samples lie in containers without labels beside images, as others "
+                    "have: folders of names are no labels there"
+                ] += len(column)
+        if len(file_of) > 1:
+            first, second, *_ = file_of.values()
+            raise self._unlike(first, second, str(kind_of(labels.type)))
+        self._types = {column.type for column in columns if kind_of(column.type) is not None}
+        del columns
+        self.rows = joined_rows(self._parts, labels)
+        counts = [members.count for _, members in self.listed]
+        self.numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._classes, self._typed = next(iter(file_of), ()), typed
 
+    def _unlike(self, one: FileInfo, other: FileInfo, kinds: str) -> SourceError:
+        return SourceError(
+            f"labels of {printable(one.name)} and {printable(other.name)} in {self._source} differ "
+            f"in kind ({kinds}) or in class names; make them alike"
+        )
 
-def listing_of(
-    source: Any,
-    listed: Listed,
-    whole: Members,
-    rows: Rows,
-    located: Locations,
-    ctimes: np.ndarray,
-    *,
-    classes: tuple[str, ...],
-    columns: Columns | None,
-    typed: bool,
-) -> Listing:
-    """Return the samples of all containers as a listing, with encoded labels.
+    def index(self) -> bytes | None:
+        """Serialise the samples, as Parquet after its XXH3-128; None for labels of two types."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    Parameters
-    ----------
-    source
-        A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
-    classes
-        Names of classes by number, if the containers have them.
-    columns
-        As in `Format`.
-    typed
-        False if labels are text without a type.
-    """
-    rules, where, labels = source.rules, str(source), rows["label"]
-    evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-    kind = kind_of(labels.type)
-    if kind == "names":
-        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
-    keys = Texts(rows["key"])
-    files = [file.name for file, _ in listed]
-    label = (columns or NO_COLUMNS).label or evidence.label
-    of_files = read_split_files(source.containers, files, label, rules)
-    of_columns = evidence.reading(source, all_splits=rules.all_splits)
-    notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
-    is_folder = columns is None and kind is None
-    if columns is None:
-        names = member_names(keys, located)
-        folders = Folders(names)
+        if len(self._types) > 1:
+            return None
+        table, sink = pa.Table.from_batches([self.rows]), io.BytesIO()
+        metadata = {"containers": _INDEXED.dump_json(self.listed), "rules": INDEX_RULES}
+        table = table.replace_schema_metadata(metadata)
+        pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
+        data = sink.getvalue()
+        return xxhash.xxh3_128_digest(data) + data
+
+    def leave_out_repeated(self, content_of: Callable[[int], object], *way_out: str) -> None:
+        """Leave out samples that share a key; see `kept_of_repeated`."""
+        kept = kept_of_repeated(self.whole, self.rows, self._source, content_of, *way_out)
+        self.rows, self.numbers = self.rows.filter(arrow_of(kept)), self.numbers[kept]
+
+    def listing(self, located: Locations, ctimes: np.ndarray) -> Listing:
+        """Return the samples as a listing, with encoded labels."""
+        source, whole, columns, classes = self._source, self.whole, self._columns, self._classes
+        keys, labels = Texts(self.rows["key"]), self.rows["label"]
+        rules, where = source.rules, str(source)
+        evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
+        kind = kind_of(labels.type)
+        if kind == "names":
+            own_order = rules.kind in (None, "name") and not rules.separator
+            classes = evidence.classes if own_order else ()
+        label = (columns or NO_COLUMNS).label or evidence.label
+        files = [file.name for file, _ in self.listed]
+        of_files = read_split_files(source.containers, files, label, rules)
+        of_columns = evidence.reading(source, all_splits=rules.all_splits)
+        notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
+        is_folder = columns is None and kind is None
+        if rules.level is not None and not is_folder:
+            raise SourceError(
+                f"{where} has labels that are not its folders; leave out --label-level"
+            )
+        names = Texts([]) if columns is not None else member_names(keys, located)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
             folder, unpack = source.containers.unpacked()
             inside = f"{folder}/{{}}".format if folder else None
-            reading = read_folders(names, rules, source, inside, bare_in, unpack)
-            notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
-            of_folders = folders.each(lambda some: folder_labels(some, reading.level))
-            labels = column_of([label or None for label in of_folders])
-        notes += notes_of_folders(folders.names)
-        del names, folders
-    if rules.level is not None and not is_folder:
-        raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
-    typed = typed or is_folder
-    given = Column(labels, keys, where, rules, classes, typed=typed, folders=is_folder)
-    column = read_column(given)
-    table = RowTable(
-        keys=keys,
-        sizes=numbers_of(rows["size"]),
-        mtimes=numbers_of(rows["mtime_ns"]),
-        etags=Texts(rows["etag"]),
-        labels=column.values,
-        classes=column.classes,
-        locations=located,
-        source=source_of(source.folder),
-    )
-    return Listing(
-        table,
-        dict(whole.ignored),
-        left_out=dict(+whole.left_out),
-        examples=whole.examples,
-        notes=(*notes, *column.notes),
-        ctimes=ctimes,
-        doubts=(*doubts, *column.doubts),
-    )
+            column, _ = labels_of_folders(names, keys, source, rules, inside, bare_in, unpack)
+        else:
+            column = read_column(Column(labels, keys, where, rules, classes, typed=self._typed))
+            notes += notes_of_folders(Folders(names).names)
+        table = RowTable(
+            keys=keys,
+            sizes=numbers_of(self.rows["size"]),
+            mtimes=numbers_of(self.rows["mtime_ns"]),
+            etags=Texts(self.rows["etag"]),
+            labels=column.values,
+            classes=column.classes,
+            locations=located,
+            source=source_of(source.folder),
+        )
+        return Listing(
+            table,
+            dict(whole.ignored),
+            left_out=dict(+whole.left_out),
+            examples=whole.examples,
+            notes=(*notes, *column.notes),
+            ctimes=ctimes,
+            doubts=(*doubts, *column.doubts),
+        )
 
 
 def member_names(keys: Texts, located: Locations) -> Texts:
@@ -903,19 +812,6 @@ def member_names(keys: Texts, located: Locations) -> Texts:
 # --- index --------------------------------------------------------------------------------------
 
 
-def _write_index(listed: Listed, rows: Rows) -> bytes:
-    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table, sink = pa.Table.from_batches([rows]), io.BytesIO()
-    metadata = {"containers": _INDEXED.dump_json([*listed]), "rules": INDEX_RULES}
-    table = table.replace_schema_metadata(metadata)
-    pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
-    data = sink.getvalue()
-    return xxhash.xxh3_128_digest(data) + data
-
-
 def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:
     """Parse an index: a container -> its members; empty if the index is invalid.
 
@@ -926,6 +822,8 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     places
         Arrow type of the places.
     """
+    import pyarrow as pa
+
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
         return {}
@@ -938,19 +836,18 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
         counts = [members.count for _, members in listed]
         if sum(counts) != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
+        whole = pa.RecordBatch.from_pydict(
+            {
+                **{name: table[name].combine_chunks() for name in _INDEX_COLUMNS},
+                "etag": Texts(table["etag"]).plain.dictionary_encode(),
+                "place": table["place"].combine_chunks().cast(places),
+                "label": labels,
+            }
+        )
         for (file, members), end in zip(listed, itertools.accumulate(counts), strict=True):
-            part = table.slice(end - members.count, members.count)
-            of_part = labels.slice(end - members.count, members.count)
-            rows = rows_of(
-                Texts(part["key"]),
-                part["place"].combine_chunks().cast(places),
-                sizes=numbers_of(part["size"]),
-                mtimes=numbers_of(part["mtime_ns"]),
-                etags=Texts(part["etag"]),
-                labels=of_part if members.has_labels else None,
-                units=numbers_of(part["unit"]),
-                nbytes=numbers_of(part["nbytes"]),
-            )
+            rows = whole.slice(end - members.count, members.count)
+            if not members.has_labels:
+                rows = with_column(rows, "label", pa.nulls(len(rows)))
             if members.count:  # raises for invalid labels: they must not count as the source's
                 keys = Texts(rows["key"])
                 read_column(Column(rows["label"], keys, file.name, classes=members.classes))

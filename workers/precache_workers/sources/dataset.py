@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, UsageError
-from precache.storage.base import Folder
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
@@ -29,6 +28,7 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Sample,
+    Source,
     Tick,
 )
 from precache_workers.sources.dataset_items import (
@@ -59,7 +59,7 @@ from precache_workers.user_code.loading import load_object
 
 
 @dataclass(frozen=True)
-class DatasetSource:
+class DatasetSource(Source):
     """A torch map-style `Dataset` that ``module:factory()`` returns.
 
     Keys are indices. Samples are tuples (input, label) or dicts with a `label`, as `read_item`
@@ -100,7 +100,6 @@ class DatasetSource:
     fields: tuple[tuple[str, str | int | None], ...] | None = None
     labels_given: bool = False
     compare: bool = False
-    index_name: str = ""
     starts: Starts | None = None
     rules: LabelRules = NO_RULES
     held: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -137,9 +136,6 @@ class DatasetSource:
                 "more"
             )
         return count
-
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        return None
 
     @property
     def etag(self) -> str:
@@ -263,13 +259,7 @@ class DatasetSource:
             )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
-        return Sample(
-            self._started(used.inputs),
-            used.label,
-            content_of(used.inputs),
-            used.label_part,
-            used.unread,
-        )
+        return replace(used, inputs=self._started(used.inputs), content=content_of(used.inputs))
 
     def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
         """Let fields start from the same parts in all samples; one that lacks them is a hole."""

@@ -9,8 +9,7 @@ import os
 import re
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,31 +29,22 @@ from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_RULES,
     Fetched,
-    Folders,
     LabelRules,
     Listing,
     Names,
     Sample,
+    Source,
     Tick,
     container_noun,
     container_suffix,
     count_ignored,
-    hidden_as,
     in_service_folder,
     is_image,
     is_utf8,
     source_of,
 )
-from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import (
-    Bare,
-    bare_folders,
-    folder_labels,
-    is_beside,
-    read_folders,
-)
-from precache_workers.sources.labels import Column, column_of
-from precache_workers.sources.splits import notes_of_folders
+from precache_workers.sources.label_readings import Bare, bare_folders
+from precache_workers.sources.listings import Members, labels_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files that may have labels of the images beside them."""
@@ -81,15 +71,13 @@ def bare_folders_on_disk(folder: Folder, others: Mapping[str, bool], outer: str)
 
 
 @dataclass(frozen=True)
-class FolderSource:
+class FolderSource(Source):
     """Image files below a folder; a folder of a path is the class, if there is one."""
 
     folder: Folder
-    labels_with_samples: bool = False
     most_bytes: int = MOST_SAMPLE_BYTES
     """Size limit of a sample; larger samples are not fetched."""
 
-    index_name: str = ""
     sample_keys: Mapping[str, str] = field(default_factory=dict)
     """File name -> key of its sample, if they differ."""
 
@@ -109,90 +97,59 @@ class FolderSource:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
-        files = _Images()
-        ignored, complete, left_out = Counter[str](), True, Counter[str]()
-        container, table_file, examples = "", "", dict[str, str]()
-        others: dict[str, bool] = {}
+        images, facts, complete = _Images(), Members(), True
+        container = table_file = ""
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
-                left_out[reason] += 1
+                facts.left_out[reason] += 1
             else:
-                count_ignored(ignored, name)
+                count_ignored(facts.ignored, name)
 
         def take() -> None:
             nonlocal container, table_file
-            for name in files.settle(left_out, examples):
-                count_ignored(ignored, name)
-                if not hidden_as(name):
-                    inside = name.rpartition("/")[0]
-                    others[inside] = others.get(inside, False) or not is_beside(name)
+            for name in images.settle(facts):
+                facts.ignore(name)
                 if container_noun(name) and (not container or _is_better(name, container)):
                     container = name
                 if name.endswith(_TABLES):
                     table_file = min(table_file or name, name)
-            if files.count:
-                tick(files.count)
+            if images.count:
+                tick(images.count)
 
         for file in self.folder.walk(leave_out):
             late = time.monotonic() > until
-            if late or len(files.names) == FILES_PER_TICK:
+            if late or len(images.names) == FILES_PER_TICK:
                 take()
-                if late and files.count:
+                if late and images.count:
                     complete = False
                     break
-            files.add(*file)
+            images.add(*file)
         take()
-        if not files.count:
-            images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
-            images += left_out_text(left_out, examples)
-            other = f"{images}; if these are other data, {BY_DATASET}"
+        if not images.count:
+            suffixes = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            suffixes += left_out_text(facts.left_out, facts.examples)
+            other = f"{suffixes}; if these are other data, {BY_DATASET}"
             how = _how_to_read(self.folder, container) if container else other
-            what = f"the source {self.folder} has no image ({ignored.total()} other files)"
+            what = f"the source {self.folder} has no image ({facts.ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
-        bare_in = functools.partial(bare_folders_on_disk, self.folder, others) if complete else None
-        return self._listing(files, ignored, complete, left_out, examples, table_file, bare_in)
-
-    def _listing(
-        self,
-        files: _Images,
-        ignored: Counter[str],
-        complete: bool,
-        left_out: Counter[str],
-        examples: Mapping[str, str],
-        table_file: str,
-        bare_in: Callable[[str], Bare] | None,
-    ) -> Listing:
-        table, ctimes = files.sorted()
-        folders = Folders(table.keys)
+        table, ctimes = images.sorted()
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
-        reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
-        labels = folders.each(lambda names: folder_labels(names, reading.level))
-        given = column_of([label or None for label in labels])
-        column = read_column(Column(given, table.keys, str(self.folder), self.rules, folders=True))
-        source = source_of(self.folder)
-        table = replace(table, labels=column.values, classes=column.classes, source=source)
-        way = "as the source itself"
-        if table_file.endswith((".csv", ".tsv")):
-            way = f"by --labels, or {way}"
-        elif table_file.endswith(".parquet"):
-            way += ", with --source-kind manifest"
-        beside = f"{printable(table_file)} in the source gives labels only {way}"
+        bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
+        column, bare = labels_of_folders(
+            table.keys, table.keys, self.folder, self.rules, path, bare_in if complete else None
+        )
+        labels, source = column.values, source_of(self.folder)
         return Listing(
-            table,
-            dict(ignored),
+            replace(table, labels=labels, classes=column.classes, source=source),
+            dict(facts.ignored),
             complete,
-            dict(left_out),
-            examples,
-            notes=(
-                *([beside] if table_file else []),
-                *reading.notes,
-                *notes_of_folders(folders.names),
-                *column.notes,
-            ),
+            dict(facts.left_out),
+            facts.examples,
+            notes=(*_note_of_table(table_file), *column.notes),
             ctimes=ctimes,
-            doubts=(*reading.doubts, *column.doubts),
-            bare=reading.bare,
+            doubts=column.doubts,
+            bare=bare,
         )
 
     def fetch(
@@ -209,11 +166,19 @@ class FolderSource:
         return self._fetch([key], [size])
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """Fetch files together; one by one if memory is short."""
-        wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
+        """Fetch files of known size together, others singly; all of them if memory is short."""
+        samples, at_work = [self.sample_keys.get(key, key) for key in keys], samples_at_work()
+        known = [n for n, size in enumerate(sizes) if 0 <= size <= self.most_bytes]
         try:
-            some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
-            read = dict(zip(wanted, self._read(some, expected), strict=True))
+            at_work.begin(FETCHING, *(samples[n] for n in known), foreign=False)
+            contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
+            read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
+            for number in (n for n, size in enumerate(sizes) if size < 0):
+                at_work.begin(FETCHING, samples[number], foreign=False)
+                try:
+                    read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
+                except StorageError as error:
+                    read[number] = error
         except MemoryError:
             if len(keys) == 1:
                 nbytes = in_units(sizes[0])
@@ -222,22 +187,6 @@ class FolderSource:
                 fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)
             ]
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
-
-    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
-        """Read files of known size together; read others singly, up to the size limit."""
-        known = [n for n, size in enumerate(sizes) if size >= 0]
-        samples = [self.sample_keys.get(key, key) for key in keys]
-        samples_at_work().begin(FETCHING, *(samples[n] for n in known), foreign=False)
-        contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
-        read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
-        for number in range(len(keys)):
-            if number not in read:
-                samples_at_work().begin(FETCHING, samples[number], foreign=False)
-                try:
-                    read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
-                except StorageError as error:
-                    read[number] = error
-        return [read[number] for number in range(len(keys))]
 
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
         if data is None or (isinstance(data, bytes) and len(data) > self.most_bytes):
@@ -257,47 +206,38 @@ class FolderSource:
 
 
 class _Images:
-    """The images of a walk, as columns."""
+    """The images of a walk, as columns.
+
+    Attributes
+    ----------
+    names
+        Of the files that were added and not settled yet.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.names: list[str] = []
-        self._etags: list[str] = []
-        self._numbers = _three()
-        self._all_names, self._all_etags, self._all_numbers = (
-            GrowingTexts(),
-            GrowingTexts(),
-            _three(),
-        )
+        self.count, self.names = 0, list[str]()
+        self._etags, self._numbers = list[str](), array("q")
+        self._all_names, self._all_etags = GrowingTexts(), GrowingTexts()
+        self._all_numbers = array("q")
 
     def add(self, name: str, size: int, mtime_ns: int, etag: str, ctime_ns: int) -> None:
         """Add a file of a walk, which may be none of the images."""
-        sizes, mtimes, ctimes = self._numbers
         self.names.append(name)
         self._etags.append(etag)
-        sizes.append(size)
-        mtimes.append(mtime_ns)
-        ctimes.append(ctime_ns)
+        self._numbers.extend((size, mtime_ns, ctime_ns))
 
-    def settle(self, left_out: Counter[str], examples: dict[str, str]) -> list[str]:
-        """Find the images among the files that were added last; returns the names of the others.
-
-        Parameters
-        ----------
-        left_out, examples
-            Output: images that are left out, as in `Listing`.
-        """
+    def settle(self, facts: Members) -> list[str]:
+        """Find the images among the files that were added last; returns the names of the others."""
         names, found = self.names, Names.of(self.names)
         for row, reason in found.left_out.items():
-            left_out[reason] += 1
-            examples.setdefault(reason, printable(names[row]))
+            facts.leave_out(reason, names[row])
         kept = found.kept
         self._all_names.extend(found.texts.take(kept))
         self._all_etags.extend(Texts(self._etags).take(kept))
-        for column, numbers in zip(self._all_numbers, self._numbers, strict=True):
-            column.frombytes(np.frombuffer(numbers, np.int64)[kept].tobytes())
+        numbers = np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[kept]
+        self._all_numbers.frombytes(numbers.tobytes())
         self.count += int(kept.sum())
-        self.names, self._etags, self._numbers = [], [], _three()
+        self.names, self._etags, self._numbers = [], [], array("q")
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
@@ -305,13 +245,20 @@ class _Images:
         unsorted = self._all_names.texts()
         order = unsorted.order()
         keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
-        sizes, mtimes, ctimes = (np.frombuffer(n, np.int64)[order] for n in self._all_numbers)
-        self.__init__()  # type: ignore[misc]  # what it held takes as much memory again
+        numbers = np.frombuffer(self._all_numbers, np.int64).reshape(-1, 3)
+        sizes, mtimes, ctimes = (column[order] for column in numbers.T)
+        self._all_numbers = array("q")  # it takes as much memory again
         return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), ctimes
 
 
-def _three() -> tuple[array[int], array[int], array[int]]:
-    return array("q"), array("q"), array("q")
+def _note_of_table(name: str) -> list[str]:
+    """Return the line about a table in a folder of images; none without one."""
+    way = "as the source itself"
+    if name.endswith((".csv", ".tsv")):
+        way = f"by --labels, or {way}"
+    elif name.endswith(".parquet"):
+        way += ", with --source-kind manifest"
+    return [f"{printable(name)} in the source gives labels only {way}"] if name else []
 
 
 def _is_better(name: str, other: str) -> bool:

@@ -31,18 +31,17 @@ from precache_workers.sources.base import (
     starts_as_image,
 )
 from precache_workers.sources.containers import (
-    Members,
     Place,
     Read,
     Rows,
     Wanted,
     container_etag,
     in_batches,
-    names_of,
     too_large_error,
     with_column,
 )
 from precache_workers.sources.labels import MOST_TEXT
+from precache_workers.sources.listings import Members, text_at
 
 UNIT_SAMPLES = 64
 """Number of samples, consecutive by key, that are read at once."""
@@ -76,7 +75,8 @@ class LMDBFormat:
             parts.append(rows)
             yield None
         for rows in parts:
-            texts = [_label_of(name, labels) for name in names_of(rows)] if labels else None
+            names = (text_at(rows["key"], row) for row in range(len(rows)))
+            texts = [_label_of(name, labels) for name in names] if labels else None
             yield with_column(rows, "label", pa.array(texts, pa.large_string())) if texts else rows
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -117,7 +117,7 @@ def _samples(
                         "remove one"
                     )
             elif not (is_image(text) or starts_as_image(value)):
-                members.ignore(file.name, f"{file.name}/{text}")
+                members.ignore(text, file.name)
             elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                 members.left_out[NO_NAME] += 1
             elif reason := hidden_as(text):

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SourceError
+from precache.errors import SourceError
 from precache.messages import printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
@@ -43,8 +43,9 @@ from precache_workers.sources.base import (
     Folders,
     LabelRules,
     Listing,
+    Source,
     Tick,
-    forget,
+    fetch_located,
     is_image,
     is_utf8,
     located,
@@ -54,18 +55,15 @@ from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_ri
 from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers, common_start
 from precache_workers.sources.containers import (
-    Members,
     Rows,
-    join_labels,
-    joined_rows,
-    kept_of_repeated,
-    listing_of,
+    Scans,
     rows_of,
     rows_of_one,
     with_column,
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.listings import Members
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
     JSON_LINES,
@@ -88,7 +86,7 @@ FEW_FILES = 64
 
 
 @dataclass(frozen=True)
-class ManifestSource:
+class ManifestSource(Source):
     """Files named by tables; see the module."""
 
     containers: Containers
@@ -96,7 +94,6 @@ class ManifestSource:
     options: StorageOptions = field(default=None, repr=False)
     follow_links: bool = False
     most_bytes: int = MOST_SAMPLE_BYTES
-    labels_with_samples: bool = False
     rules: LabelRules = NO_RULES
 
     def __str__(self) -> str:
@@ -124,23 +121,19 @@ class ManifestSource:
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         import pyarrow as pa
 
-        until = time.monotonic() + seconds
-        whole, complete = Members(), True
-        listed: list[tuple[FileInfo, Members]] = []
-        parts: list[Rows] = []
-        rivals: dict[str, str] = {}
+        until, complete = time.monotonic() + seconds, True
+        scans, rivals = Scans(self, self.columns), dict[str, str]()
+        whole = scans.whole
         for file in self.containers.files(whole.left_out):
-            members, of_file = Members(), list[Rows]()
+            members, parts = Members(), [rows_of((), pa.array([], pa.large_string()))]
             for rows in self._scan(file, members, rivals):
-                of_file.append(rows)
-                if complete := time.monotonic() <= until:
-                    continue
-                break
-            of_file = of_file or [rows_of((), pa.array([], pa.large_string()))]
-            parts.append(rows_of_one(of_file, self.folder.path(file.name)))
-            members.count = len(parts[-1])
-            listed.append((file, members))
-            whole.add(members)
+                parts.append(rows)
+                complete = time.monotonic() <= until
+                if not complete:
+                    break
+            of_file = rows_of_one(parts, self.folder.path(file.name))
+            members.count = len(of_file)
+            scans.add(file, members, of_file)
             if not complete:
                 break
         if not whole.count:
@@ -148,15 +141,10 @@ class ManifestSource:
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
-        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
-        labels = [rows["label"] for rows in parts]
-        labels, classes = join_labels(listed, labels, whole, self, typed=typed)
-        rows = joined_rows(parts, labels)
-        way_out = "remove all but one, or name samples by --key-column"
-        every = rows["place"]
-        kept = kept_of_repeated(whole, rows, self, lambda row: every[row].as_py(), way_out)
-        rows = rows.filter(arrow_of(kept))
-        keys, locations = Texts(rows["key"]), Texts(rows["place"])
+        scans.join(typed=all(file.name.lower().endswith(".parquet") for file, _ in scans.listed))
+        every, way_out = scans.rows["place"], "remove all but one, or name samples by --key-column"
+        scans.leave_out_repeated(lambda row: every[row].as_py(), way_out)
+        keys, locations = Texts(scans.rows["key"]), Texts(scans.rows["place"])
         numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
         infos = zip(keys, locations, self._infos(locations), strict=True)
         for row, (key, where, info) in enumerate(infos):
@@ -166,19 +154,9 @@ class ManifestSource:
         sizes, mtimes, ctimes = numbers
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
             ("etag", Texts(etags).arrow)):  # fmt: skip
-            rows = with_column(rows, name, column)
-        tick(len(rows))
-        listing = listing_of(
-            self,
-            listed,
-            whole,
-            rows,
-            Locations.alone(rows["place"]),
-            ctimes,
-            classes=classes,
-            columns=self.columns,
-            typed=typed,
-        )
+            scans.rows = with_column(scans.rows, name, column)
+        tick(len(keys))
+        listing = scans.listing(Locations.alone(scans.rows["place"]), ctimes)
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
@@ -235,9 +213,12 @@ class ManifestSource:
         where = self.folder.path(file.name)
         chosen: ChosenColumns | None = None
 
-        def wanted(schema: Any) -> Iterable[str]:
+        def wanted(schema: Any, batch: Batch | None = None) -> Iterable[str]:
+            def guess(schema: Any, features: object) -> str:
+                return _uri_column(schema.names, where, batch)
+
             nonlocal chosen
-            chosen = self._chosen(schema, where)
+            chosen = choose(schema, self.columns, where, guess, typed=batch is None)
             chosen.describe(members, "URIs")
             uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
             return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
@@ -250,9 +231,8 @@ class ManifestSource:
                         raise SourceError(
                             f"{where} cannot be read: its columns are not UTF-8; save it as UTF-8"
                         )
-                    schema = pa.schema([(name, pa.string()) for name in names])
-                    chosen = self._chosen(schema, where, batch)
-                    chosen.describe(members, "URIs")
+                    wanted(pa.schema([(name, pa.string()) for name in names]), batch)
+                assert chosen is not None
                 _look(members.evidence, batch)
                 if order := batch.order(members.evidence.label):
                     members.evidence.orders.add(order)
@@ -287,12 +267,6 @@ class ManifestSource:
         names, places = zip(*taken.values(), strict=True) if taken else ((), ())
         labels = labels.take(pa.array([*taken], pa.int64()))
         return rows_of(names, pa.array(places, pa.large_string()), labels=labels)
-
-    def _chosen(self, schema: Any, where: str, batch: Batch | None = None) -> ChosenColumns:
-        def guess(schema: Any, features: object) -> str:
-            return _uri_column(schema.names, where, batch)
-
-        return choose(schema, self.columns, where, guess, typed=batch is None)
 
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
         """Return the columns: of the first rows, or of all rows of JSON if these have no label."""
@@ -366,27 +340,23 @@ class ManifestSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        places = (locations or located(self, keys)).places.to_pylist()
-        fetched: dict[int, Fetched] = {}
-        roots: dict[str, list[int]] = defaultdict(list)
-        for number, location in enumerate(places):
-            if location:
-                roots[_root(location)].append(number)
-            else:
-                why = f"{self} has no sample {printable(keys[number])}"
-                fetched[number] = FetchError(why)
-        for root, numbers in roots.items():
-            names = [self._place(places[number])[1] for number in numbers]
-            source = FolderSource(
-                self._folder(root),
-                most_bytes=self.most_bytes,
-                sample_keys=dict(zip(names, (keys[number] for number in numbers), strict=True)),
-            )
-            samples = source.fetch(names, [sizes[number] for number in numbers])
-            fetched.update(zip(numbers, samples, strict=True))
-        if any(isinstance(error, FetchError) for error in fetched.values()):
-            forget(self)  # the tables may have changed
-        return [fetched[number] for number in range(len(keys))]
+        def read(rows: list[int], located: Locations) -> dict[int, Fetched]:
+            fetched: dict[int, Fetched] = {}
+            places, roots = located.places.to_pylist(), defaultdict[str, list[int]](list)
+            for row in rows:
+                roots[_root(places[row])].append(row)
+            for root, some in roots.items():
+                names = [self._place(places[row])[1] for row in some]
+                source = FolderSource(
+                    self._folder(root),
+                    most_bytes=self.most_bytes,
+                    sample_keys=dict(zip(names, (keys[row] for row in some), strict=True)),
+                )
+                samples = source.fetch(names, [sizes[row] for row in some])
+                fetched.update(zip(some, samples, strict=True))
+            return fetched
+
+        return fetch_located(self, keys, locations, read)
 
     def _place(self, location: str) -> tuple[Folder, str]:
         root = _root(location)

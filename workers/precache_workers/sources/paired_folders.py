@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, UsageError
+from precache.errors import SampleError, SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -38,9 +38,10 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Sample,
+    Source,
     Tick,
     choice_error,
-    forget,
+    fetch_located,
     in_service_folder,
     located,
     remember,
@@ -67,7 +68,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairedFolders:
+class PairedFolders(Source):
     """Samples whose columns are files of several folders, or of several patterns.
 
     Attributes
@@ -78,7 +79,6 @@ class PairedFolders:
 
     columns: Mapping[str, Column]
     where: str
-    labels_with_samples: bool = False
 
     def __str__(self) -> str:
         return self.where
@@ -143,25 +143,20 @@ class PairedFolders:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        found = located(self, keys) if locations is None else locations
-        places = {n: place for n, place in enumerate(found.places.to_pylist()) if place}
-        samples = [keys[n] for n in places]
-        parts: dict[str, Sequence[Fetched]] = {}
-        for name, (source, _) in self.columns.items():
-            files = [place[name]["name"] for place in places.values()]
-            named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
-            parts[name] = named.fetch(files, [place[name]["size"] for place in places.values()])
-        read = {
-            n: _joined(dict(zip(parts, columns, strict=True)), place)
-            for (n, place), *columns in zip(places.items(), *parts.values(), strict=True)
-        }
-        if any(isinstance(part, FetchError) for part in read.values()):
-            forget(self)  # a file may have changed
-        return [
-            read[n] if n in read
-            else FetchError(f"{key!r} is not in {self.where}; build again to list it anew")
-            for n, key in enumerate(keys)
-        ]  # fmt: skip
+        def read(rows: list[int], located: Locations) -> dict[int, Fetched]:
+            every = located.places.to_pylist()
+            places, samples = [every[row] for row in rows], [keys[row] for row in rows]
+            parts: dict[str, Sequence[Fetched]] = {}
+            for name, (source, _) in self.columns.items():
+                files = [place[name]["name"] for place in places]
+                named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
+                parts[name] = named.fetch(files, [place[name]["size"] for place in places])
+            return {
+                row: _joined(dict(zip(parts, columns, strict=True)), place)
+                for row, place, *columns in zip(rows, places, *parts.values(), strict=True)
+            }
+
+        return fetch_located(self, keys, locations, read)
 
 
 def _table(named: Mapping[str, RowTable]) -> RowTable:

@@ -38,7 +38,6 @@ from precache_workers.sources.columns import (
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    Members,
     Read,
     Rows,
     Wanted,
@@ -49,6 +48,7 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
 from precache_workers.sources.labels import kind_of
+from precache_workers.sources.listings import Members
 
 LISTED_ROWS, LISTED_LISTS = 8192, 128
 """Rows whose labels and names are decoded at a time; fewer if labels are lists, since one long list

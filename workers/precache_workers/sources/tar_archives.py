@@ -12,6 +12,11 @@ identifies nothing. So where several samples share a time, the identity of the a
 after any change of the archive, these samples are compared by content.
 
 All samples of a compressed archive form one unit: a read decompresses the archive from its start.
+
+Beside ``train-0001.tar`` may lie ``train-0001.idx``, as ``wds2idx`` of NVIDIA DALI writes it: each
+line after the first lists the members of a sample, each with its suffix, the offset and size of its
+data, and from version 1.2 on its name. The headers between large members can then be requested in
+parallel. Members always come from headers: an old, wrong or forged index only costs requests.
 """
 
 from __future__ import annotations
@@ -29,7 +34,6 @@ import xxhash
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
-    REPLACED,
     SAME_KEY,
     FileInfo,
     Folder,
@@ -44,7 +48,6 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
-    Members,
     Read,
     Rows,
     Wanted,
@@ -54,10 +57,15 @@ from precache_workers.sources.containers import (
     rows_of,
     units_of,
 )
-from precache_workers.sources.file_ranges import open_file, read_parts, require_size
+from precache_workers.sources.file_ranges import (
+    BLOCK_BYTES,
+    open_file,
+    read_parts,
+    require_size,
+)
 from precache_workers.sources.labels import MOST_TEXT
+from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import SampleName, count_combination
-from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
 COMPRESSED_NOTE = (
@@ -67,6 +75,14 @@ COMPRESSED_NOTE = (
 
 MOST_IMAGES = 256
 """Most images of a sample."""
+
+_PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
+
+LARGE_BYTES = 1 << 20
+"""Bytes of a large member: reading it takes far longer than a request for the next header."""
+
+MOST_INDEX = 4 << 20
+"""Most bytes of an index that are read, enough for some 60,000 members."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,27 @@ def _sample(places: Sequence[_Image], contents: Sequence[bytes | StorageError]) 
     return Sample(inputs, content=digest.hexdigest())
 
 
+def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
+    """Return (start, end) of each part of an archive between large members, from its index.
+
+    The list is empty if the archive is local, small or compressed, or has no index.
+    """
+    name = file.name.removesuffix(".tar")
+    if folder.local("") is not None or file.size <= BLOCK_BYTES or name == file.name:
+        return []
+    try:
+        index = folder.read_first(f"{name}.idx", MOST_INDEX)
+    except StorageError:
+        return []
+    places = (map(int, match.groups()) for match in _PLACE.finditer(index))
+    parts, start = [], 0
+    for offset, size in sorted((at, size) for at, size in places if size >= LARGE_BYTES):
+        if start < offset and offset + size <= file.size:
+            parts.append((start, offset))
+            start = offset + (size + BLOCK - 1) // BLOCK * BLOCK
+    return [*parts, (start, file.size)] if parts else []
+
+
 class _ArchiveSamples:
     """The samples of an archive, in the order of their first images."""
 
@@ -227,9 +264,7 @@ class _ArchiveSamples:
         members, prefix = self._members, f"{self._file.name}/"
         names = self._names.texts()
         numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
-        is_last = last_of_each(names)
-        for row in np.flatnonzero(~is_last).tolist():
-            members.leave_out(REPLACED, prefix + names[row])
+        is_last = last_of_each(names, self._file.name, members)
         names = names.take(is_last)
         stems, suffixes = self._split(names)
         # Numbers of samples are in the order of their first images.
@@ -294,13 +329,12 @@ class _ArchiveSamples:
         """Return the time and the etag of each sample."""
         archive, times = container_etag(self._file), mtimes[starts]
         samples = np.repeat(np.arange(len(counts)), counts)
-        order = np.lexsort((samples, mtimes))
-        pairs = np.stack([mtimes, samples])[:, order]
-        differ = np.ones(len(order), np.bool_)
-        differ[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
-        _, groups, often = np.unique(pairs[0, differ], return_inverse=True, return_counts=True)
+        of_time = np.unique(mtimes, return_inverse=True)[1]
+        first, last = np.full(len(mtimes), len(counts)), np.zeros(len(mtimes), np.int64)
+        np.minimum.at(first, of_time, samples)
+        np.maximum.at(last, of_time, samples)
         is_shared = np.zeros(len(counts), np.bool_)
-        is_shared[pairs[1, differ][often[groups] > 1]] = True
+        is_shared[samples[(first < last)[of_time]]] = True
         is_shared |= len(counts) == 1
         etags = Texts([archive, ""]).take(np.where(is_shared, 0, 1))
         times[is_shared] = -1
@@ -318,25 +352,23 @@ class _ArchiveSamples:
         """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
         import pyarrow as pa
 
-        members, prefix = self._members, f"{self._file.name}/"
+        members, container = self._members, self._file.name
         names = self._label_names.texts()
-        theirs, _ = self._split(names)
-        labels: dict[str, tuple[str, str]] = {}
+        is_last = last_of_each(names, container, members)
+        texts = pa.array([label or None for label in self._labels], pa.large_string())
+        texts = texts.filter(arrow_of(is_last))
+        theirs, _ = self._split(names.take(is_last))
+        labels: dict[str, str | None] = {}
         for row in np.flatnonzero(theirs.counts() > 1).tolist():
-            stem, name, label = theirs[row], names[row], self._labels[row]
-            other, before = labels.get(stem, (name, label))
-            if name == other and stem in labels:
-                members.leave_out(REPLACED, prefix + name)
-            elif before != label:
+            label = texts[row].as_py()
+            before = labels.setdefault(theirs[row], label)
+            if before != label:
                 way_out = " (--sample-name last-dot, if each is of another sample)"
                 raise SourceError(
-                    f"{self._file.name} has two labels of {printable(prefix + stem)}: "
-                    f"{printable(before)} and {printable(label)}; remove "
+                    f"{container} has two labels of {printable(f'{container}/{theirs[row]}')}: "
+                    f"{printable(before or '')} and {printable(label or '')}; remove "
                     f"one{way_out if self._first_dot else ''}"
                 )
-            labels[stem] = name, label
-        is_last = np.flatnonzero(last_of_each(theirs))
-        theirs = theirs.take(is_last)
         found = theirs.find(stems)
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
@@ -344,11 +376,10 @@ class _ArchiveSamples:
                 "{count} samples of tar archives have no .cls member, as others have, and get no "
                 "label: folders of names are no labels there (remove all .cls members if they are)"
             ] += bare
-        lone = len(theirs) - len(np.unique(found[found >= 0]))
+        lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        texts = pa.array([label or None for label in self._labels], pa.large_string())
-        return texts.take(pa.array(is_last[found][kept], mask=found[kept] < 0))
+        return texts.take(pa.array(found[kept], mask=found[kept] < 0))
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
         """Split names into stems and suffixes at the first or last dot of the file name."""

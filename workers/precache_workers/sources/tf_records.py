@@ -1,36 +1,55 @@
-"""TFRecord files, whose records are examples with an image, or images.
+"""TFRecord files, whose records are `tf.train.Example` with an encoded image, or images.
 
-A sample's key is the value of the feature of keys, if the user names one, or else its file and its
-number there. Its identity is the CRC-32C of its record, which every read checks.
+A sample uses an example's features of the image, the label and the key: those that the user names,
+or else those with the usual names of TensorFlow's image examples and of TensorFlow Datasets. Its
+key is the value of the feature of keys, if the user names one, or else its file and its number
+there. Its identity is the CRC-32C of its record, which every read checks.
 
-Format: https://www.tensorflow.org/tutorials/load_data/tfrecord (length, masked CRC-32C of the
-length, data, masked CRC-32C of the data; all little-endian).
+Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord (length, masked CRC-32C of the
+length, data, masked CRC-32C of the data; all little-endian),
+https://www.tensorflow.org/api_docs/python/tf/train/Example and
+https://protobuf.dev/programming-guides/encoding/.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import google_crc32c
+import numpy as np
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import SampleError, SourceError
+from precache.messages import did_you_mean, first_ones, printable
 from precache.storage.base import FileInfo, Folder
+from precache.store.labels import MOST_CLASSES
 from precache.store.locations import Container
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    Members,
+    Place,
     Read,
     Rows,
     Wanted,
     in_batches,
+    read_places,
 )
-from precache_workers.sources.file_ranges import open_file, read_parts
-from precache_workers.sources.tf_examples import sample_of, samples_of
+from precache_workers.sources.evidence import quoted
+from precache_workers.sources.file_ranges import open_file
+from precache_workers.sources.labels import Label, label_of
+from precache_workers.sources.listings import Members
+
+IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
+LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
+"""Usual names of features; the first that an example has is used."""
+
+_BYTES, _FLOATS, _NUMBERS = 1, 2, 3
+
+Features = Mapping[str, tuple[int, memoryview]]
+"""Name -> kind of its list, and the encoded list."""
 
 _DAMAGED = "its record is damaged: it has another CRC-32C"
 _HEAD, _TAIL = struct.Struct("<QI"), struct.Struct("<I")
@@ -53,35 +72,58 @@ class TFRecordFormat:
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where = folder.path(file.name)
         with open_file(folder, file) as stream:
-            samples = samples_of(_records(stream, where), self.columns, file, where, members)
-            yield from in_batches(samples, self.places())
+            yield from in_batches(self._samples(stream, file, where, members), self.places())
+
+    def _samples(
+        self, stream: BinaryIO, file: FileInfo, where: str, members: Members
+    ) -> Iterator[Place]:
+        """Yield the samples of a file, and note the features that they use.
+
+        A record that cannot be used is listed, and will be a hole.
+        """
+        columns, first, has_labels = self.columns, None, False
+        for number, (record, place) in enumerate(_records(stream, where)):
+            parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
+            if record is not None:
+                try:
+                    parts = parts_of(record, columns)
+                except ValueError as error:
+                    if not number:
+                        raise SourceError(f"{where}: in its first record, {error}") from None
+            first = first or parts
+            has_labels = has_labels or parts.label is not None
+            if parts.image:
+                members.notes[parts.note] += 1
+            unit, etag = place["offset"] // UNIT_BYTES, f"crc32c:{place['crc']:08x}"
+            yield Place(parts.key, place, len(parts.image), unit, etag, parts.label)
+        if first is None:
+            return
+        others = sorted({*first.names} - {columns.key, first.image_name, first.label_name})
+        if others:
+            members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
+        if columns.label and not has_labels and columns.label not in first.names:
+            raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = wanted.places.to_pylist()
-        ranges = [(container.name, place["offset"], place["length"] + 16) for place in places]
-        if any(start < 0 or length < 16 for _, start, length in ranges):
-            return [None] * len(places)
-        contents = read_parts(folder, ranges)
-        return [
-            self._sample(**place, data=data) for place, data in zip(places, contents, strict=True)
-        ]
+        ranges = [(place["offset"], place["length"] + 16) for place in places]
+        return read_places(folder, container, ranges, lambda n, d: self._sample(d, **places[n]))
 
-    def _sample(
-        self, offset: int, length: int, crc: int, data: bytes | StorageError
-    ) -> Fetched | None:
-        if isinstance(data, StorageError):
-            return FetchError(str(data))
+    def _sample(self, data: bytes, offset: int, length: int, crc: int) -> Fetched | None:
         same = len(data) == length + 16 and _length(data[: _HEAD.size]) == length
         if not same or _TAIL.unpack(data[-_TAIL.size :])[0] != crc:
             return None
         record = data[_HEAD.size : -_TAIL.size]
-        return SampleError(_DAMAGED) if _masked(record) != crc else sample_of(record, self.columns)
+        if _masked(record) != crc:
+            return SampleError(_DAMAGED)
+        try:
+            return Sample.of(bytes(parts_of(record, self.columns).image))
+        except ValueError as error:
+            return SampleError(f"its record cannot be used: {error}")
 
 
-def _records(
-    stream: BinaryIO, where: str
-) -> Iterator[tuple[bytes | SampleError, Mapping[str, Any]]]:
-    """Yield the records of a file, and the place of each."""
+def _records(stream: BinaryIO, where: str) -> Iterator[tuple[bytes | None, dict[str, int]]]:
+    """Yield the records of a file, None for a damaged one, and the place of each."""
     size, offset = stream.seek(0, os.SEEK_END), 0
     stream.seek(0)
     while head := stream.read(_HEAD.size):
@@ -95,8 +137,7 @@ def _records(
         record = stream.read(length)
         [crc] = _TAIL.unpack(stream.read(_TAIL.size))
         place = {"offset": offset, "length": length, "crc": crc}
-        found = {"place": place, "unit": offset // UNIT_BYTES, "etag": f"crc32c:{crc:08x}"}
-        yield record if _masked(record) == crc else SampleError(_DAMAGED), found
+        yield record if _masked(record) == crc else None, place
         offset += _HEAD.size + length + _TAIL.size
 
 
@@ -120,3 +161,181 @@ def _no_record(where: str, offset: int, head: bytes) -> str:
     if head.startswith((b"\x1f\x8b", b"\x78")):
         return f"{where} is compressed: decompress it, which hardly makes images larger"
     return f"{where} is no TFRecord file; give --source-kind"
+
+
+# --- examples -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a record that form a sample: the image, not copied; label and key.
+
+    Attributes
+    ----------
+    image_name, label_name
+        Names of the features that were used; empty if the record is the image itself.
+    names
+        Names of all features.
+    """
+
+    image: bytes | memoryview = b""
+    label: Label | None = None
+    key: str = ""
+    image_name: str = ""
+    label_name: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        if not self.image_name:
+            return "Each record is an image, without a label"
+        labels = f"labels from {self.label_name!r}" if self.label_name else "no labels"
+        return f"Images from the feature {self.image_name!r}, {labels}"
+
+
+def parts_of(record: bytes, columns: Columns) -> Parts:
+    """Extract image, label and key from a record.
+
+    Raises
+    ------
+    ValueError
+        The record is neither an image nor an example, or its features are missing or of a wrong
+        kind.
+    """
+    if starts_as_image(record) and columns.image is None:
+        return Parts(memoryview(record))
+    features = _features(memoryview(record))
+    for name in (columns.image, columns.key):
+        if name is not None and name not in features:
+            raise ValueError(_lacks(name, features))
+    image_name = columns.image or _guess_image(features)
+    images = _values(image_name, features)
+    if len(images) != 1:
+        raise ValueError(f"its feature {image_name!r} has {len(images)} images")
+    labels = LABEL_FEATURES if columns.label is None else (columns.label,)
+    label_name = next((name for name in labels if name in features), "")
+    label = _label(label_name, features) if label_name else None
+    key = _key(columns.key, features) if columns.key else ""
+    return Parts(images[0], label, key, image_name, label_name, tuple(features))
+
+
+def _guess_image(features: Features) -> str:
+    able = [name for name, (kind, _) in features.items() if kind == _BYTES]
+    images = [name for name in able if any(map(starts_as_image, _values(name, features)[:1]))]
+    candidates = [name for name in IMAGE_FEATURES if name in able][:1] or images
+    if not candidates:
+        raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
+    if len(candidates) > 1:
+        raise ValueError(
+            f"it has several images: {first_ones(sorted(candidates))}; choose one by --image-column"
+        )
+    return candidates[0]
+
+
+def _lacks(name: str, features: Collection[str]) -> str:
+    return f"it has no feature {name!r}{did_you_mean(name, features)}; it has {_names(features)}"
+
+
+def _names(features: Iterable[str]) -> str:
+    return first_ones([printable(repr(name)) for name in features]) or "none"
+
+
+def _label(name: str, features: Features) -> Label | None:
+    """Return a label."""
+    kind, data = features[name]
+    values: list[Any]
+    if kind == _FLOATS:
+        packed = b"".join(bytes(value) for _, value in _fields(data, 1))
+        values = np.frombuffer(packed, "<f4").tolist()
+    elif kind == _NUMBERS:
+        values = _numbers(data)
+    else:
+        values = [bytes(value).decode() for value in _values(name, features)]
+    try:
+        return label_of(values[0] if len(values) == 1 else values)
+    except ValueError as error:
+        raise ValueError(f"its feature {name!r} {error}") from None
+
+
+def _key(name: str, features: Features) -> str:
+    """Return a key, whose bytes may not be UTF-8; empty for none."""
+    key: Label | None
+    if features[name][0] == _BYTES and len(values := _values(name, features)) == 1:
+        key = bytes(values[0]).decode(errors="surrogateescape")
+    else:
+        key = _label(name, features)
+    if isinstance(key, list | float):
+        raise ValueError(f"its feature {name!r} is {printable(str(key)[:60])}; a key is one text")
+    return "" if key is None else str(key)
+
+
+# --- encoding -----------------------------------------------------------------------------------
+
+
+def _features(data: memoryview) -> Features:
+    """Return the features of an example; the last one counts if a name occurs twice."""
+    features: dict[str, tuple[int, memoryview]] = {}
+    for _, entries in _fields(data, 1):
+        for _, entry in _fields(entries, 1):
+            parts = dict(_fields(entry, 1, 2))
+            lists = list(_fields(parts.get(2, data[:0]), _BYTES, _FLOATS, _NUMBERS))
+            if lists:
+                features[bytes(parts.get(1, b"")).decode()] = lists[-1]
+    if not features:
+        raise ValueError("it has no features")
+    return features
+
+
+def _values(name: str, features: Features) -> Sequence[memoryview]:
+    """Return the values of a list of bytes."""
+    held, data = features[name]
+    if held != _BYTES:
+        raise ValueError(f"its feature {name!r} has no bytes; an image is a feature of bytes")
+    return [value for _, value in _fields(data, 1)]
+
+
+def _numbers(data: memoryview) -> list[int]:
+    """Return the values of a list of integers, cut off where they are too many for a label."""
+    numbers: list[int] = []
+    for _, value in _fields(data, 1):
+        place = 0
+        while place < len(value) and len(numbers) <= MOST_CLASSES:
+            number, place = _varint(value, place)
+            number &= 2**64 - 1
+            numbers.append(number - 2**64 if number >> 63 else number)
+    return numbers
+
+
+def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield (field number, content) of the wanted fields of a message."""
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        start, wire = place, tag & 7
+        if wire == 0:
+            _, place = _varint(data, place)
+        elif wire == 2:
+            length, start = _varint(data, place)
+            place = start + length
+        elif wire in (1, 5):
+            place += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"a field has the wire type {wire}")
+        if place > len(data):
+            raise ValueError("a field is longer than the message that contains it")
+        if tag >> 3 in wanted:
+            yield tag >> 3, data[start:place]
+
+
+def _varint(data: memoryview, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while shift < 70:
+        if place >= len(data):
+            raise ValueError("it is cut off in a number")
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+        shift += 7
+    raise ValueError("a number has more than 64 bits")

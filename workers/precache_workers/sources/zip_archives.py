@@ -21,7 +21,7 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import REPLACED, FileInfo, Folder
+from precache.storage.base import FileInfo, Folder, required
 from precache.store.columns import GrowingTexts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
@@ -31,17 +31,18 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.containers import (
     CHECKSUM,
-    Members,
     Read,
     Rows,
     Wanted,
     file_names,
     last_of_each,
+    read_places,
     rows_of,
     structs,
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.listings import Members
 
 STORED, DEFLATED, ENCRYPTED = 0, 8, -1
 _METHODS = {1: "Shrink", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ"}
@@ -119,10 +120,7 @@ class ZipFormat:
                 yield None
         members.notes = +members.notes
         names, places = growing.texts(), np.hstack(numbers)
-        last = last_of_each(names)
-        for row in np.flatnonzero(~last).tolist():
-            members.leave_out(REPLACED, f"{file.name}/{names[row]}")
-        order = np.flatnonzero(last)
+        order = np.flatnonzero(last_of_each(names, file.name, members))
         order = order[np.argsort(places[0, order], kind="stable")]
         offsets, packed, sizes, crcs, _ = places[:, order]
         yield rows_of(
@@ -135,31 +133,24 @@ class ZipFormat:
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [_Place(**place) for place in wanted.places.to_pylist()]
-        # The key contains the member's name, which is no longer in any other encoding.
-        heads = [_LOCAL.size + len(key.encode()) + EXTRA_BYTES for key in wanted.keys]
-        parts = [
-            (container.name, place.offset, head + place.packed)
-            for place, head in zip(places, heads, strict=True)
-        ]
-        if any(place.offset < 0 or place.packed < 0 for place in places):
+        if any(place.packed < 0 for place in places):
             return [None] * len(places)
-        contents = read_parts(folder, parts)
-        return [
-            _sample(folder, container.name, key, place, data)
-            for key, place, data in zip(wanted.keys, places, contents, strict=True)
-        ]
+        # The key contains the member's name, which is no longer in any other encoding.
+        heads = (_LOCAL.size + len(key.encode()) + EXTRA_BYTES for key in wanted.keys)
+        ranges = [(at.offset, head + at.packed) for at, head in zip(places, heads, strict=True)]
+
+        def sample(number: int, data: bytes) -> Fetched | None:
+            return _sample(folder, container.name, wanted.keys[number], places[number], data)
+
+        return read_places(folder, container, ranges, sample)
 
 
-def _sample(
-    folder: Folder, name: str, key: str, place: _Place, data: bytes | StorageError
-) -> Fetched | None:
-    if isinstance(data, StorageError):
-        return FetchError(str(data))
+def _sample(folder: Folder, name: str, key: str, place: _Place, data: bytes) -> Fetched | None:
     if len(data) < _LOCAL.size or data[:4] != b"PK\3\4":
         return None
-    header = _LOCAL.unpack_from(data)
-    start = _LOCAL.size + header[9] + header[10]
-    member, _ = _decoded(data[_LOCAL.size :][: header[9]], header[2])
+    _, _, flags, _, _, _, crc, _, _, name_length, extra_length = _LOCAL.unpack_from(data)
+    start = _LOCAL.size + name_length + extra_length
+    member, _ = _decoded(data[_LOCAL.size :][:name_length], flags)
     if member.removeprefix("./") != key[len(name) + 1 :]:
         return None
     if place.method not in (STORED, DEFLATED):
@@ -169,10 +160,10 @@ def _sample(
         return SampleError(f"is {kind} in its archive, which is not supported; pack it anew")
     raw = data[start : start + place.packed]
     if len(raw) < place.packed:  # more extra data than was read
-        [raw_or_error] = read_parts(folder, [(name, place.offset + start, place.packed)])
-        if isinstance(raw_or_error, StorageError):
-            return FetchError(str(raw_or_error))
-        raw = raw_or_error
+        try:
+            [raw] = map(required, read_parts(folder, [(name, place.offset + start, place.packed)]))
+        except StorageError as error:
+            return FetchError(str(error))
         if len(raw) < place.packed:  # the archive was longer when it was listed
             return None
     try:
@@ -180,7 +171,7 @@ def _sample(
     except zlib.error as error:
         return SampleError(f"is damaged in its archive: {error}")
     if len(image) != place.size or zlib.crc32(image) != place.crc:
-        if header[6] not in (0, place.crc):  # the local header has another CRC: it is another file
+        if crc not in (0, place.crc):  # the local header has another CRC: it is another file
             return None
         return SampleError("is damaged in its archive: its bytes have another CRC-32")
     return Sample.of(image)

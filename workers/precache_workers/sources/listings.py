@@ -1,0 +1,181 @@
+"""What becomes of listed samples in a `Listing`: facts for the user, labels of folders, keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeInt
+
+from precache.errors import SourceError
+from precache.messages import printable
+from precache.storage.base import REPEATED, SAME_KEY
+from precache.store.columns import Texts
+from precache_workers.sources.base import (
+    Folders,
+    LabelRules,
+    count_ignored,
+    hidden_as,
+    is_utf8,
+)
+from precache_workers.sources.column_evidence import ColumnEvidence
+from precache_workers.sources.label_evidence import read_column
+from precache_workers.sources.label_readings import Bare, folder_labels, is_beside, read_folders
+from precache_workers.sources.labels import Column, column_of, texts_of_labels
+from precache_workers.sources.sample_inputs import merged
+from precache_workers.sources.splits import notes_of_folders
+
+
+@dataclass(kw_only=True)
+class Members:
+    """Facts about the samples of one container, or of all of a source.
+
+    Attributes
+    ----------
+    count
+        Number of samples.
+    has_labels
+        Some of its samples have labels.
+    classes
+        Names of all classes, by number, if the container has them.
+    ignored, left_out, examples
+        As in `Listing`.
+    others
+        Folders of members that are no images -> whether some do not just lie beside samples.
+    notes
+        Lines for the user, shown once for all containers; the total replaces ``{count}``.
+    combinations
+        Samples by the suffixes of their images, if samples may have several.
+    evidence
+        What its columns leave in doubt.
+    forward
+        As in `Container`.
+    """
+
+    count: NonNegativeInt = 0
+    has_labels: bool = False
+    classes: tuple[str, ...] = ()
+    ignored: Counter[str] = field(default_factory=Counter)
+    others: dict[str, bool] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
+    evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
+    forward: bool = False
+
+    def ignore(self, name: str, container: str = "") -> None:
+        """Count a file or member that is no image, and keep its folder."""
+        count_ignored(self.ignored, f"{container}/{name}" if container else name)
+        folder = name.rpartition("/")[0]
+        if folder and not hidden_as(name) and (is_utf8(folder) or not container):
+            self.others[folder] = self.others.get(folder, False) or not is_beside(name)
+
+    def leave_out(self, reason: str, name: str) -> None:
+        """Count a sample that is left out, and keep the first name as an example."""
+        self.left_out[reason] += 1
+        self.examples.setdefault(reason, printable(name))
+
+    def keep(self, rows: Any, reasons: Mapping[int, str]) -> np.ndarray:
+        """Leave out the samples at some rows, each for its reason; returns which are kept."""
+        kept = np.ones(len(rows), np.bool_)
+        for row, reason in reasons.items():
+            self.leave_out(reason, text_at(rows["key"], row))
+            kept[row] = False
+        return kept
+
+    def add(self, other: Members) -> None:
+        """Add what is counted of another container."""
+        self.count += other.count
+        self.ignored += other.ignored
+        self.left_out += other.left_out
+        self.notes += other.notes
+        self.examples = other.examples | self.examples
+        self.combinations = {**merged([self.combinations, other.combinations])}
+        for folder, may_be_class in other.others.items():
+            self.others[folder] = self.others.get(folder, False) or may_be_class
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines for the user, with their counts."""
+        return tuple(text.replace("{count}", f"{n:,}") for text, n in self.notes.items())
+
+
+def text_at(texts: Any, row: int) -> str:
+    """Return a text of an Arrow array; bytes that are not UTF-8 become surrogates."""
+    return bytes(texts[row].as_buffer()).decode("utf-8", "surrogateescape")
+
+
+def labels_of_folders(
+    names: Texts,
+    keys: Texts,
+    where: object,
+    rules: LabelRules,
+    path_of: Callable[[str], str] | None = None,
+    bare_in: Callable[[str], Bare] | None = None,
+    unpack: tuple[tuple[str, ...], ...] = (),
+) -> tuple[Column, tuple[str, ...]]:
+    """Read the folders of names as labels; also returns those beside them that may be classes.
+
+    Parameters
+    ----------
+    path_of, bare_in, unpack
+        As of `read_folders`.
+    """
+    reading = read_folders(names, rules, where, path_of, bare_in, unpack)
+    folders = Folders(names)
+    labels = folders.each(lambda some: folder_labels(some, reading.level))
+    given = column_of([label or None for label in labels])
+    column = read_column(Column(given, keys, str(where), rules, folders=True))
+    notes = (*reading.notes, *notes_of_folders(folders.names), *column.notes)
+    doubts = (*reading.doubts, *column.doubts)
+    return replace(column, notes=notes, doubts=doubts), reading.bare
+
+
+def kept_of_repeated(
+    whole: Members,
+    rows: Any,
+    source: object,
+    content_of: Callable[[int], object],
+    way_out: str = "rename or remove all but one",
+) -> np.ndarray:
+    """Leave out samples that share a key: all of them, or all but one if their contents are equal.
+
+    Returns which samples are kept: (rows,) bool.
+
+    Parameters
+    ----------
+    content_of
+        Returns a value for a row that is equal for equal samples; None if that is unknown.
+
+    Raises
+    ------
+    SourceError
+        Samples of one key have different labels, or no key names one sample.
+    """
+    keys, labels = Texts(rows["key"]), rows["label"]
+    rows_of_key: dict[str, list[int]] = {}
+    for row in np.flatnonzero(keys.counts() > 1).tolist():
+        rows_of_key.setdefault(keys[row], []).append(row)
+    left_out: dict[int, str] = {}
+    for key, some in rows_of_key.items():
+        different = sorted({*texts_of_labels(labels.take(some))})
+        if len(different) > 1:
+            two = " and ".join(printable(label) or "none" for label in different[:2])
+            raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
+        contents = {content_of(row) for row in some}
+        equal = len(contents) == 1 and None not in contents
+        left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
+    if len(left_out) == len(keys):
+        raise SourceError(_repeated(source, keys[0], rows_of_key[keys[0]], way_out))
+    return whole.keep(rows, left_out)
+
+
+def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
+    return (
+        f"the source {source} has {len(rows)} samples {printable(key)}; keys name samples, so "
+        f"{way_out}"
+    )
