@@ -407,11 +407,7 @@ class Loader(Loop):
         batch = self._reached[1] // self.order.global_batch
         return {**super().state_dict(), "batch": batch}
 
-    def _identity(self) -> dict[str, Any]:
-        return self.identity()
-
     def identity(self) -> dict[str, Any]:
-        """All that decides the order of the rows."""
         return self._source.identity()
 
     def settings(self, place: int = 0) -> dict[str, Any]:
@@ -441,9 +437,9 @@ class Loader(Loop):
         if self._source.live is not None and state.get("order") != BY_SHARD:
             self._await_build()  # a later epoch has another order
         elif self._follower and isinstance(version, str) and version != self.version.id:
-            require_same({**self._identity(), "version": version}, state, "this loader")
+            require_same({**self.identity(), "version": version}, state, "this loader")
             self._use(self._reopened(self._follower.uri_of(version)))
-        require_same(self._identity(), state, "this loader")
+        require_same(self.identity(), state, "this loader")
         epoch, place = self._position(state, lambda epoch: self.order.count)
         if not self.order.batches(place):  # the rest is less than a batch
             epoch, place = epoch + 1, 0
