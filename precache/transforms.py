@@ -330,7 +330,7 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
                         f"{type(step).__name__} computes with values, and {name} was built as "
                         f"masks, whose values are class numbers: {way}"
                     )
-        if isinstance(step, Resize | RandomResizedCrop) and not step.says_how:
+        if isinstance(step, _Resampling) and not step.says_how:
             for name in {*masks} & {*step.interpolation}:
                 raise UsageError(
                     f"{type(step).__name__} is bilinear, and {name} was built as masks, whose "
@@ -563,8 +563,7 @@ def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[Wi
                 f"rows are read, and {' and '.join(ragged)} of {where} have shapes of their own: "
                 f"give it fields={tuple(ragged)}, and the Loader no other fields of images"
             )
-        resizes = isinstance(step, Resize | RandomResizedCrop)
-        if resizes and "nearest" in step.interpolation.values():
+        if isinstance(step, _Resampling) and "nearest" in step.interpolation.values():
             raise UsageError(
                 "rows with shapes of their own are read bilinearly, not by nearest; build masks "
                 "with rows of one shape, by --resize 256x256 or the like"
@@ -588,7 +587,45 @@ def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[Wi
 # --- geometry -----------------------------------------------------------------------------------
 
 
-class RandomCrop(ImageTransform, WindowStep):
+class _Cropping(ImageTransform, WindowStep):
+    """A step that makes images of one size."""
+
+    moves = True
+    size: Any
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        wanted: tuple[int, int] = self.size
+        return wanted
+
+
+class _Resampling(_Cropping):
+    """A step that resizes each field by an interpolation of its own.
+
+    Attributes
+    ----------
+    interpolation
+        Field -> ``bilinear`` or ``nearest``.
+    says_how
+        True if the user gave them.
+    """
+
+    resizes = True
+
+    def __init__(self, fields: Mapping[str, str] | Iterable[str] | None) -> None:
+        super().__init__(fields)
+        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
+        self.says_how = isinstance(fields, Mapping)
+
+    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        nearest = self.interpolation[field] == "nearest"
+        return self.nearest(images, draw) if nearest else self.images(images, draw)
+
+    @abstractmethod
+    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Return the changed images, without new values."""
+
+
+class RandomCrop(_Cropping):
     """A random window of `size`, after `padding` zeros on every side, of masks, too.
 
     Parameters
@@ -596,8 +633,6 @@ class RandomCrop(ImageTransform, WindowStep):
     fields
         Fields that are cropped by the same window; see `FieldTransform`.
     """
-
-    moves = True
 
     def __init__(
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
@@ -611,9 +646,6 @@ class RandomCrop(ImageTransform, WindowStep):
         view.require(self.size)
         spare = torch.from_numpy((view.sizes - sides + 1).astype(np.float32))
         return view.cropped((draw.uniform(2) * spare).long().numpy(), sides)
-
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
@@ -630,7 +662,7 @@ class RandomCrop(ImageTransform, WindowStep):
         return windows[number, :, corner[:, 0], corner[:, 1]]
 
 
-class CenterCrop(ImageTransform, WindowStep):
+class CenterCrop(_Cropping):
     """The middle of each image, of `size`.
 
     Parameters
@@ -638,8 +670,6 @@ class CenterCrop(ImageTransform, WindowStep):
     fields
         Fields that are cropped alike; see `FieldTransform`.
     """
-
-    moves = True
 
     def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
         super().__init__(fields)
@@ -656,11 +686,8 @@ class CenterCrop(ImageTransform, WindowStep):
         view.require(self.size)
         return view.cropped(np.rint((view.sizes - self.size) / 2), np.array(self.size))
 
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size
 
-
-class Resize(ImageTransform, WindowStep):
+class Resize(_Resampling):
     """Resize with antialiasing, bilinearly; a whole number is the shorter side.
 
     Parameters
@@ -670,17 +697,12 @@ class Resize(ImageTransform, WindowStep):
         for masks. By default ``image``, bilinear; see `FieldTransform`.
     """
 
-    moves = True
-    resizes = True
-
     def __init__(
         self,
         size: int | tuple[int, int],
         fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
         super().__init__(fields)
-        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
-        self.says_how = isinstance(fields, Mapping)
         self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
 
     def _size_of(self, height: int, width: int) -> tuple[int, int]:
@@ -691,9 +713,7 @@ class Resize(ImageTransform, WindowStep):
         resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
         return _like(resized, images)
 
-    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        if self.interpolation[field] == "bilinear":
-            return self.images(images, draw)
+    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         lengths = images.shape[2:]
         rows, columns = (
             _nearest_pixels(_constant([length], images).long(), out)[0]
@@ -711,7 +731,7 @@ class Resize(ImageTransform, WindowStep):
         return None if size is None else self._size_of(*size)
 
 
-class RandomResizedCrop(ImageTransform, WindowStep):
+class RandomResizedCrop(_Resampling):
     """A random area and aspect ratio of each image, resized bilinearly to `size`.
 
     Area uniform in `scale`, aspect ratio log-uniform in `ratio`, as torchvision draws them; a box
@@ -726,9 +746,6 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         `FieldTransform`.
     """
 
-    moves = True
-    resizes = True
-
     def __init__(
         self,
         size: int | tuple[int, int],
@@ -737,8 +754,6 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
         super().__init__(fields)
-        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
-        self.says_how = isinstance(fields, Mapping)
         self.size = sides("size", size)
         self.scale = _range("scale", scale)
         self.ratio = _range("ratio", ratio)
@@ -747,9 +762,6 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         height, width = torch.from_numpy(view.sizes.astype(np.float32)).unbind(1)
         boxes = self.boxes(height, width, draw).numpy().astype(np.float64)
         return view.cropped(boxes[:, :2], boxes[:, 2:]).resized(np.array(self.size, np.float64))
-
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size
 
     def boxes(
         self, height: int | torch.Tensor, width: int | torch.Tensor, draw: Draw
@@ -765,11 +777,7 @@ class RandomResizedCrop(ImageTransform, WindowStep):
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
 
-    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        nearest = self.interpolation[field] == "nearest"
-        return self._nearest(images, draw) if nearest else self.images(images, draw)
-
-    def _nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]
         top, left, h, w = self.boxes(height, width, draw).long().unbind(1)
         rows, columns = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -30,16 +29,8 @@ LITERAL_COMPRESSION_MODE, MAX_BLOCK_SIZE = 1002, 1015
 _LEAST_BLOCK, _MOST_BLOCK = 20 << 10, 64 << 10
 """Bytes of the smallest channel worth blocks of its own, and of the largest block."""
 
-_WIDE = 300
-"""Lines of this many bytes are summed one by one, shorter ones in runs of four."""
-
-_WIDE_ROWS = 64
-"""Rows of wide lines whose filter is undone at once: enough to amortise the calls."""
-
-_NARROW_ROWS, _NARROW_BYTES = 128, 4800 << 10
-"""Limits of other rows undone at once, by number and by bytes: what the CPU caches hold."""
-
-_scratch = threading.local()
+_UNDONE_ROWS, _UNDONE_NBYTES = 128, 4800 << 10
+"""Limits of rows undone at once, by number and by bytes: what the CPU caches hold."""
 
 
 # --- the filter ---------------------------------------------------------------------------------
@@ -78,8 +69,7 @@ def filter_image(
 
 def undo_batch_rows(row_shape: tuple[int, ...]) -> int:
     """Number of (C, H, W) rows that `undo_image` handles at once, best right after decoding."""
-    fitting = max(1, _NARROW_BYTES // max(1, math.prod(row_shape)))
-    return min(_NARROW_ROWS, fitting) if row_shape[-1] < _WIDE else _WIDE_ROWS
+    return max(1, min(_UNDONE_ROWS, _UNDONE_NBYTES // max(1, math.prod(row_shape))))
 
 
 def undo_image(rows: np.ndarray) -> None:
@@ -95,43 +85,18 @@ def undo_image(rows: np.ndarray) -> None:
         return
     images = rows.reshape(-1, channels, height, width)
     batch = undo_batch_rows(images.shape[1:])
-    sum_lines = _sum_lines_by_four if width < _WIDE else _sum_lines
     for start in range(0, len(images), batch):
         part = images[start : start + batch]
-        sum_lines(part.reshape(-1, height, width))
+        lines = part.reshape(-1, height, width).swapaxes(0, 1)
+        # In buffers of their own: where W is a power of two, lines share few cache sets.
+        above, below = lines[0].copy(), np.empty_like(lines[0])
+        for line in lines[1:]:
+            np.add(above, line, out=below)
+            line[...] = below
+            above, below = below, above
         if channels == 3:
             part[:, 0] += part[:, 1]
             part[:, 2] += part[:, 1]
-
-
-def _sum_lines(planes: np.ndarray) -> None:
-    """Compute prefix sums along H of (M, H, W), in place."""
-    lines = planes.swapaxes(0, 1)
-    # In buffers of their own: where W is a power of two, a plane's lines share few cache sets.
-    above, below = lines[0].copy(), np.empty_like(lines[0])
-    for line in lines[1:]:
-        np.add(above, line, out=below)
-        line[...] = below
-        above, below = below, above
-
-
-def _sum_lines_by_four(planes: np.ndarray) -> None:
-    """Compute prefix sums along H of (M, H, W), in place, four lines at a time.
-
-    Two additions of whole planes make each line the sum of itself and the three above it. Each run
-    of four lines, contiguous in memory, then only lacks the sums of the run above it.
-    """
-    if not hasattr(_scratch, "sums") or _scratch.sums.size < planes.size:
-        _scratch.sums = np.empty(planes.size, np.uint8)
-    twos = _scratch.sums[: planes.size].reshape(planes.shape)
-    for step, lines, sums in ((1, planes, twos), (2, twos, planes)):
-        np.add(lines[:, step:], lines[:, :-step], out=sums[:, step:])
-        sums[:, :step] = lines[:, :step]
-    count, height, width = planes.shape
-    whole = height // 4 * 4
-    if whole:
-        _sum_lines(planes[:, :whole].reshape(count, -1, 4 * width))
-        planes[:, whole:] += planes[:, whole - 4 : height - 4]
 
 
 # --- zstd ---------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         (n, ...) contiguous, of the same dtype.
     """
     if compiled().functions is None or out.nbytes < PAST_CACHES_NBYTES:
-        np.take(values, rows, axis=0, out=out, mode="clip")
+        values.take(rows, 0, out, "clip")
         return
     nbytes = out.nbytes // len(rows)
     source = values.reshape(-1).view(np.uint8).data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import operator
 import threading
@@ -29,8 +28,9 @@ from precache.loading.tuple_batch import TupleBatch
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
-from precache.runtime.step_clock import FetchedObjects, ThreadTime, WorkTime
-from precache.sampling.order import Order, Shuffle
+from precache.runtime.ordered_map import prefetch
+from precache.runtime.step_clock import FetchedObjects, ThreadTime
+from precache.sampling.order import POSITIONS_AT_ONCE, Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
@@ -131,17 +131,17 @@ class BatchSource:
             self._warn_of_missing_labels()
         if "label" in self.reader.shapes and options.rank == 0:
             compare_classes(self.version)
+        # Other callables may expect batches one after another, on the thread of the loop.
+        self._transforms_early = (
+            options.device.type != "cuda"
+            and (options.resident != "device" or options.device.type == "cpu")
+            and is_drawn(self._transform)
+        )
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
         self._repeated = 0
         self._warned_of_mark = False
-        # Other callables may expect batches one after another, on the thread of the loop.
-        self._transforms_early = (
-            options.device.type != "cuda"
-            and isinstance(self.stream, BatchStream)
-            and is_drawn(self._transform)
-        )
         if self.reader.cached:  # last: an error above must leave nothing behind
             self.reader.cached.join()
 
@@ -159,12 +159,18 @@ class BatchSource:
     def counters(self) -> Counters:
         """Sums since this was made."""
         threads, transforms = self.stream.thread_time, self._transform_time.wall
-        work = WorkTime()
-        if self._options.device.type != "cuda":
-            early = self._transforms_early
-            work = WorkTime(threads.wall, early * transforms, (not early) * transforms)
+        early = self._transforms_early
         fetched = self.reader.cached.fetched if self.reader.cached else FetchedObjects()
-        return Counters(threads.cpu, work, fetched.objects, fetched.nbytes, self._repeated)
+        on_host = self._options.device.type != "cuda"  # there the time to queue says nothing
+        return Counters(
+            cpu_seconds=threads.cpu,
+            threads=on_host * threads.wall,
+            transforms=on_host * early * transforms,
+            loop=on_host * (not early) * transforms,
+            objects=fetched.objects,
+            nbytes=fetched.nbytes,
+            repeated=self._repeated,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the order of the rows."""
@@ -228,31 +234,43 @@ class BatchSource:
 
     def batches(self, epoch: int, first: int) -> Generator[Arrived, None, None]:
         """Yield the batches of an epoch from a position on."""
-        order, stop = self.order, self.order.stop(first)
-        starts = range(first, stop, order.global_batch)
-        finish = (functools.partial(self._finish, epoch, start) for start in starts)
-        early = finish if self._transforms_early else None
-        draw = (functools.partial(self._draw, epoch, start) for start in starts)
-        draws = draw if self._crops else None
+        starts = range(first, self.order.stop(first), self.order.global_batch)
+        begun, following = iter(starts), iter(starts[1:])
+        start, ready = first, self.stream.ready
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
-        following, ready = iter(starts[1:]), self.stream.ready
         for rows in self._runs(epoch, first):
-            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, early, draws)
+            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, begun)
             with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
                         return
                     batch = map_tensors(decoded, copy) if self._copied else decoded
-                    count, repeated, output = batch if early else next(finish)(batch)
+                    early = self._transforms_early
+                    count, repeated, output = batch if early else self._finish(epoch, start, batch)
                     del decoded, batch  # what the caller drops is gone
                     self._repeated += repeated
-                    nbytes = count * self._row_nbytes
-                    yield Arrived(next(following, None), count, nbytes, ready, output)
-                    ready = self.stream.ready
+                    nbytes, after = count * self._row_nbytes, next(following, None)
+                    yield Arrived(after, count, nbytes, ready, output)
+                    start, ready = after or 0, self.stream.ready
 
     def _runs(self, epoch: int, first: int) -> Iterator[Rows]:
-        runs = self.order.runs(epoch, first)
-        return map(self._checked, runs) if self.live and self._mixing else runs
+        """Yield the rows of batches, in runs that can be read without waiting for a build."""
+        order = self.order
+        if isinstance(order, ShardOrder):
+            runs = order.runs(epoch, first)
+            yield from map(self._checked, runs) if self._mixing else runs
+        elif order.count > POSITIONS_AT_ONCE:
+            yield self._ahead(order, epoch, first)
+        else:
+            yield order.epoch(epoch, first)
+
+    @staticmethod
+    def _ahead(order: Order, epoch: int, first: int) -> Rows:
+        """Yield the rows of batches, of which a thread computes some thousands ahead of need."""
+        blocks = prefetch(operator.call, order.blocks(epoch, first), threads=1, ahead=1)
+        with contextlib.closing(blocks):
+            for rows in blocks:
+                yield from order.cut(rows)
 
     def _checked(self, rows: Rows) -> Rows:
         """Yield the same rows; their labels may have been fetched with the samples."""
@@ -416,6 +434,8 @@ class BatchSource:
             decompress=options.decompress,
             # A batch may have to wait for the build, and must not delay the one before.
             in_rounds=not self.live,
+            finish=self._finish if self._transforms_early else None,
+            draw=self._draw if self._crops else None,
         )
 
     def _rows_with_labels(self) -> np.ndarray:

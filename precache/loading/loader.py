@@ -20,9 +20,11 @@ from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
 from precache.loading.options import Block, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
+from precache.loading.shard_order import ShardOrder
 from precache.loading.version_follower import VersionFollower
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
+from precache.sampling.order import Order
 from precache.storage.open import StorageOptions
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
@@ -176,7 +178,6 @@ class Loader(Loop):
             self._follower = VersionFollower(os.fspath(name), options.storage_options)
         self._source = BatchSource(name, options, self._closed, live=live)
         self._earlier = Counters()  # of sources that were replaced
-        self._last = (0, 0)
         super().__init__(options.device, options.rank, options.world_size, "loader")
         warn_if_slow()
 
@@ -205,6 +206,11 @@ class Loader(Loop):
         return self._options.output
 
     @property
+    def order(self) -> Order | ShardOrder:
+        """Order of the rows."""
+        return self._source.order
+
+    @property
     def follows(self) -> bool:
         """True if a later epoch may read another version: with `refresh`, or after ``follow``."""
         return self._source.live is not None or self._follower is not None
@@ -220,7 +226,7 @@ class Loader(Loop):
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        return self._source.order.batches()
+        return self.order.batches()
 
     def keys(self, rows: torch.Tensor | np.ndarray | Iterable[int]) -> list[str]:
         """Keys of the given row numbers, such as ``batch["row"]``.
@@ -234,7 +240,7 @@ class Loader(Loop):
 
     def locate(self) -> Callable[[], tuple[str, ...]]:
         """Return a function that looks up the keys of the batch that was handed out last."""
-        order, keys, last = self._source.order, self.version.keys, self._last
+        order, keys, last = self.order, self.version.keys, self._last
         return lambda: tuple(keys[row] for row in next(order.epoch(*last)).tolist())
 
     def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
@@ -245,18 +251,18 @@ class Loader(Loop):
         UsageError
             An epoch has no such batch; or its rows are not known yet, and the loader is closed.
         """
-        epoch, first = whole("epoch", epoch, 0), self.place_of(batch)
+        epoch, first = whole("epoch", epoch, 0), self._place_of(batch)
         if self._source.live is not None and epoch:
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
-        for rows in self._source.order.epoch(epoch, first):  # waits for a build that is followed
+        for rows in self.order.epoch(epoch, first):  # waits for a build that is followed
             return rows
         raise UsageError("this Loader is closed, and the rows of that batch are not known yet")
 
-    def place_of(self, batch: int) -> int:
-        """Place at which a batch of an epoch begins, for a mixture."""
+    def _place_of(self, batch: int) -> int:
+        """Return the place at which a batch of an epoch begins."""
         if not 0 <= whole("batch", batch) < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
-        return whole("batch", batch) * self._source.order.global_batch
+        return whole("batch", batch) * self.order.global_batch
 
     def seek(self, epoch: int, batch: int) -> None:
         """Choose the epoch that the next iterator runs, and the batch that it begins with.
@@ -266,7 +272,7 @@ class Loader(Loop):
         UsageError
             An epoch has no such batch.
         """
-        self._choose(epoch, self.place_of(batch))
+        self._choose(epoch, self._place_of(batch))
 
     def __iter__(self) -> Iterator[Any]:
         if not self._has_rank:
@@ -279,17 +285,7 @@ class Loader(Loop):
 
     def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
         self._require_own_rows()
-        return self._noting(self._source_at(epoch, place), epoch, place)
-
-    def _noting(
-        self, source: BatchSource, epoch: int, place: int
-    ) -> Generator[Arrived, None, None]:
-        """Yield the batches of a source, and note which one was the last."""
-        with contextlib.closing(source.batches(epoch, place)) as batches:
-            for arrived in batches:
-                self._last = epoch, place
-                place = arrived.place or 0
-                yield arrived
+        return self._source_at(epoch, place).batches(epoch, place)
 
     def _require_own_rows(self) -> None:
         """Raise `UsageError` if each of several workers of a `DataLoader` would read all rows."""
@@ -385,12 +381,8 @@ class Loader(Loop):
     def counters(self) -> Counters:
         return self._earlier.plus(self._source.counters)
 
-    @property
-    def _length(self) -> int:
-        return self._source.order.count
-
     def _turn(self, epoch: int) -> int:
-        return epoch if self._source.order.by_epoch else 0
+        return epoch if self.order.by_epoch else 0
 
     @property
     def together(self) -> int:
@@ -402,15 +394,15 @@ class Loader(Loop):
 
         `sample` counts the rows that all ranks have received of the epoch, and `batch` the steps.
         """
-        batch = self._reached[1] // self._source.order.global_batch
+        batch = self._reached[1] // self.order.global_batch
         return {**super().state_dict(), "batch": batch}
 
     def _identity(self) -> dict[str, Any]:
-        return self._source.identity()
+        return self.identity()
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the batches of each step, for a mixture."""
-        return {**self._identity(), "global_batch": self._source.order.global_batch}
+        """All that decides the order of the rows."""
+        return self._source.identity()
 
     def settings(self, place: int = 0) -> dict[str, Any]:
         return self._source.settings(place)
@@ -442,10 +434,10 @@ class Loader(Loop):
             require_same({**self._identity(), "version": version}, state, "this loader")
             self._use(self._reopened(self._follower.uri_of(version)))
         require_same(self._identity(), state, "this loader")
-        self._load_position(state)
-        epoch, place = self._next
-        if not self._source.order.batches(place):  # the rest is less than a batch
-            self._choose(epoch + 1, 0)
+        epoch, place = self._position(state, lambda epoch: self.order.count)
+        if not self.order.batches(place):  # the rest is less than a batch
+            epoch, place = epoch + 1, 0
+        self._choose(epoch, place)
 
     def close(self) -> None:
         """End running iterators and their threads, and release their memory.

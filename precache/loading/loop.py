@@ -8,7 +8,7 @@ import inspect
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import torch
@@ -28,8 +28,8 @@ class Counters(NamedTuple):
     ----------
     cpu_seconds
         CPU time of the threads.
-    work
-        Time in which batches were made.
+    threads, transforms, loop
+        Time in which batches were made, as of `WorkTime`.
     objects, nbytes
         Objects fetched into a disk cache, and their bytes.
     repeated
@@ -37,18 +37,22 @@ class Counters(NamedTuple):
     """
 
     cpu_seconds: float = 0.0
-    work: WorkTime = WorkTime()
+    threads: float = 0.0
+    transforms: float = 0.0
+    loop: float = 0.0
     objects: int = 0
     nbytes: int = 0
     repeated: int = 0
 
     def plus(self, other: Counters, sign: int = 1) -> Counters:
         """Add counters, or subtract them with the sign -1."""
-        return Counters(
-            self.cpu_seconds + sign * other.cpu_seconds,
-            self.work.plus(other.work, sign),
-            *(own + sign * more for own, more in zip(self[2:], other[2:], strict=True)),
-        )
+        sums: Iterable[Any] = map(lambda own, more: own + sign * more, self, other)
+        return Counters(*sums)
+
+    @property
+    def work(self) -> WorkTime:
+        """Time in which batches were made."""
+        return WorkTime(self.threads, self.transforms, self.loop)
 
 
 class Arrived(NamedTuple):
@@ -92,7 +96,7 @@ class Loop(ABC):
         self._check = RankCheck(rank, world_size, what, self.unit)
         self._clock = stall_clock(device)
         self._reported = Counters()
-        self._reached = self._next = (0, 0)
+        self._reached = self._next = self._last = (0, 0)
         self._is_chosen = False
 
     # --- of a kind of loop ---
@@ -105,11 +109,6 @@ class Loop(ABC):
     @abstractmethod
     def counters(self) -> Counters:
         """Sums since this was made."""
-
-    @property
-    @abstractmethod
-    def _length(self) -> int:
-        """Places of an epoch."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -149,6 +148,7 @@ class Loop(ABC):
         with contextlib.closing(self.batches(epoch, place)) as batches, check.passing():
             self._clock.begin()
             for following, rows, nbytes, ready, output in batches:
+                self._last, place = (epoch, place), following or 0
                 self._clock.arrived(rows, nbytes, ready)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
                 if following is None:
@@ -166,7 +166,8 @@ class Loop(ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse options, which decide when this is made, unless a subclass iterates itself."""
-        option = name in LoaderOptions.model_fields
+        # Its own names first: some are set with each batch.
+        option = not name.startswith("_") and name in LoaderOptions.model_fields
         option |= name in OF_DATALOADER and value is not None
         if option and type(self).__iter__.__module__.startswith(__package__):
             raise UsageError(
@@ -207,18 +208,23 @@ class Loop(ABC):
         epoch, place = self._reached
         return {**self._identity(), "epoch": epoch, self.unit: place}
 
-    def _load_position(self, state: Mapping[str, Any]) -> None:
+    def _position(self, state: Mapping[str, Any], length: Callable[[int], int]) -> tuple[int, int]:
+        """Return the epoch and the place of a state.
+
+        Parameters
+        ----------
+        length
+            Returns the places of an epoch.
+        """
         epoch, place = state.get("epoch"), state.get(self.unit)
-        try:
+        with contextlib.suppress(UsageError):
             position = whole("epoch", epoch, 0), whole(self.unit, place, 0)
-        except UsageError:
-            position = (0, self._length)
-        if position[1] >= self._length:
-            raise UsageError(
-                f"the saved state is at epoch {epoch!r}, {self.unit} {place!r}; an epoch has "
-                f"{self._length}"
-            )
-        self._choose(*position)
+            if position[1] < length(position[0]):
+                return position
+        raise UsageError(
+            f"the saved state is at epoch {epoch!r}, {self.unit} {place!r}; an epoch has "
+            f"{length(0)}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle the options and the position; not the threads and the memory."""

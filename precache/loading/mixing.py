@@ -6,14 +6,16 @@ import contextlib
 import copy
 import functools
 import itertools
+import json
 import logging
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from fractions import Fraction
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from precache.codecs import kernels
 from precache.errors import UsageError
@@ -22,7 +24,7 @@ from precache.loading.loop import Arrived, Counters, Loop, require_same
 from precache.loading.slots import SlotPool
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
-from precache.sampling.mix_schedule import MixSchedule, counts_of, shares_of
+from precache.sampling.mix_schedule import MixSchedule, Start, shares_of
 
 log = logging.getLogger(__name__)
 
@@ -103,22 +105,17 @@ def mix(
             "weights are shares of the steps, and by='sample' takes rows of every source at each; "
             "choose the batch_size of each loader instead"
         )
-    lengths = [len(loader) for loader in loaders]
-    shares = None
-    if weights is not None:
-        shares = shares_of(weights, len(loaders))
-    elif by == "batch":
-        shares = [Fraction(length, sum(lengths)) for length in lengths]
-    settings = {
-        "by": by,
-        "weights": None if weights is None else [float(share) for share in shares or []],
-        "until": until,
-        "seed": seed,
-    }
-    counts = counts_of(lengths, shares, until)
-    schedule = MixSchedule(tuple(lengths), counts, seed, shares is None)
+    schedule = MixSchedule(
+        lengths=tuple(map(len, loaders)),
+        weights=None if weights is None else tuple(shares_of(weights, len(loaders))),
+        until=until,
+        seed=seed,
+        together=by == "sample",
+        sizes=tuple(loader.order.global_batch for loader in loaders),
+    )
+    mixture = Mixture(loaders, schedule)
     _warn_of_classes(loaders)
-    return Mixture(loaders, schedule, settings)
+    return mixture
 
 
 def _warn_of_classes(loaders: Sequence[Loader]) -> None:
@@ -172,13 +169,10 @@ class Mixture(Loop):
 
     unit = "batch"
 
-    def __init__(
-        self, loaders: Sequence[Loader], schedule: MixSchedule, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, loaders: Sequence[Loader], schedule: MixSchedule) -> None:
         self.loaders = tuple(loaders)
         self.counts = schedule.counts
         self._schedule = schedule
-        self._settings = dict(settings)
         self._closed = threading.Event()
         marks_repeated = any(loader.marks_repeated for loader in self.loaders)
         for loader in self.loaders:
@@ -187,13 +181,17 @@ class Mixture(Loop):
         super().__init__(first.device, first.rank, first.world_size, "mixture")
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same in each and on every rank."""
+        """Batches of an epoch, the same on every rank, and in each but the rest of one.
+
+        An epoch that is resumed with other batch sizes has more or fewer.
+        """
         return len(self._schedule)
 
     def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
-        together, join = self._schedule.together, _Joiner()
+        schedule, join = self._schedule, _Joiner()
+        together, steps_left = schedule.together, schedule.steps(epoch)
         width = len(self.loaders) if together else 1
-        columns = [column[place * width :] for column in self._schedule.epoch(epoch)]
+        columns = [column[place * width :] for column in schedule.epoch(epoch)]
         steps = zip(*(column.reshape(-1, width).tolist() for column in columns), strict=True)
         with contextlib.ExitStack() as ends:
             reading: dict[int, Generator[Arrived, None, None]] = {}
@@ -210,29 +208,45 @@ class Mixture(Loop):
                 )
                 parts = [one.output.pop() for one in arrived]
                 parts[:] = [join(parts) if together else _add_source(parts[0], sources[0])]
-                following = number if number < len(self) else None
+                following = number if number < steps_left else None
                 yield Arrived(following, rows, nbytes, ready, parts)
 
-    def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Arrived, None, None]:
+    def _endless(self, loader: Loader, epoch: int, row: int) -> Generator[Arrived, None, None]:
         """Yield batches of a loader from a position on, epoch after epoch."""
         while not loader.closed:
-            yield from loader.batches(epoch, loader.place_of(batch))
-            epoch, batch = epoch + 1, 0
+            yield from loader.batches(epoch, row)
+            epoch, row = epoch + 1, 0
 
     @property
     def counters(self) -> Counters:
         return functools.reduce(Counters.plus, (loader.counters for loader in self.loaders))
 
-    @property
-    def _length(self) -> int:
-        return len(self)
-
     def _identity(self) -> dict[str, Any]:
-        return {"format": MIXTURE_STATE_FORMAT, **self._settings}
+        schedule = self._schedule
+        return {
+            "format": MIXTURE_STATE_FORMAT,
+            "by": "sample" if schedule.together else "batch",
+            "weights": schedule.weights and [float(share) for share in schedule.weights],
+            "until": schedule.until,
+            "seed": schedule.seed,
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator runs; one that was resumed goes on there."""
+        start, before = self._schedule.start, self._next[0]
+        super().set_epoch(epoch)
+        if start and before != self._next[0] <= start.epoch:  # whole, and not the rest of it
+            self._schedule = replace(self._schedule, start=None)
 
     def state_dict(self) -> dict[str, Any]:
-        sources = [loader.identity() for loader in self.loaders]
-        return {**super().state_dict(), "sources": sources}
+        """The position of the loop, of all that it has received; one for all ranks."""
+        sources = [
+            {**loader.identity(), "global_batch": size}
+            for loader, size in zip(self.loaders, self._schedule.sizes, strict=True)
+        ]
+        start = self._schedule.start
+        rest = {"start": json.loads(json.dumps(asdict(start)))} if start else {}
+        return {**super().state_dict(), "sources": sources, **rest}
 
     def settings(self, place: int = 0) -> dict[str, Any]:
         sources = {
@@ -240,13 +254,15 @@ class Mixture(Loop):
             for number, loader in enumerate(self.loaders)
             for name, value in loader.settings().items()
         }
-        return {**self._settings, "sources": len(self.loaders), **sources}
+        start = self._schedule.start
+        own = {"sources": len(self.loaders), "start": start and asdict(start)}
+        return {**self._identity(), **own, **sources}
 
     def __copy__(self) -> Mixture:
         return copy.deepcopy(self)  # with loaders of its own, as it closes them
 
     def _remake(self) -> tuple[Any, tuple[Any, ...]]:
-        return Mixture, (self.loaders, self._schedule, self._settings)
+        return Mixture, (self.loaders, self._schedule)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -255,7 +271,8 @@ class Mixture(Loop):
         ------
         UsageError
             The state is of another mixture, by name: other sources or another order of them, other
-            weights, rule, seed or batch size. Ranks may be more or fewer than they were.
+            weights, rule or seed. Batch sizes and the number of ranks may be others: rows that were
+            received in a pass over a source do not come again in it, and all others do.
         """
         require_same(self._identity(), state, "this mixture")
         sources = state.get("sources")
@@ -266,13 +283,35 @@ class Mixture(Loop):
             )
         for number, (loader, source) in enumerate(zip(self.loaders, sources, strict=True)):
             require_same(loader.identity(), source, f"source {number} of this mixture")
-        self._load_position(state)
+        orders = [loader.order for loader in self.loaders]
+        own = replace(self._schedule, lengths=tuple(map(len, self.loaders)), start=None)
+        sizes = [whole("global_batch", source.get("global_batch"), 1) for source in sources]
+        lengths = tuple(order.batches_of(size) for order, size in zip(orders, sizes, strict=True))
+        start = _start_of(state.get("start"))
+        saved = replace(own, lengths=lengths, sizes=tuple(sizes), start=start)
+        epoch, place = self._position(state, saved.steps)
+        if saved.sizes != own.sizes:
+            left = [order.batches for order in orders]
+            saved, place = saved.resumed(own, epoch, place, left), 0
+            epoch += not saved.steps(epoch)
+        self._schedule = saved
+        self._choose(epoch, place)
 
     def close(self) -> None:
         """End running iterators, and close the loaders, as `Loader.close` does."""
         super().close()
         for loader in self.loaders:
             loader.close()
+
+
+def _start_of(saved: Any) -> Start | None:
+    """Return the start that a state has, if it was taken after one with other batch sizes."""
+    try:
+        return TypeAdapter[Start | None](Start | None).validate_python(saved)
+    except ValidationError:
+        raise UsageError(
+            f"the saved state has start={saved!r:.60}; give what state_dict() returned"
+        ) from None
 
 
 def _add_source(batch: Any, source: int) -> Any:

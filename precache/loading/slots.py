@@ -27,7 +27,7 @@ from precache.errors import UsageError
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.usage import available_bytes
 from precache.store.layout import align
-from precache.transforms import Batch
+from precache.transforms import SIGNED, Batch
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +76,9 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return batch
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
 def indexable(values: torch.Tensor) -> torch.Tensor:
     """View a tensor in a dtype that torch can index: it cannot index wide unsigned ones."""
-    return values.view(_SIGNED.get(values.dtype, values.dtype))
+    return values.view(SIGNED.get(values.dtype, values.dtype))
 
 
 def row_nbytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFail
 from precache.loading.slots import (
     STEPS_AHEAD,
     DeviceCopier,
-    Sent,
     SlotLayout,
     SlotPool,
     as_tensor,
@@ -41,11 +40,11 @@ from precache.transforms import Batch, Draw
 
 Rows = Generator[np.ndarray, None, None]
 
-Finish = Callable[[Batch], Any]
-"""Turns a batch on the CPU into what is handed out, on the thread that decoded its last part."""
+Finish = Callable[[int, int, Batch], Any]
+"""Turns a batch of an epoch, by its first position, into what is handed out."""
 
-DrawOf = Callable[[torch.Tensor], Draw]
-"""Returns the random numbers of a batch, by its row numbers."""
+DrawOf = Callable[[int, int, torch.Tensor], Draw]
+"""Returns the random numbers of a batch of an epoch, by its first position and its rows."""
 
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from the caller."""
@@ -119,8 +118,8 @@ class _Batch:
 
     Attributes
     ----------
-    finish
-        Applied once all parts are decoded, if the batch stays on the CPU; its result is `finished`.
+    start
+        Its first position in the epoch.
     draw
         Random numbers of its rows, where they are cropped while they are read.
     futures
@@ -133,12 +132,12 @@ class _Batch:
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
     filled
         Contents of the slot, if the batch goes to a device.
-    sent
-        The batch on its way to the device, if it goes to one.
+    result
+        What is handed out, or the batch on its way to the device, if it goes to one.
     """
 
     rows: np.ndarray
-    finish: Finish | None = None
+    start: int
     draw: Draw | None = None
     futures: list[Future[None]] = field(default_factory=list)
     parts_left: int = 1
@@ -148,8 +147,7 @@ class _Batch:
     slot: np.ndarray | None = None
     out: dict[str, np.ndarray] = field(default_factory=dict)
     filled: FilledSlot = field(default_factory=FilledSlot)
-    sent: Sent | None = None
-    finished: Any = None
+    result: Any = None
 
 
 _Job = deque[tuple[_Batch, slice]]
@@ -165,7 +163,7 @@ class _Pass:
     reader
         The fields, with the variants of the epoch.
     feed
-        Fetches shards into a disk cache, if there is one.
+        Fetches shards into a disk cache, or has the kernel read ahead.
     ready
         An entry for each decoded batch that waits for the consumer. A deque's own methods need no
         lock between the threads that fill and the one that takes.
@@ -173,16 +171,16 @@ class _Pass:
         Whether the iterator has ended; a thread that a server kept waiting may still be at work.
     """
 
+    epoch: int
     reader: VersionReader
-    feed: ShardPrefetcher | None
+    feed: ReadAhead | ShardPrefetcher
     failures: FrameFailures
     ready: deque[None] = field(default_factory=deque)
     stopped: bool = False
 
     def stop(self) -> None:
         self.stopped = True
-        if self.feed:
-            self.feed.stop()
+        self.feed.stop()
 
 
 class BatchStream:
@@ -201,6 +199,10 @@ class BatchStream:
         ``host``, or ``device`` to decompress zstd frames there if possible.
     in_rounds
         A thread may make several small batches at a time.
+    finish
+        Applied to batches on the CPU, on the thread that decoded their last part.
+    draw
+        Random numbers of batches whose rows are cropped while they are read.
     """
 
     def __init__(
@@ -213,8 +215,10 @@ class BatchStream:
         prefetch_batches: int | None = None,
         decompress: str = "host",
         in_rounds: bool = True,
+        finish: Finish | None = None,
+        draw: DrawOf | None = None,
     ) -> None:
-        self._reader = reader
+        self._reader, self._finish, self._draw = reader, finish, draw
         cuda = device if device.type == "cuda" else None
         framed = framed_fields(reader, device) if decompress == "device" else {}
         sizes = {name: row_nbytes(*column) for name, column in reader.shapes.items()}
@@ -257,11 +261,7 @@ class BatchStream:
         return self._schedule.together
 
     def batches(
-        self,
-        rows: Rows,
-        epoch: int = 0,
-        finishes: Iterator[Finish] | None = None,
-        draws: Iterator[DrawOf] | None = None,
+        self, rows: Rows, epoch: int = 0, starts: Iterable[int] = itertools.repeat(0)
     ) -> Generator[Any, None, None]:
         """Yield a batch for each array of row numbers; closing the generator joins every thread.
 
@@ -269,37 +269,34 @@ class BatchStream:
         ----------
         epoch
             Selects the variants that are read.
-        finishes
-            For batches on the CPU: one function per batch, whose result is yielded.
-        draws
-            Where rows are cropped while they are read: the random numbers of each batch, by rows.
+        starts
+            First position of each batch.
         """
         reader, schedule = self._reader.at_epoch(epoch), self._schedule
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
-            cached, arrays = reader.cached, reader.arrays.values()
-            feed = ends.enter_context(cached.feed(arrays)) if cached else None
-            own = _Pass(reader, feed, FrameFailures(reader.readers))
+            feed: ReadAhead | ShardPrefetcher = self._read_ahead
+            if reader.cached:
+                feed = ShardPrefetcher(reader.cached, reader.arrays.values())
+                ends.enter_context(contextlib.closing(feed))
+            elif reader is not self._reader:
+                feed = self._make_read_ahead(reader)
+            own = _Pass(epoch, reader, feed, FrameFailures(reader.readers))
             self._ready = own.ready
-            if feed:
-                coming = feed.around(rows)
-            else:
-                ahead = self._read_ahead
-                if reader is not self._reader:
-                    ahead = self._make_read_ahead(reader)
-                coming = ahead.around(rows, schedule.ahead * schedule.together)
+            coming = feed.around(rows, schedule.ahead * schedule.together)
             ends.enter_context(contextlib.closing(coming))
             threads = Threads(schedule.threads, "precache", own.stop)
             ends.callback(threads.close, None if reader.mapped else reader.version.path)
             ends.callback(own.stop)
             # Batches that wait for shards, or are transformed, must not delay others.
-            together = 1 if feed or finishes else schedule.together
+            together = 1 if feed.waits or self._finish else schedule.together
+            placed = zip(coming, starts)  # noqa: B905  # there may be more starts
             groups: deque[deque[_Batch]] = deque()
 
             def begin(count: int) -> None:
                 for _ in range(count):
-                    group = self._group(coming, finishes, draws, together)
+                    group = self._group(itertools.islice(placed, together), epoch)
                     self._submit(threads, own, group)
                     groups.append(group)
 
@@ -323,22 +320,15 @@ class BatchStream:
     def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
         return ReadAhead(list(reader.readers.values()), self.thread_time)
 
-    def _group(
-        self,
-        coming: Iterator[np.ndarray],
-        finishes: Iterator[Finish] | None,
-        draws: Iterator[DrawOf] | None,
-        together: int,
-    ) -> deque[_Batch]:
+    def _group(self, placed: Iterable[tuple[np.ndarray, int]], epoch: int) -> deque[_Batch]:
         """Take some batches; an error of theirs comes with the last one, at its turn."""
         group: deque[_Batch] = deque()
         try:
-            for rows in itertools.islice(coming, together):
-                finish = next(finishes) if finishes else None
-                draw = next(draws)(torch.from_numpy(rows)) if draws else None
-                group.append(_Batch(rows, finish, draw))
+            for rows, start in placed:
+                draw = self._draw and self._draw(epoch, start, torch.from_numpy(rows))
+                group.append(_Batch(rows, start, draw))
         except Exception as error:
-            group.append(_Batch(np.empty(0, np.int64), futures=[Future()]))
+            group.append(_Batch(np.empty(0, np.int64), 0, futures=[Future()]))
             fail(group[-1].futures[0], error)
         return group
 
@@ -347,8 +337,8 @@ class BatchStream:
         jobs: list[_Job] = [deque()]
         batches = [batch for batch in group if not batch.futures]
         for batch in batches:
-            batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
-            bounds = np.linspace(0, len(batch.rows), batch.parts_left + 1).astype(int).tolist()
+            count = batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
+            bounds = [len(batch.rows) * part // count for part in range(count + 1)]
             parts = [(batch, slice(*pair)) for pair in itertools.pairwise(bounds)]
             jobs[0].append(parts[0])
             jobs += [deque([part]) for part in parts[1:]]
@@ -368,8 +358,7 @@ class BatchStream:
             batch, part = job.popleft()  # of which the job, which lives a little longer, holds none
             with self.thread_time.counted():
                 try:
-                    if own.feed:
-                        own.feed.wait(batch.rows[part])
+                    own.feed.wait(batch.rows[part])
                     self._fill(own, batch, part)
                 except BaseException:
                     batch.failed = True
@@ -378,25 +367,27 @@ class BatchStream:
                     with batch.lock:
                         batch.parts_left -= 1
                         last = not batch.parts_left
-                    if last and own.feed:
+                    if last:
                         own.feed.release(batch.rows)
                 if last and not (batch.failed or own.stopped):
-                    self._complete(batch, own.failures)
+                    self._complete(own, batch)
                     batch.done = True
                     own.ready.append(None)
 
-    def _complete(self, batch: _Batch, failures: FrameFailures) -> None:
+    def _complete(self, own: _Pass, batch: _Batch) -> None:
         """Send a decoded batch to the device, or finish it."""
-        if self._device:
-            slots, copier = self._device
-            slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
-            unpack = functools.partial(slots.unpack, batch.rows, batch.filled, failures)
-            with computing():
-                batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
-        elif batch.finish:
-            with computing():
-                batch.finished = batch.finish(self._tensors(batch))
-            batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+        if not (self._device or self._finish):
+            batch.result = self._tensors(batch)
+            return
+        with computing():
+            if self._device:
+                slots, copier = self._device
+                slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
+                unpack = functools.partial(slots.unpack, batch.rows, batch.filled, own.failures)
+                batch.result = copier.send(slot, batch.filled.nbytes, unpack)
+            elif self._finish:
+                batch.result = self._finish(own.epoch, batch.start, self._tensors(batch))
+                batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
@@ -404,17 +395,19 @@ class BatchStream:
         if draw is not None:
             draw = draw.part(part.start, part.stop)
         out = {name: values[part] for name, values in batch.out.items()}
-        for renewed in (own.feed is None, True):
-            try:
-                if self._device:
-                    batch.filled = self._device[0].fill(own.reader, rows, out, slot, draw)
-                else:
-                    own.reader.read(rows, out, draw=draw)
-                return
-            except DamageError:
-                if renewed or own.feed is None:
-                    raise
-            own.feed.renew(rows)
+
+        def fill() -> None:
+            if self._device:
+                batch.filled = self._device[0].fill(own.reader, rows, out, slot, draw)
+            else:
+                own.reader.read(rows, out, draw=draw)
+
+        try:
+            fill()
+        except DamageError:
+            if not own.feed.renew(rows):
+                raise
+            fill()
 
     def _slot(self, batch: _Batch) -> np.ndarray:
         """Return the slot of a batch; acquire one for its first part."""
@@ -441,9 +434,7 @@ class BatchStream:
             finally:
                 del future  # an error holds this frame
         own.ready.pop()
-        if batch.sent and self._device:
-            return self._device[1].hand_out(batch.sent)
-        return batch.finished if batch.finish else self._tensors(batch)
+        return self._device[1].hand_out(batch.result) if self._device else batch.result
 
     def _tensors(self, batch: _Batch) -> Batch:
         # NumPy's views: torch's own would each release the interpreter lock, and wait for it.

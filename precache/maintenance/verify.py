@@ -10,7 +10,7 @@ from precache.errors import PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
 from precache.reading.ragged_reader import open_reader
-from precache.reading.remote_shards import RangedShardFiles
+from precache.reading.shard_files import RangedShardFiles
 from precache.storage.base import required
 from precache.storage.open import StorageOptions
 from precache.store.commit_log import short

@@ -1,4 +1,4 @@
-"""Read rows of shards into the caller's buffer.
+"""Read rows of shards into the caller's buffer: locate them, then copy or decode them.
 
 The filter of `image` belongs to a chunk: it is undone on each decoded chunk, before rows are cut
 out of it, and never on fill values. Only rows written by precache, which are whole chunks, can stay
@@ -8,26 +8,26 @@ filtered, to be undone on a device.
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
-from precache.codecs.kernels import UNCHECKED
+from precache.codecs.kernels import OWN, UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
-from precache.reading.remote_shards import shard_files
-from precache.reading.shard_files import ShardFiles
+from precache.reading.shard_files import MISSING, Places, ShardFiles, shard_files
 from precache.runtime.usage import available_bytes
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
-from precache.store.zarr_metadata import Piece
+
+Value = TypeVar("Value")
 
 DECODE_NBYTES = 1 << 20
 """Bytes of chunks of small rows decoded, or of plain rows checked, before their rows are copied."""
@@ -37,9 +37,6 @@ CHUNKS_AT_ONCE = 5
 
 BAD_CRC = "its CRC32C does not hold"
 OTHER_CHUNK = "it is another chunk than was written there: its checksum is not the recorded one"
-
-ChunkRow = tuple[int, int, int, int]
-"""A row, its object, its chunk there, and how to check the chunk (`kernels.decode_frames`)."""
 
 SHARED_ROW_NBYTES = 16 << 10
 """Rows below this size are not worth a Python object each. If all rows fit into the cache of
@@ -66,8 +63,7 @@ class ArrayReader:
         self._where = f"{version.path}/{version.arrays[name][0]}"
         self._objects = objects or shard_files(version, name)
         self.array = self._objects.array
-        self._pieces = self._objects.pieces
-        self._verify = verify
+        self._verify, self._checks_all = verify, verify and bool(self.array.decoder.codecs)
         self._decoded: dict[tuple[bool, int], DecodedChunks] = {}
         self._scratch = threading.local()
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
@@ -78,10 +74,6 @@ class ArrayReader:
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
         if not self.array.decoder.ragged:
             self.require_memory(max(self.array.row_nbytes, held))
-        self._chunks_across = math.prod(self.array.chunks_per_object[1:])
-        self._checked = self._objects.checked
-        if not (verify and self.array.decoder.codecs):
-            self._checked = np.ones_like(self._checked)
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `StoreError` if less than `nbytes` of memory is available."""
@@ -137,181 +129,150 @@ class ArrayReader:
             return
         undo = self.array.decoder.filtered and (undo or not self.filtered)
         rows = np.ascontiguousarray(rows, np.int64)
-        numbers, inside = np.divmod(rows, self.array.object_shape[0])
         try:
             if not self.array.whole_rows:
-                self._read_chunked(rows, out)
+                self._read_pieces(rows, out)
             elif self._small and self._fits:
                 self._read_shared(rows, out, undo)
-            elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
-                if self.array.chunk_shape[0] == 1:
-                    self._read_single(rows, numbers, self._chunks(inside), out, undo)
-                else:
-                    self._read_shared(rows, out, undo)
+            elif self.array.chunk_shape[0] == 1:
+                self._decode(rows, out, undo, out.nbytes)
+            elif not (self.plain and self._copy(rows, out, out.nbytes)):
+                self._read_shared(rows, out, undo)
         except MemoryError:
             raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
 
-    def _read_plain(
-        self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
-    ) -> bool:
-        """Copy plain rows; return False if an object is not plain, or was closed meanwhile."""
-        objects = self._objects
-        begins = objects.begins[numbers]
-        for position in np.flatnonzero(begins < 0).tolist():
-            number, row = int(numbers[position]), int(rows[position])
-            begin = objects.begin(number, self._pieces[0].object_tail, row)
-            if begin is None:
-                return False
-            begins[position] = begin
-        chunks = inside // self.array.chunk_shape[0]
-        starts = begins + inside * self.array.row_nbytes + chunks * self.array.gap
-        checks = self._checks(numbers, chunks)
-        if (checks == UNCHECKED).all():
-            return self._copy(rows, numbers, starts, out, out.nbytes)
-        if kernels.compiled().has_crc32c and self.array.chunk_shape[0] == 1:
-            copied = self._copy(rows, numbers, starts, out, out.nbytes, checks)
-            self._checked[numbers, chunks] |= copied
-            return copied
-        # Checked right before they are copied, rows are read from memory once for both.
-        together = DECODE_NBYTES // self.array.row_nbytes + 1
+    def _copy(self, rows: np.ndarray, out: np.ndarray, batch_nbytes: int) -> bool:
+        """Copy plain rows, or the whole chunks that they are in, into `out` (n, ...).
+
+        Returns False if one is not plain, or another iterator closed its object.
+        """
+        places = self._objects.locate(rows)
+        if (places.lengths != self.array.pitch).any():
+            return False
+        nbytes, starts = out.nbytes // len(rows), places.starts
+        whole = nbytes == self.array.chunk_nbytes
+        if not whole:
+            starts = starts + rows % self.array.chunk_shape[0] * nbytes
+        due, together, in_parts = self._checks(places), len(rows), False
+        checks: np.ndarray | None = due
+        if (due == UNCHECKED).all():
+            checks = None
+        elif not (whole and kernels.compiled().has_crc32c):
+            # Checked right before they are copied, rows are read from memory once for both.
+            checks, in_parts, together = None, True, DECODE_NBYTES // nbytes + 1
+        lengths = np.full(len(rows), nbytes, np.int64)
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
-            for position in (start + np.flatnonzero(checks[part] != UNCHECKED)).tolist():
-                place = rows[position], numbers[position], chunks[position], checks[position]
-                self._check_plain(*map(int, place))
-            if not self._copy(rows[part], numbers[part], starts[part], out[part], out.nbytes):
+            if in_parts:
+                self._check_crc32c(places.part(part))
+            try:
+                copied = kernels.copy_pieces(
+                    self._objects.sources, places.objects[part], starts[part], lengths[part],
+                    out[part], batch_nbytes, checks,
+                )  # fmt: skip
+            except ValueError:
                 return False
+            if copied < len(out[part]):
+                raise self.damage(int(rows[start + copied]), BAD_CRC)
+        if checks is not None:
+            self._mark_checked(places)
         return True
 
-    def _copy(
-        self,
-        rows: np.ndarray,
-        numbers: np.ndarray,
-        starts: np.ndarray,
-        out: np.ndarray,
-        batch_nbytes: int,
-        checks: np.ndarray | None = None,
-    ) -> bool:
-        """Copy rows and check some; False if another iterator's feed closed an object meanwhile."""
-        sources, lengths = self._objects.sources, np.full(len(out), self.array.row_nbytes, np.int64)
-        try:
-            copied = kernels.copy_pieces(
-                sources, numbers, starts, lengths, out, batch_nbytes, checks
-            )
-        except ValueError:
-            return False
-        if copied < len(rows):
-            raise self.damage(int(rows[copied]), BAD_CRC)
-        return True
+    def _check_crc32c(self, places: Places) -> None:
+        """Check the chunks that were not checked yet."""
+        places = places.part(np.unique(places.chunks, return_index=True)[1])
+        places = places.part(self._checks(places) != UNCHECKED)
+        checks = self._checks(places).tolist()
+        for position, data in enumerate(self._objects.read(places)):
+            self._chunk(places, position, data, checks[position], _require_crc32c)
+        self._mark_checked(places)
 
-    def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    def _checks(self, places: Places) -> np.ndarray:
         """Return how chunks are still to be checked, as `ShardFiles.checks`: (n,) int64."""
-        if self._checked is not self._objects.checked:  # nothing is
-            return np.full(len(numbers), UNCHECKED)
-        return self._objects.checks(numbers, chunks)
+        if self._checks_all:
+            return self._objects.checks(places)
+        return np.full(len(places.rows), UNCHECKED)
 
-    def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
+    def _mark_checked(self, places: Places) -> None:
         """Remember that chunks were checked.
 
         Chunks that are not mapped are fetched again, and may have other bytes then.
         """
-        if self._objects.mapped:
-            self._checked[numbers, chunks] = True
+        if self._objects.mapped and self._checks_all:
+            self._objects.checked.reshape(-1)[places.chunks] = True
 
-    def _check_plain(self, row: int, number: int, chunk: int, check: int) -> None:
-        if self._checked[number, chunk]:
-            return
-        tail = self._pieces[0].object_tail
-        data = self._objects.chunk(number, tail, chunk, row)
-        if data is None or not crc32c_holds(data):
-            raise self._objects.damage(number, tail, row, BAD_CRC)
-        self._require_place(data, (row, number, chunk, check))
-        self._checked[number, chunk] = True
-
-    def _require_place(self, data: memoryview, place: ChunkRow) -> None:
-        """Raise unless a chunk ends in the checksum that is recorded of it."""
-        row, number, _, check = place
-        if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
-            raise self._objects.damage(number, self._pieces[0].object_tail, row, OTHER_CHUNK)
-
-    def _read_single(
+    def _chunk(
         self,
-        rows: np.ndarray,
-        numbers: np.ndarray,
-        chunks: np.ndarray,
-        out: np.ndarray,
-        undo: bool,
-    ) -> None:
-        """Decode rows that are one whole chunk each straight into `out`."""
-        places = self._chunk_rows(rows, numbers, chunks)
-        in_numpy = undo and not kernels.compiled().has_zstd
-        together = undo_batch_rows(out.shape[1:]) if in_numpy else len(rows)
-        with self._objects.gathered(rows):
-            for start in range(0, len(rows), together):
-                part = slice(start, start + together)
-                self._decode_chunk_rows(places[part], out[part], undo, out.nbytes)
-        self._mark_checked(numbers, chunks)
+        places: Places,
+        position: int,
+        data: memoryview | None,
+        check: int,
+        decode: Callable[..., Value],
+    ) -> Value:
+        """Return ``decode(data, verify=)`` of one chunk; an error names its object and key.
 
-    def _chunks(self, inside: np.ndarray) -> np.ndarray:
-        """(n,) int64: the chunk that each row is in, from the row's number within its object."""
-        chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._chunks_across
-        return chunks
-
-    def _chunk_rows(
-        self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray
-    ) -> list[ChunkRow]:
-        columns = rows, numbers, chunks, self._checks(numbers, chunks)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def _decode_chunk_rows(
-        self, places: Sequence[ChunkRow], out: np.ndarray, undo: bool, batch_nbytes: int
-    ) -> None:
-        """Decode whole chunks (n, ...), and undo the filter if `undo`."""
-        decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
-        decoded, missing = 0, []
-        if kernels.compiled().has_zstd and self.array.decoder.framed:
-            frames = []
-            for row, number, chunk, _ in places:
-                data = self._objects.chunk(number, tail, chunk, row)
-                if data is None:
-                    break
-                frames.append(data)
-            room, checks = out[: len(frames)], None
-            if self._verify:
-                checks = np.array([check for *_, check in places[: len(frames)]], np.int64)
-            decoded = kernels.decode_frames(
-                frames, room, filtered=undo, batch_nbytes=batch_nbytes, checks=checks
-            )
-        for position, (row, number, chunk, check) in enumerate(places[decoded:], decoded):
-            data = self._objects.chunk(number, tail, chunk, row)
+        Parameters
+        ----------
+        check
+            What the chunk must end in, `OWN` or `UNCHECKED`.
+        """
+        try:
             if data is None:
-                missing.append(position)
-                continue
-            self._require_place(data, (row, number, chunk, check))
-            try:
-                decode(data, out[position : position + 1], verify=check != UNCHECKED)
-            except DamageError as error:
-                raise self._objects.damage(number, tail, row, str(error)) from None
-        if undo:
-            undo_image(out[decoded:])
-        if missing:
+                raise DamageError("it is missing in its index")
+            if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
+                raise DamageError(OTHER_CHUNK)
+            return decode(data, verify=check != UNCHECKED)
+        except DamageError as error:
+            number, row = int(places.objects[position]), int(places.rows[position])
+            raise self._objects.damage(number, row, str(error)) from None
+
+    def _decode(self, rows: np.ndarray, out: np.ndarray, undo: bool, batch_nbytes: int) -> None:
+        """Decode the whole chunks (n, ...) that rows are in, and undo the filter if `undo`."""
+        if self.plain and self._copy(rows, out, batch_nbytes):
+            return
+        places = self._objects.locate(rows)
+        data, checks = self._objects.read(places), self._checks(places)
+        missing = np.flatnonzero(places.lengths == MISSING)
+        framed = kernels.compiled().has_zstd and self.array.decoder.framed
+        together = undo_batch_rows(out.shape[1:]) if undo and not framed else len(data)
+        for start in range(0, len(data), together):
+            decoded, end = start, min(start + together, len(data))
+            if framed:
+                frames: Any = data[: missing[0]] if len(missing) else data
+                decoded = kernels.decode_frames(
+                    frames, out[: len(frames)], filtered=undo, batch_nbytes=batch_nbytes,
+                    checks=checks[: len(frames)] if self._verify else None,
+                )  # fmt: skip
+            for position in range(decoded, end):
+                if data[position] is not None:
+                    row = out[position : position + 1]
+                    decode = functools.partial(self.array.decoder.decode, out=row)
+                    self._chunk(places, position, data[position], int(checks[position]), decode)
+            if undo:
+                undo_image(out[decoded:end])
+        if len(missing):
             out[missing] = self.array.fill_value
+        self._mark_checked(places)
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         """Copy rows out of chunks of several rows, decoding those not kept from earlier batches."""
-        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         kept = self._kept(undo)
-        left = kept.copy(chunks, within, out)
+        left = kept.copy(rows, out)
         if not len(left):
             return
+        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         together = self._chunks_at_once
+        scratch = self._scratch.__dict__
+        if "chunks" not in scratch:
+            scratch["chunks"] = np.empty((together, *self.array.chunk_shape), self.array.dtype)
         left = left[np.argsort(chunks[left], kind="stable")]
         needed, first = np.unique(chunks[left], return_index=True)
         ends = np.append(first[together::together], len(left))
         for number, end in enumerate(ends.tolist()):
             part = slice(number * together, (number + 1) * together)
             positions = left[first[part.start] : end]
-            decoded = self._decode_chunks(rows[left[first[part]]], undo)
+            decoded = scratch["chunks"][: len(first[part])]
+            self._decode(rows[left[first[part]]], decoded, undo, batch_nbytes=0)
             places = np.searchsorted(needed[part], chunks[positions])
             out[positions] = decoded[places, within[positions]]
             kept.add(needed[part], decoded)
@@ -324,55 +285,31 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            cache = DecodedChunks(
-                array.objects * array.chunks_per_object[0], array.chunk_shape, array.dtype
-            )
+            chunks = -(-array.shape[0] // array.chunk_shape[0])
+            cache = DecodedChunks(chunks, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(key, cache)
 
-    def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
-        """Decode the chunks that hold rows, into scratch memory of this thread."""
-        shape = (self._chunks_at_once, *self.array.chunk_shape)
-        if not hasattr(self._scratch, "chunks"):
-            self._scratch.chunks = np.empty(shape, self.array.dtype)
-        decoded: np.ndarray = self._scratch.chunks[: len(rows)]
-        numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        chunks = self._chunks(inside)
-        with self._objects.gathered(rows):
-            places = self._chunk_rows(rows, numbers, chunks)
-            self._decode_chunk_rows(places, decoded, undo, batch_nbytes=0)
-        self._mark_checked(numbers, chunks)
-        return decoded
-
-    def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
+    def _read_pieces(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Read rows that are spread over several chunks: decode each chunk once, copy from it."""
-        chunk_rows = self.array.chunk_shape[0]
-        order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
-        starts = np.flatnonzero(np.diff(ordered // chunk_rows, prepend=-1)).tolist()
+        chunk_rows, pieces = self.array.chunk_shape[0], self._objects.pieces
+        groups, first = np.unique(rows // chunk_rows, return_index=True)
+        each = np.repeat(np.arange(len(pieces)), len(groups))
+        places = self._objects.locate(np.tile(rows[first], len(pieces)), each)
+        order = np.argsort(rows // chunk_rows, kind="stable")
+        starts = np.searchsorted(rows[order] // chunk_rows, groups[1:])
+        positions = np.split(order, starts)
         scratch = np.empty(self.array.chunk_shape, self.array.dtype)
-        with self._objects.gathered(rows):
-            for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-                group, positions = ordered[start:stop], order[start:stop]
-                within = group % chunk_rows
-                for piece in self._pieces:
-                    self._decode_piece(int(group[0]), piece, scratch)
-                    row_part: tuple[Any, ...] = (positions, *piece.row)
-                    chunk_part: tuple[Any, ...] = (within, *piece.chunk)
-                    out[row_part] = scratch[chunk_part]
-
-    def _decode_piece(self, row: int, piece: Piece, scratch: np.ndarray) -> None:
-        number, inside = divmod(row, self.array.object_shape[0])
-        chunk = inside // self.array.chunk_shape[0] * self._chunks_across + piece.chunk_tail
-        data = self._objects.chunk(number, piece.object_tail, chunk, row)
-        if data is None:
-            scratch[...] = self.array.fill_value
-            return
-        try:
-            self.array.decoder.decode(data, scratch, verify=self._verify)
-        except DamageError as error:
-            raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
-        if self.array.decoder.filtered:
-            undo_image(scratch)
+        decode = functools.partial(self.array.decoder.decode, out=scratch)
+        for number, data in enumerate(self._objects.read(places)):
+            if data is None:
+                scratch[...] = self.array.fill_value
+            else:
+                self._chunk(places, number, data, OWN if self._verify else UNCHECKED, decode)
+                if self.array.decoder.filtered:
+                    undo_image(scratch)
+            piece, group = pieces[each[number]], positions[number % len(groups)]
+            part = scratch[(rows[group] % chunk_rows, *piece.chunk)]
+            out[(group, *piece.row)] = part
 
     def probe(self, row: int) -> None:
         """Read a row, and raise as `read` if it cannot be."""
@@ -381,8 +318,7 @@ class ArrayReader:
 
     def damage(self, row: int, reason: str) -> PrecacheError:
         """Make the error for a damaged row, with the way to repair it."""
-        number = row // self.array.object_shape[0]
-        return self._objects.damage(number, self._pieces[0].object_tail, row, reason)
+        return self._objects.damage(row // self.array.object_shape[0], row, reason)
 
     @property
     def framed(self) -> bool:
@@ -411,43 +347,37 @@ class ArrayReader:
         DamageError
             Stored bytes are missing or wrong; names the file and the key.
         """
-        numbers, chunks = np.divmod(rows, self.array.object_shape[0])
-        tail = self._pieces[0].object_tail
+        places = self._objects.locate(rows)
+        frames: Any = self._objects.read(places)
+        checks = self._checks(places)
+        for row in rows[places.lengths > self.frame_bound].tolist():
+            raise self.damage(row, "it has no frame of that row")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
-        frames = []
-        with self._objects.gathered(rows):
-            for row, number, chunk, check in self._chunk_rows(rows, numbers, chunks):
-                data = self._objects.chunk(number, tail, chunk, row)
-                if data is None or len(data) > self.frame_bound:
-                    raise self._objects.damage(number, tail, row, "it has no frame of that row")
-                if check != UNCHECKED:
-                    self._require_place(data, (row, number, chunk, check))
-                    try:
-                        self.array.decoder.decode(data, scratch)
-                    except DamageError as error:
-                        raise self._objects.damage(number, tail, row, str(error)) from None
-                frames.append(data)
-        self._mark_checked(numbers, chunks)
-        lengths = np.array([len(frame) for frame in frames], np.int64)
-        kernels.join(frames, out[: int(lengths.sum())])
-        return lengths
+        decode = functools.partial(self.array.decoder.decode, out=scratch)
+        for position in np.flatnonzero(checks != UNCHECKED).tolist():
+            self._chunk(places, position, frames[position], int(checks[position]), decode)
+        self._mark_checked(places)
+        kernels.join(frames, out[: int(places.lengths.sum())])
+        return places.lengths
 
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
 
-        Empty for arrays whose rows are spread over several chunks; without unreadable objects.
+        Empty for arrays whose rows are spread over several chunks, or if an object is unreadable.
         """
         extents: dict[str, np.ndarray] = {}
         if not self.array.whole_rows or not self._objects.mapped:
             return extents
-        tail = self._pieces[0].object_tail
-        numbers, within = np.divmod(rows, self.array.object_shape[0])
-        chunks = self._chunks(within)
-        for number in np.unique(numbers).tolist():
-            with contextlib.suppress(PrecacheError):  # raised again when the row is read
-                mapped = self._objects.get(number, tail, int(rows[numbers == number][0]))
-                if mapped is not None:
-                    places = mapped.index[np.unique(chunks[numbers == number])]
-                    inside = (places <= mapped.size).all(axis=1)
-                    extents[str(self._objects.path(number, tail))] = places[inside]
+        with contextlib.suppress(PrecacheError):  # raised again when the row is read
+            places = self._objects.locate(rows)
+            places = places.part(np.unique(places.chunks, return_index=True)[1])
+            places = places.part(places.lengths != MISSING)
+            for number in np.unique(places.objects).tolist():
+                _, _, _, *columns = places.part(places.objects == number)
+                extents[str(self._objects.path(number))] = np.stack(columns, axis=1)
         return extents
+
+
+def _require_crc32c(data: memoryview, *, verify: bool) -> None:
+    if verify and not crc32c_holds(data):
+        raise DamageError(BAD_CRC)

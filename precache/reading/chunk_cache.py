@@ -33,31 +33,38 @@ class DecodedChunks:
         self._place = np.zeros(chunks, np.int64)
         self._chunk = np.full(room, -1, np.int64)
         self._oldest = 0
+        self._whole = False  # every row is there, in its place
         self._lock = threading.Lock()
 
-    def copy(self, chunks: np.ndarray, within: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def copy(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy rows to `out`; return the positions of those whose chunks are not cached."""
+        if self._whole:
+            self._rows.take(rows, 0, out, "clip")
+            return rows[:0]
+        chunks, within = np.divmod(rows, self._chunk_rows)
         with self._lock:
             places = ~self._place[chunks]
             missing = np.flatnonzero(places < 0)
             places += within
             if not len(missing):
-                np.take(self._rows, places, axis=0, out=out, mode="clip")
+                self._rows.take(places, 0, out, "clip")
             elif len(missing) < len(chunks):
                 held = np.flatnonzero(self._place[chunks] < 0)
                 out[held] = self._rows[places[held]]
             return missing
 
     def add(self, chunks: np.ndarray, decoded: np.ndarray) -> None:
-        """Keep (n, rows, ...) decoded chunks, replacing the oldest."""
+        """Keep (n, rows, ...) decoded chunks, replacing the oldest unless all have room."""
         room = len(self._chunk)
         chunks, decoded = chunks[-room:], decoded[-room:]
         with self._lock:
             new = np.flatnonzero(self._place[chunks] == 0)
-            slots = (self._oldest + np.arange(len(new))) % room
+            all_fit = room == len(self._place)
+            slots = chunks[new] if all_fit else (self._oldest + np.arange(len(new))) % room
             replaced = self._chunk[slots]
             self._place[replaced[replaced >= 0]] = 0
             self._rows.reshape(room, self._chunk_rows, *self._rows.shape[1:])[slots] = decoded[new]
             self._place[chunks[new]] = ~(slots * self._chunk_rows)
             self._chunk[slots] = chunks[new]
             self._oldest = int(self._oldest + len(new)) % room
+            self._whole = all_fit and bool((self._chunk >= 0).all())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Generator
 
 import numpy as np
 
-from precache.codecs.kernels import UNCHECKED
 from precache.codecs.windows import Windows, resize_windows
-from precache.errors import DamageError, UsageError
+from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import ShardFiles
 from precache.store.version import Version
@@ -83,23 +83,16 @@ class RaggedReader(ArrayReader):
             Stored bytes are missing or wrong, or not a row of its shape; names file and key. A
             forged length or shape is refused before memory is taken for it.
         """
-        rows = np.ascontiguousarray(rows, np.int64)
-        numbers, chunks = np.divmod(rows, self.array.object_shape[0])
-        tail, decode = self._pieces[0].object_tail, self.array.decoder.decode_ragged
-        with self._objects.gathered(rows):
-            for row, number, chunk, check in self._chunk_rows(rows, numbers, chunks):
-                data = self._objects.chunk(number, tail, chunk, row)
-                if data is None:
-                    raise self._objects.damage(number, tail, row, "it is missing in its index")
-                self._require_place(data, (row, number, chunk, check))
-                shape = tuple(self.shapes[row].tolist())
-                try:
-                    value = decode(data, shape, self.array.dtype, verify=check != UNCHECKED)
-                except DamageError as error:
-                    raise self._objects.damage(number, tail, row, str(error)) from None
-                if check != UNCHECKED and self._objects.mapped:
-                    self._checked[number, chunk] = True
-                yield value
+        places = self._objects.locate(np.ascontiguousarray(rows, np.int64))
+        chunks, checks = self._objects.read(places), self._checks(places).tolist()
+        for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
+            shape = tuple(self.shapes[rows[position]].tolist())
+            decode = functools.partial(
+                self.array.decoder.decode_ragged, shape=shape, dtype=self.array.dtype
+            )
+            value = self._chunk(places, position, data, check, decode)
+            self._mark_checked(places.part(position))
+            yield value
 
     def probe(self, row: int) -> None:
         for _ in self.rows(np.array([row])):

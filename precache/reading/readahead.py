@@ -20,12 +20,18 @@ from precache.runtime.operating_system import read_ahead
 from precache.runtime.ordered_map import Threads
 from precache.runtime.step_clock import ThreadTime
 
-QUIET_BATCHES = 8
-"""Batches without disk reads after which advice stops, until disk reads occur again."""
+QUIET_BATCHES = 2
+"""Batches without disk reads after which advice stops, until disk reads occur again: to look up
+the cached pages of one more costs up to a tenth of reading it."""
 
 
 class ReadAhead:
-    """Advises the kernel of coming rows while the process still reads from a disk."""
+    """Advises the kernel of coming rows while the process still reads from a disk.
+
+    Beside `around` it does what a `ShardPrefetcher` does where rows wait for shards: nothing.
+    """
+
+    waits = False
 
     def __init__(
         self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
@@ -33,21 +39,34 @@ class ReadAhead:
         self._readers = readers
         self._thread_time = thread_time or ThreadTime()
         self._blocks = _blocks_read()
-        self._quiet = 0
-
-    def due(self) -> bool:
-        """Return whether to advise the next batch: not if everything seems to be in memory."""
-        blocks = _blocks_read()
-        self._quiet = self._quiet + 1 if blocks == self._blocks else 0
-        self._blocks = blocks
-        return self._quiet < QUIET_BATCHES
+        self._quiet = -1  # none was advised yet
 
     def advise(self, rows: np.ndarray) -> None:
-        """Start reading the stored bytes of rows into the page cache."""
+        """Start reading the stored bytes of rows, unless all seems to be in the page cache."""
         with self._thread_time.counted():
-            for reader in self._readers:
-                for path, extents in reader.extents(rows).items():
-                    _will_need(path, extents)
+            blocks = _blocks_read()  # also of what the advice before this one began to read
+            self._quiet = self._quiet + 1 if blocks == self._blocks else 0
+            self._blocks = blocks
+            if self._quiet < QUIET_BATCHES:
+                self._begin_to_read(rows)
+
+    def _begin_to_read(self, rows: np.ndarray) -> None:
+        for reader in self._readers:
+            for path, extents in reader.extents(rows).items():
+                _will_need(path, extents)
+
+    def wait(self, rows: np.ndarray) -> None:
+        """Return at once."""
+
+    def release(self, rows: np.ndarray) -> None:
+        """Do nothing."""
+
+    def renew(self, rows: np.ndarray) -> bool:
+        """Return False: what is damaged stays so."""
+        return False
+
+    def stop(self) -> None:
+        """Do nothing: nothing waits."""
 
     def around(
         self, batches: Iterable[np.ndarray], ahead: int
@@ -61,7 +80,8 @@ class ReadAhead:
         pool = Threads(1, "precache-readahead")
         try:
             for rows in batches:
-                advice = pool.submit(self.advise, rows) if self.due() else None
+                due = self._quiet < QUIET_BATCHES or _blocks_read() != self._blocks
+                advice = pool.submit(self.advise, rows) if due else None
                 waiting.append((rows, advice))
                 if len(waiting) > distance:
                     yield _advised(*waiting.popleft())

@@ -6,14 +6,13 @@ A batch that is being read waits for no room: its shards are fetched even beyond
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -83,16 +82,16 @@ class _CachedShardFiles(MappedShardFiles):
         self.cache = cache
         self._sound: dict[int, tuple[int, int]] = {}
 
-    def path(self, number: int, tail: tuple[int, ...]) -> Path:
+    def path(self, number: int) -> Path:
         return self.cache.path(self.cached_name(number))
 
-    def open(self, number: int, tail: tuple[int, ...]) -> int:
+    def descriptor(self, number: int) -> int:
         try:
             return self.cache.objects.descriptor_of(self.cached_name(number), os.O_RDONLY)
         except ForeignFile as error:
             raise DamageError(str(error)) from None
 
-    def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
+    def map(self, number: int, descriptor: int) -> np.ndarray:
         if not self.is_sound(number, descriptor):
             raise DamageError(CHECKSUM)
         return map_file(descriptor)
@@ -194,16 +193,6 @@ class CachedShards:
         self._uses.begin(self._version.id)
         self.cache.trim()
 
-    @contextlib.contextmanager
-    def feed(self, arrays: Iterable[str]) -> Iterator[ShardPrefetcher]:
-        """Prefetch shards of some arrays for one iterator."""
-        held = [self.arrays[array] for array in arrays if array in self.arrays]
-        feed = ShardPrefetcher(self, held)
-        try:
-            yield feed
-        finally:
-            feed.close()
-
     def count(self, nbytes: int) -> None:
         """Count an object that was fetched."""
         with self._lock:
@@ -222,11 +211,13 @@ class ShardPrefetcher:
     Parameters
     ----------
     arrays
-        The arrays whose objects make up a shard.
+        Names of the arrays whose objects make up a shard; others are left out.
     """
 
-    def __init__(self, shards: CachedShards, arrays: Sequence[_CachedShardFiles]) -> None:
-        self._arrays = arrays
+    waits = True
+
+    def __init__(self, shards: CachedShards, arrays: Iterable[str]) -> None:
+        self._arrays = [shards.arrays[array] for array in arrays if array in shards.arrays]
         self._shards = shards
         self._uses = shards.cache.uses()
         self._room = int(LOOKAHEAD_SHARE * shards.cache.room)
@@ -238,7 +229,9 @@ class ShardPrefetcher:
         self._stopped = False
         self._pool = Threads(CONCURRENT_FETCHES, "precache-fetch")
 
-    def around(self, batches: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
+    def around(
+        self, batches: Iterable[np.ndarray], ahead: int = 0
+    ) -> Generator[np.ndarray, None, None]:
         """Yield the batches, whose shards are fetched from some time before on.
 
         For each, `wait` is called before it is read, and `release` once after.
@@ -363,10 +356,10 @@ class ShardPrefetcher:
         read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
         sound = objects.is_sound(number, descriptor)
         if not sound:
-            log.warning("%s is damaged; it is fetched again", objects.path(number, ()))
+            log.warning("%s is damaged; it is fetched again", objects.path(number))
         return sound
 
-    def renew(self, rows: np.ndarray) -> None:
+    def renew(self, rows: np.ndarray) -> bool:
         """Check the cached shards of a batch being read, and fetch damaged ones again."""
         for number in self._numbers(rows):
             with self._lock:
@@ -376,6 +369,7 @@ class ShardPrefetcher:
                         objects.mark_unverified(number)
                     shard.fetched = self._pool.submit(self._obtain, number, True)
             self._await(number)
+        return True
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
@@ -396,13 +390,13 @@ class ShardPrefetcher:
         name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
         [data] = objects.version.folder.read_ranges([(name, start, length)])
         if isinstance(data, StorageError):
-            raise objects.unread(data, number, (), number * self._shards.rows_per_shard)
+            raise objects.unread(data, number, number * self._shards.rows_per_shard)
         if len(data) != length:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data
 
     def _damage(self, objects: _CachedShardFiles, number: int, reason: str) -> PrecacheError:
-        return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
+        return objects.damage(number, number * self._shards.rows_per_shard, reason)
 
     def stop(self) -> None:
         """End fetches early, and release the threads that wait for them."""

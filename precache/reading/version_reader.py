@@ -15,8 +15,7 @@ from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
 from precache.reading.ragged_reader import RaggedReader, open_reader
-from precache.reading.remote_shards import shard_files
-from precache.reading.shard_files import ShardFiles
+from precache.reading.shard_files import ShardFiles, shard_files
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions

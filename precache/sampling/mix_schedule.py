@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -39,38 +40,25 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
     return [share / sum(rough) for share in rough]
 
 
-def counts_of(
-    lengths: Sequence[int], shares: Sequence[Fraction] | None, until: str | int
-) -> tuple[int, ...]:
-    """Return the batches of each source in an epoch of a mixture.
+@dataclass(frozen=True)
+class Start:
+    """Where the sources go on in an epoch that is resumed with other batch sizes, by source.
 
-    Parameters
+    Attributes
     ----------
-    lengths
-        Batches in an epoch of each source.
-    shares
-        Of the steps, one source at each; None if every step takes a batch of every source.
-    until
-        End of an epoch. ``all``: every source was read at least once; ``first``: the first source
-        is exhausted; or a number of steps.
-
-    Raises
-    ------
-    UsageError
-        A source would have no batch.
+    epoch
+        Epoch of the mixture, in which `counts` batches of each source are left.
+    epochs, rows
+        Epoch of each source, and the rows of it that were received.
+    left
+        Batches that are left of that epoch.
     """
-    weights = shares or [Fraction(1)] * len(lengths)
-    reach = [length / share for length, share in zip(lengths, weights, strict=True)]
-    steps = until
-    if isinstance(steps, str):
-        steps = math.ceil(max(reach)) if until == "all" else math.floor(min(reach))
-    counts = _apportion(steps, shares) if shares else [steps] * len(lengths)
-    if 0 in counts:
-        raise UsageError(
-            f"source {counts.index(0)} gets no batch in an epoch of {steps} steps; raise its "
-            "weight, or choose another until"
-        )
-    return tuple(counts)
+
+    epoch: int
+    counts: tuple[int, ...]
+    epochs: tuple[int, ...]
+    rows: tuple[int, ...]
+    left: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -81,23 +69,91 @@ class MixSchedule:
     ----------
     lengths
         Batches in an epoch of each source.
-    counts
-        Batches of each source in an epoch of the mixture.
+    weights
+        Shares of the steps that each source gets; by default in proportion to `lengths`.
+    until
+        End of an epoch. ``all``: every source was read at least once; ``first``: the first source
+        is exhausted; or a number of steps.
     together
         True if every step takes a batch of every source.
+    sizes
+        Rows of a batch of each source, over all ranks; by default one.
+    start
+        The epoch that was resumed with other batch sizes, if one was.
     """
 
     lengths: tuple[int, ...]
-    counts: tuple[int, ...]
+    weights: tuple[Fraction, ...] | None = None
+    until: str | int = "all"
     seed: int = 0
     together: bool = False
+    sizes: tuple[int, ...] = ()
+    start: Start | None = None
+
+    @property
+    def _shares(self) -> Sequence[Fraction]:
+        """Source -> share of the steps."""
+        if self.together:
+            return [Fraction(1)] * len(self.lengths)
+        return self.weights or [Fraction(n, sum(self.lengths)) for n in self.lengths]
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Batches of each source in an epoch of the mixture.
+
+        Raises
+        ------
+        UsageError
+            A source would have no batch.
+        """
+        counts = self._dealt_out(self._end(self.lengths, self._shares))
+        if 0 in counts:
+            raise UsageError(
+                f"source {counts.index(0)} gets no batch in an epoch of {sum(counts)} steps; raise "
+                "its weight, or choose another until"
+            )
+        return counts
+
+    def _end(self, lengths: Sequence[int], shares: Sequence[Fraction]) -> int:
+        """Return the steps after which an epoch of sources with so many batches ends."""
+        if not isinstance(self.until, str):
+            return self.until
+        reach = [length / share for length, share in zip(lengths, shares, strict=True)]
+        return math.ceil(max(reach)) if self.until == "all" else math.floor(min(reach))
+
+    def _dealt_out(self, steps: int) -> tuple[int, ...]:
+        """Divide steps by share (Hamilton's method: leftovers go to the largest remainders)."""
+        exact = [steps * share for share in self._shares]
+        counts = [math.floor(value) for value in exact]
+        rest = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])
+        for source in () if self.together else rest[: steps - sum(counts)]:
+            counts[source] += 1
+        return tuple(counts)
 
     def __len__(self) -> int:
         """Number of steps of an epoch."""
-        return self.counts[0] if self.together else sum(self.counts)
+        return self._steps(self.counts)
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of steps of an epoch, or of the rest of one that was resumed."""
+        return self._steps(self._counts(epoch))
+
+    def _steps(self, counts: Sequence[int]) -> int:
+        return max(counts) if self.together else sum(counts)
+
+    def _counts(self, epoch: int) -> tuple[int, ...]:
+        start = self._begun(epoch)
+        return start.counts if epoch == start.epoch else self.counts
+
+    def _begun(self, epoch: int) -> Start:
+        """Return what an epoch goes on from."""
+        if self.start is not None and epoch >= self.start.epoch:
+            return self.start
+        zeros = (0,) * len(self.lengths)
+        return Start(0, self.counts, zeros, zeros, self.lengths)
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the source of each batch of an epoch, and the batch's epoch and number there.
+        """Return the source of each batch of an epoch, and the epoch and row there it begins at.
 
         Sources are drawn from a shuffled deck with one card per batch, so that counts are exact. A
         source that is read at least once per epoch starts each epoch of the mixture with a new one
@@ -108,24 +164,64 @@ class MixSchedule:
         tuple[np.ndarray, np.ndarray, np.ndarray]
             (batches,) int64, step by step: one a step, or with `together` one of each source.
         """
-        lengths, counts = np.array([self.lengths, self.counts], np.int64)
+        counts, steps = self._counts(epoch), self.steps(epoch)
         deck = np.repeat(np.arange(len(counts)), counts)
         if self.together:
-            source = np.tile(np.arange(len(counts)), len(self))
+            source = np.tile(np.arange(len(counts)), steps)
         else:
-            source = deck[Permutation(len(self), "mix", self.seed, epoch)(np.arange(len(self)))]
+            source = deck[Permutation(steps, "mix", self.seed, epoch)(np.arange(steps))]
         nth = np.empty_like(source)
         nth[np.argsort(source, kind="stable")] = np.concatenate([np.arange(n) for n in counts])
-        laps = -(-counts // lengths) * lengths
-        per_epoch = np.where(counts >= lengths, laps, counts)
-        return source, *np.divmod(epoch * per_epoch[source] + nth, lengths[source])
+        return source, *self._places(epoch, source, nth)
 
+    def _places(
+        self, epoch: int, source: np.ndarray, nth: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the epoch of a source, and the row there, at which its nth batch begins."""
+        start = self._begun(epoch)
+        columns = self.counts, self.lengths, start.counts, start.epochs, start.rows, start.left
+        counts, lengths, rest, begun, rows, left = np.array(columns, np.int64)
+        sizes = np.array(self.sizes or (1,) * len(counts), np.int64)
+        if epoch > start.epoch:
+            whole = counts >= lengths
+            # The first lap that the rest of the first epoch has not begun.
+            laps = np.maximum(-((left - rest) // lengths), np.where(rows == 0, -1, 0))
+            first = np.where(whole, left + laps * lengths, rest)
+            each = np.where(whole, -(-counts // lengths) * lengths, counts)
+            nth = nth + (first + (epoch - start.epoch - 1) * each)[source]
+        laps, batch = np.divmod(nth - left[source], lengths[source])
+        batches = np.where(laps < 0, nth, batch) * sizes[source]
+        return begun[source] + 1 + laps, batches + np.where(laps < 0, rows[source], 0)
 
-def _apportion(steps: int, shares: Sequence[Fraction]) -> list[int]:
-    """Divide steps by share (Hamilton's method: leftovers go to the largest remainders)."""
-    exact = [steps * share for share in shares]
-    counts = [math.floor(value) for value in exact]
-    rest = sorted(range(len(shares)), key=lambda source: counts[source] - exact[source])
-    for source in rest[: steps - sum(counts)]:
-        counts[source] += 1
-    return counts
+    def resumed(
+        self, new: MixSchedule, epoch: int, step: int, left: Sequence[Callable[[int], int]]
+    ) -> MixSchedule:
+        """Return a schedule of other batch sizes that goes on from a step of this one.
+
+        Parameters
+        ----------
+        left
+            By source: return the batches that are left of an epoch from a row on.
+        """
+        sources = np.arange(len(self.lengths))
+        drawn = self.epoch(epoch)[0][: step * (len(sources) if self.together else 1)]
+        before, _ = self._places(epoch, sources, np.zeros_like(sources))
+        epochs, rows = self._places(epoch, sources, np.bincount(drawn, minlength=len(sources)))
+        batches = [count(row) for count, row in zip(left, rows.tolist(), strict=True)]
+        # What is left of the pass that a source began with this epoch.
+        needed = [
+            0 if again else n for n, again in zip(batches, (epochs > before).tolist(), strict=True)
+        ]
+        if isinstance(self.until, str) and not (self.together or self.weights):
+            counts = tuple(needed)
+        else:
+            # Sources that go on over several epochs end none.
+            passes = [n / length for n, length in zip(self.counts, self.lengths, strict=True)]
+            ending = [n for n, p in enumerate(passes) if p >= min(1, max(passes))]
+            shares = [new._shares[n] for n in ending]
+            steps = self.steps(epoch) - step
+            if isinstance(self.until, str):
+                steps = new._end([needed[n] for n in ending], shares)
+            counts = new._dealt_out(steps)
+        start = Start(epoch, counts, *map(tuple, (epochs.tolist(), rows.tolist(), batches)))
+        return replace(new, start=start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -185,12 +186,13 @@ class BlockPermutation:
         ]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Map `positions` (one axis, ascending, each in ``range(n)``) to int64."""
+        """Map `positions` (one axis, each in ``range(n)``) to int64."""
         values = np.empty(len(positions), np.int64)
-        cuts = np.searchsorted(positions, self._group_ends).tolist()
-        for group, (start, stop) in enumerate(zip([0, *cuts], cuts, strict=False)):
-            if start < stop:
-                values[start:stop] = self._within(group, positions[start:stop])
+        groups = np.searchsorted(self._group_ends, positions, side="right")
+        order = np.argsort(groups, kind="stable")
+        cuts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        for part in np.split(order, cuts[1:]) if len(order) else ():
+            values[part] = self._within(int(groups[part[0]]), positions[part])
         return values
 
     def _within(self, group: int, positions: np.ndarray) -> np.ndarray:
@@ -219,7 +221,7 @@ class NodePermutation:
         ]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Map `positions` (one axis, ascending, each in ``range(n)``) to int64."""
+        """Map `positions` (one axis, each in ``range(n)``) to int64."""
         values = np.empty(len(positions), np.int64)
         places, nodes = np.divmod(positions, len(self._shares))
         for node, share in enumerate(self._shares):
@@ -298,7 +300,7 @@ class Steps:
         """Positions before this one have rows that come for the first time."""
         return self.count
 
-    @property
+    @functools.cached_property
     def global_batch(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch_size * self.world_size
@@ -313,6 +315,10 @@ class Steps:
     def batches(self, first: int = 0) -> int:
         """Return the number of batches of an epoch that is read from a position on."""
         return -(-(self.stop(first) - first) // self.global_batch)
+
+    def batches_of(self, size: int) -> int:
+        """Return the number of batches of an epoch if a step had so many rows over all ranks."""
+        return self.count // size if self.drop_last else -(-self.count // size)
 
     @property
     def largest(self) -> int:
@@ -338,16 +344,6 @@ class Steps:
         share = size // self.world_size
         return np.sort(offsets[self.rank * share : (self.rank + 1) * share])
 
-    def later(self, first: int, limit: int) -> np.ndarray | None:
-        """Return -1 minus each of this rank's positions in a step from `limit` on, else 0.
-
-        None if there is no such position.
-        """
-        if first + self.global_batch <= limit:
-            return None
-        positions = self.own(first)
-        return np.where(positions < limit, 0, -1 - positions) if positions[-1] >= limit else None
-
     def again(self, first: int) -> np.ndarray | None:
         """Return numbers that make random draws differ for rows repeated within an epoch.
 
@@ -357,7 +353,11 @@ class Steps:
             (n,) int64 for this rank's rows of a step: -1 minus the position of each row that may
             be a repetition, 0 for the others. None if no row can be one.
         """
-        return self.later(first, self.once)
+        if first + self.global_batch <= self.once:
+            return None
+        positions = self.own(first)
+        again = np.where(positions < self.once, 0, -1 - positions)
+        return again if again[-1] else None
 
     def repeated(self, first: int) -> np.ndarray | None:
         """Return which rows of a step come again, to fill up the end of the epoch.
@@ -367,8 +367,8 @@ class Steps:
         np.ndarray | None
             (n,) bool, for this rank's rows. None if there is none.
         """
-        later = self.later(first, self.once)
-        return None if later is None else later < 0
+        again = self.again(first)
+        return None if again is None else again < 0
 
 
 @dataclass(frozen=True)
@@ -407,25 +407,38 @@ class Order(Steps):
     def count(self) -> int:
         return len(self.valid)
 
-    def again(self, first: int) -> np.ndarray | None:
-        return self.later(first, 0 if self.weights is not None else self.once)
+    @functools.cached_property
+    def once(self) -> int:
+        return 0 if self.weights is not None else self.count
 
     def repeated(self, first: int) -> np.ndarray | None:
         return None if self.weights is not None else super().repeated(first)
 
-    def runs(self, epoch: int, first: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
-        """Yield runs of batches that can be read without waiting: one run with all batches."""
-        yield self.epoch(epoch, first)
-
     def epoch(self, epoch: int, first: int = 0) -> Generator[np.ndarray, None, None]:
         """Yield the row numbers (int64) of each batch of an epoch, from a position on."""
+        for block in self.blocks(epoch, first):
+            yield from self.cut(block())
+
+    def cut(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the batches of a block."""
+        for offset in range(0, len(rows), self.batch_size):
+            yield rows[offset : offset + self.batch_size]
+
+    def blocks(self, epoch: int, first: int = 0) -> Iterator[Callable[[], np.ndarray]]:
+        """Yield functions that compute the rows of several batches each, to be called anywhere."""
         permute = self._permutation(epoch)
         steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         for start in range(first, self.stop(first), steps * self.global_batch):
-            indices = self._wrapped(self.own(start, steps), permute)
-            rows = self.valid(indices) if self.sequence is None else self.sequence[indices]
-            for offset in range(0, len(rows), self.batch_size):
-                yield rows[offset : offset + self.batch_size]
+            yield functools.partial(self._rows, permute, start, steps)
+
+    def _rows(
+        self, permute: Callable[[np.ndarray], np.ndarray], start: int, steps: int
+    ) -> np.ndarray:
+        positions = self.own(start, steps)
+        if self.stop(start) > self.count:  # the end is filled up from the beginning
+            positions %= self.count
+        indices = permute(positions)
+        return self.valid(indices) if self.sequence is None else self.sequence[indices]
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         if self.weights is not None:
@@ -433,14 +446,3 @@ class Order(Steps):
         if self.shuffle is None:
             return lambda positions: positions
         return self.shuffle.permutation(self.valid, self.seed, epoch)
-
-    def _wrapped(
-        self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray]
-    ) -> np.ndarray:
-        """Map positions to indices of valid rows; positions past the end wrap around."""
-        if not len(positions):
-            return positions
-        count = len(self.valid)
-        ends = np.arange(count, positions[-1] + 1, count)  # several where ranks outnumber rows
-        laps = np.split(positions, np.searchsorted(positions, ends))
-        return np.concatenate([permute(lap % count) for lap in laps if len(lap)])

@@ -255,7 +255,8 @@ class LocalFolder(Folder):
                         continue
                     if status is not None and stat.S_ISDIR(status.st_mode):
                         lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
-                        if self._leads_out(lies):
+                        may_be_out = entry.is_symlink() or f"{lies}/".startswith(SYSTEM)
+                        if may_be_out and self._leads_out(lies):
                             leave_out(f"{name}/", link_out)
                         elif linked_to and entry.is_symlink() and _identity(status) in linked:
                             leave_out(f"{name}/", LINK_TWICE)

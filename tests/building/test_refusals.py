@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from precache_workers.sources import label_evidence
 from precache_workers.sources.base import Doubt
+from precache_workers.sources.evidence import Rule
 from tests.support.building import REPOSITORY, write
 from tests.support.layouts import Builds, commands_in, photo, put, put_csv
 
@@ -205,12 +207,21 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "words for nothing that look alike": (labels("cat", "NaN", "-nan"), 1),
     "joined classes": (labels("a|b", "a"), 2),
     "captions": (labels(*(f"a photo of {n}" for n in range(25))), 1),
+    "numbers with a decimal comma": (labels("0,5", "1,5"), 2),
+    "numbers and a word": (labels("0", "1", "unclear"), 2),
     "percents": (labels("10%", "20%"), 1),
     "amounts": (labels("$1.50", "$20", "-$3"), 1),
+    "several numbers": (labels("0.1 0.9", "0.5 0.5"), 1),
+    "several whole numbers": (labels("1 2", "3 4"), 2),
+    "durations": (labels("0 days 01:00:00", "-1 days 23:00:00"), 1),
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
     "dates as numbers": (labels("20240501", "20240611"), 1),
 }  # fmt: skip
 """Sources that are refused, and how many commands the refusal prints."""
+
+
+def group_of(rules: Rule | list[Rule]) -> list[Rule]:
+    return rules if isinstance(rules, list) else [rules]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -233,12 +244,14 @@ def test_a_source_is_told_from_a_value_before_it(builds: Builds) -> None:
 def test_no_doubt_is_without_a_case(
     builds: Builds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    raised = set[tuple[str, int]]()
+    raised, weighed = set[tuple[str, int]](), set[str]()
     of = Doubt.of.__func__  # type: ignore[attr-defined]
 
     def recording(cls: type[Doubt], *arguments: Any, **options: Any) -> Doubt:
-        code = sys._getframe(1)
-        raised.add((code.f_code.co_filename, code.f_lineno))
+        frame = sys._getframe(1)
+        raised.add((frame.f_code.co_filename, frame.f_lineno))
+        if frame.f_code.co_name == "weighed":
+            weighed.add(frame.f_locals["rule"].text)
         return of(cls, *arguments, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Doubt, "of", classmethod(recording))
@@ -246,6 +259,9 @@ def test_no_doubt_is_without_a_case(
         (root := tmp_path / str(number)).mkdir()
         monkeypatch.chdir(root)
         assert builds.run("build", *shlex.split(case(root)), "x.store") == 2
+    tables = [value for value in vars(label_evidence).values() if isinstance(value, list)]
+    rules = [rule for table in tables for group in table for rule in group_of(group)]
+    assert {rule.text for rule in rules if rule.ways} <= weighed
     for path in sorted((REPOSITORY / "workers/precache_workers").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Doubt.of":

@@ -216,19 +216,6 @@ def test_samples_that_come_back_take_their_rows_again(source: Path, tmp_path: Pa
     assert third.version == first.version
 
 
-def test_what_nothing_happened_to_is_linked(source: Path, tmp_path: Path) -> None:
-    first = build(source, tmp_path / "store", RECIPES["raw"])
-    some_added(source)
-    second = build(source, tmp_path / "store", RECIPES["raw"])
-    inodes = [
-        [Path(f"{each.path}/image/c/{shard}/0/0/0").stat().st_ino for shard in range(5)]
-        for each in (first, second)
-    ]
-    assert inodes[0] == inodes[1]
-    assert second.shards_reused == 5
-    assert second.shards == 6
-
-
 def spoiled(source: Path) -> None:
     """Files of the same size and age, which cannot be decoded: whoever fetches them fails."""
     for path in source.rglob("*.jpg"):

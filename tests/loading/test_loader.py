@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.errors import UsageError
+from precache.loading import batch_source
+from precache.sampling import order
 from precache.store.small_arrays import small_array, string_array
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
@@ -119,6 +121,18 @@ def test_a_shuffle_is_a_function_of_seed_and_epoch(image_store: BuiltStore, shuf
         assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
 
 
+def test_an_order_that_a_thread_computes_block_by_block_is_the_same(
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch, no_threads_left: None
+) -> None:
+    expected = _epoch(image_store, 1, seed=3)
+    for module in (order, batch_source):
+        monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 6)
+    assert _epoch(image_store, 1, seed=3) == expected
+    with precache.Loader(image_store.path, 4, seed=3) as loader:
+        loader.seek(1, 2)
+        assert _rows(itertools.islice(loader, 2)) == expected[2:4]
+
+
 def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4, shuffle="key") as loader:
         keys = loader.keys(_flat(_rows(loader)))
@@ -213,7 +227,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
     data: st.DataObject, image_store: BuiltStore
 ) -> None:
     """Epochs read in part or to their end, chosen, and gone on with by another loader."""
-    order: dict[str, Any] = {
+    how: dict[str, Any] = {
         "seed": data.draw(st.integers(0, 2)),
         **data.draw(st.sampled_from(ORDERS)),
     }
@@ -221,7 +235,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
 
     @functools.cache
     def batches_of(epoch: int) -> list[list[int]]:
-        rows = _flat(_epoch(image_store, epoch, batch_size=1, **order))
+        rows = _flat(_epoch(image_store, epoch, batch_size=1, **how))
         found = [rows[start : start + size] for start in range(0, len(rows), size)]
         return [batch for batch in found if len(batch) == size or not drop_last]
 
@@ -229,7 +243,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         threads, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
         return precache.Loader(
             image_store.path, size, drop_last=drop_last, num_threads=threads,
-            prefetch_batches=ahead, **order,
+            prefetch_batches=ahead, **how,
         )  # fmt: skip
 
     loader, begin, saved = opened(), (0, 0), (0, 0)
@@ -261,52 +275,33 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "base", "options"),
     [
-        ("seed", {"seed": 1}),
-        ("shuffle", {"shuffle": False}),
-        ("shuffle", {"shuffle": "block"}),
-        ("drop_last", {"drop_last": True}),
-        ("order", {"shuffle": "key"}),
-        ("rows", {"rows": range(20)}),
-        ("weights", {"weights": np.arange(23)}),
-        ("format", {}),
+        ("seed", {}, {"seed": 1}),
+        ("shuffle", {}, {"shuffle": False}),
+        ("shuffle", {}, {"shuffle": "block"}),
+        ("shuffle", {"shuffle": precache.Block(2)}, {"shuffle": precache.Block(3)}),
+        ("shuffle", {"shuffle": precache.Block(2)}, {"shuffle": precache.Block(2, nodes=2)}),
+        ("drop_last", {}, {"drop_last": True}),
+        ("order", {"shuffle": False}, {"shuffle": "key"}),
+        ("rows", {}, {"rows": range(20)}),
+        ("weights", {}, {"weights": np.arange(23)}),
+        ("format", {}, {}),
+        ("version", {}, {"codec": "raw"}),
     ],
 )
 def test_a_state_of_another_order_is_refused_by_name(
-    image_store: BuiltStore, name: str, options: dict[str, Any]
+    stores: dict[str, BuiltStore], name: str, base: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    base = {"batch_size": 4, "shuffle": name != "order"}
-    with precache.Loader(image_store.path, **base) as loader:
+    with precache.Loader(stores["image"].path, 4, **base) as loader:
         state = {**loader.state_dict(), **({"format": 0} if name == "format" else {})}
-    with precache.Loader(image_store.path, **{**base, **options}) as other:
+    other = {**base, **options}
+    with precache.Loader(stores[other.pop("codec", "image")].path, 4, **other) as loader:
         said = f"the saved state has {name}={state[name]!r} and this loader has "
-        own = other.state_dict()
-        with pytest.raises(UsageError, match=re.escape(f"{said}{own[name]!r}; open the same")):
-            other.load_state_dict(state)
-        assert other.state_dict() == own
-
-
-@pytest.mark.parametrize("change", [precache.Block(3), precache.Block(2, nodes=2)])
-def test_a_state_of_another_block_shuffle_is_refused(
-    image_store: BuiltStore, change: precache.Block
-) -> None:
-    with (
-        precache.Loader(image_store.path, 4, precache.Block(2)) as loader,
-        precache.Loader(image_store.path, 4, change) as other,
-        pytest.raises(UsageError, match=r"the saved state has shuffle=.*'window': 2.*this loader"),
-    ):
-        other.load_state_dict(loader.state_dict())
-
-
-def test_a_state_of_another_version_is_refused_by_name(stores: dict[str, BuiltStore]) -> None:
-    with precache.Loader(stores["raw"].path, 4) as loader:
-        state = loader.state_dict()
-    with (
-        precache.Loader(stores["image"].path, 4) as other,
-        pytest.raises(UsageError, match="the saved state has version="),
-    ):
-        other.load_state_dict(state)
+        own = loader.state_dict()
+        with pytest.raises(UsageError, match=re.escape(f"{said}{own[name]!r}; open ")):
+            loader.load_state_dict(state)
+        assert loader.state_dict() == own
 
 
 @pytest.mark.parametrize(
@@ -414,30 +409,6 @@ def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: Built
     with Doubled(image_store.path, 2) as loader:
         loader.transform = len
         assert set(loader) == {3}
-
-
-def test_close_ends_what_runs(image_store: BuiltStore, no_threads_left: None) -> None:
-    loader = precache.Loader(image_store.path, 2)
-    running, begun, fresh = iter(loader), iter(loader), iter(loader)
-    next(running)
-    next(begun)
-    loader.close()
-    assert _ours() == []
-    for iterator in (running, begun, fresh):
-        with pytest.raises(StopIteration):
-            next(iterator)
-    with pytest.raises(UsageError, match="this Loader is closed; make a new one"):
-        iter(loader)
-    loader.close()
-
-
-def test_leaving_the_context_closes(image_store: BuiltStore, no_threads_left: None) -> None:
-    with precache.Loader(image_store.path, 2) as loader:
-        batches = iter(loader)
-        next(batches)
-    assert _ours() == []
-    with pytest.raises(UsageError, match="closed"):
-        iter(loader)
 
 
 def test_two_iterators_of_a_loader_are_two_epochs(

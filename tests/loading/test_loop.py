@@ -21,6 +21,7 @@ from precache.loading.loop import require_same
 from precache.sampling.order import Order, Shuffle, ValidRows
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
+from tests.support.building import own_threads
 
 # --- resuming with another global batch ---------------------------------------------------------
 
@@ -186,18 +187,24 @@ def test_a_copy_of_a_loader_of_an_opened_version_reads_that_version(
 # --- closing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("end", [lambda loader: loader.close(), lambda loader: loader.__exit__()])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_iterators_end_with_their_loader(mixed: bool, image_store: BuiltStore) -> None:
-    loader: Any = precache.Loader(image_store.path, 4)
+def test_iterators_end_with_their_loader(
+    end: Callable[[Any], None], mixed: bool, image_store: BuiltStore
+) -> None:
+    loader: Any = precache.Loader(image_store.path, 2)
     loader = precache.mix([loader]) if mixed else loader
-    begun, not_begun = iter(loader), iter(loader)
+    running, begun, fresh = iter(loader), iter(loader), iter(loader)
+    next(running)
     next(begun)
-    loader.close()
-    for batches in (begun, not_begun):
+    end(loader)
+    assert own_threads() == []
+    for iterator in (running, begun, fresh):
         with pytest.raises(StopIteration):
-            next(batches)
-    with pytest.raises(UsageError, match="is closed; make a new one"):
+            next(iterator)
+    with pytest.raises(UsageError, match=f"this {type(loader).__name__} is closed; make a new one"):
         iter(loader)
+    loader.close()
 
 
 def test_a_mixture_ends_with_one_of_its_sources(image_store: BuiltStore) -> None:

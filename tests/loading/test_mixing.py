@@ -187,6 +187,39 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert _gathered(rest) == whole[2:]
 
 
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_a_state_goes_on_with_other_batch_sizes(by: str, alike: list[BuiltStore]) -> None:
+    """Twice; then its own state goes on, and every later epoch is whole."""
+
+    def taken(mixture: precache.Mixture, count: int | None = None) -> list[tuple[int, int]]:
+        sources = (
+            (b["source"] if by == "sample" else [b["source"]] * len(b["row"]), b["row"].tolist())
+            for b in itertools.islice(mixture, count)
+        )
+        return [
+            (int(one), row)
+            for several, rows in sources
+            for one, row in zip(several, rows, strict=True)
+        ]
+
+    seen, state = list[tuple[int, int]](), dict[str, Any]()
+    for sizes in ((4, 4), (2, 7), (5, 3)):
+        with _mix(alike, sizes=sizes, by=by) as mixture:
+            mixture.load_state_dict(state or mixture.state_dict())
+            seen += taken(mixture, 2)
+            state = json.loads(json.dumps(mixture.state_dict()))
+    with _mix(alike, sizes=(5, 3), by=by) as mixture:
+        mixture.load_state_dict(state)
+        assert mixture.state_dict() == state
+        seen += taken(mixture)
+        if by == "batch":
+            assert len(seen) == len(set(seen))
+        for rows in (seen, taken(mixture)):
+            assert set(rows) == {(n, row) for n, one in enumerate(alike) for row in _valid(one)}
+        mixture.set_epoch(0)
+        assert len(taken(mixture)) >= 42
+
+
 def test_every_batch_has_rows_of_all_sources_where_they_are_mixed_by_sample(
     alike: list[BuiltStore],
 ) -> None:
@@ -249,8 +282,6 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
             if number == 3:
                 mixture.close()
         assert number == 3
-    with pytest.raises(UsageError, match="this Mixture is closed; make a new one"):
-        iter(mixture)
 
 
 @pytest.mark.parametrize("by", ["batch", "sample"])
@@ -283,7 +314,6 @@ def test_figures_are_those_of_all_sources(pair: list[BuiltStore]) -> None:
         ("until", {"until": "first"}),
         ("seed", {"seed": 1}),
         ("by", {"by": "sample", "weights": None}),
-        ("global_batch", {"sizes": (4, 6)}),
         ("shuffle", {"options": {"shuffle": "block"}}),
         ("rows", {"options": {"rows": range(20)}}),
     ],
@@ -310,8 +340,12 @@ def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
             one.load_state_dict(state)
         with pytest.raises(UsageError, match="the saved state has by=None and this mixture has"):
             mixture.load_state_dict(mixture.loaders[0].state_dict())
-        with pytest.raises(UsageError, match="at epoch 0, batch 99; an epoch has 16"):
-            mixture.load_state_dict({**state, "batch": 99})
+        for change, said in (
+            ({"batch": 99}, "at epoch 0, batch 99; an epoch has 16"),
+            ({"start": [1]}, r"has start=\[1\]; give what state_dict\(\) returned"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                mixture.load_state_dict({**state, **change})
 
 
 def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:

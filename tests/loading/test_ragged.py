@@ -306,3 +306,42 @@ def test_the_viewer_shows_rows_in_their_own_shapes(ragged: dict[str, Path]) -> N
     for number, row in zip((3, 4), shown, strict=True):
         assert isinstance(row, dict)
         np.testing.assert_array_equal(row["image"], dataset[number]["image"].numpy())
+
+
+# --- mixed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_ragged_rows_are_mixed_as_those_that_their_loaders_crop(
+    by: str, ragged: dict[str, Path], alike: tuple[Path, Path]
+) -> None:
+    """Of two codecs, and with rows of one shape."""
+    stores = [ragged["raw"], ragged["image"], alike[0]]
+
+    def loaders() -> list[precache.Loader]:
+        crop = RandomResizedCrop(16)
+        return [precache.Loader(store, 8, transform=crop, **OPTIONS) for store in stores]
+
+    expected = {}
+    for source, loader in enumerate(loaders()):
+        with loader:
+            for batch in loader:
+                for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
+                    expected[source, row] = image.clone()
+    seen = set()
+    with precache.mix(loaders(), by=by, until=5) as mixture:
+        for batch in mixture:
+            sources = torch.as_tensor(batch["source"]).expand(len(batch["row"])).tolist()
+            for source, row, image in zip(sources, batch["row"], batch["image"], strict=True):
+                seen.add((source, int(row)))
+                if by == "batch":  # a source may begin again, with other draws
+                    assert torch.equal(image, expected[source, int(row)])
+                assert image.shape == (3, 16, 16)
+    assert {source for source, _ in seen} == {0, 1, 2}
+
+
+def test_ragged_rows_without_a_crop_are_refused_before_they_are_mixed(
+    ragged: dict[str, Path],
+) -> None:
+    with pytest.raises(UsageError, match="begin the transform with a crop"):
+        precache.mix([precache.Loader(ragged["raw"], 8)])

@@ -451,11 +451,6 @@ def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: st
     assert open_folder(bucket).names() == sorted([built.result.version, "commits"])
 
 
-def test_a_push_leaves_nothing_but_the_version(built: BuiltStore, bucket: str) -> None:
-    precache.pull(built.path, bucket)
-    assert open_folder(bucket).names() == sorted([built.result.version, "commits"])
-
-
 # --- versions that go ---------------------------------------------------------------------------
 
 

@@ -286,6 +286,8 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
         (f"a.jpg,x\n{'b' * 50_000}\n", r"line 2 .*\(50,004 characters\); each line"),
         ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", r"the label of a\.jpg is .*, which is no list in JSON"),
+        ("a.jpg,\"('x', 'y')\"\nb.jpg,x\n", r"is \('x', 'y'\), which is no list in JSON"),
+        ("a.jpg,{'x': 1}\nb.jpg,x\n", r"is \{'x': 1\}, which is no list in JSON"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(

@@ -200,16 +200,6 @@ def test_other_labels_are_no_other_samples(source: Path, tmp_path: Path) -> None
     assert_as_if_built_anew(second, source, labels=tmp_path / "labels.csv")
 
 
-@pytest.mark.parametrize(
-    "options", [{"shard_samples": 4}, {"keep_order": True}, {"recipe": recipe_of(151)}]
-)
-def test_what_else_changed_is_made_anew(
-    options: dict[str, Any], source: Path, copy: Path, tmp_path: Path
-) -> None:
-    build(source, tmp_path / "store")
-    assert build(copy, tmp_path / "store", **options).shards_reused == 0
-
-
 @pytest.mark.parametrize("draws", [False, True])
 def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
     draws: bool, source: Path, tmp_path: Path

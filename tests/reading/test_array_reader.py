@@ -484,16 +484,16 @@ def test_what_one_reader_checked_no_other_one_of_the_process_checks_again(
     del first
     second = _reader(store.open())
     _read(second, [7])
-    assert np.flatnonzero(second._checked[0]).tolist() == [0, 1, 5, 7]
+    assert np.flatnonzero(second._objects.checked[0]).tolist() == [0, 1, 5, 7]
     off = _reader(store.open(), verify=False)
     _read(off, [2, 3])
     third = _reader(store.open())
     _read(third, [7])
-    assert np.flatnonzero(third._checked[0]).tolist() == [0, 1, 5, 7]
+    assert np.flatnonzero(third._objects.checked[0]).tolist() == [0, 1, 5, 7]
     path.write_bytes(path.read_bytes())  # as it was, and yet another file
     fourth = _reader(store.open())
     _read(fourth, [7])
-    assert np.flatnonzero(fourth._checked[0]).tolist() == [7]
+    assert np.flatnonzero(fourth._objects.checked[0]).tolist() == [7]
 
 
 def test_a_version_that_is_removed_while_it_is_read_says_so(own: BuiltStore) -> None:

@@ -22,7 +22,7 @@ def _read(kept: DecodedChunks, rows: np.ndarray) -> tuple[np.ndarray, int]:
     """What a reader does: the rows, and how many chunks it had to decode."""
     chunks, within = np.divmod(rows, ROWS)
     out = np.full((len(rows), 3), -1, np.int16)
-    left = kept.copy(chunks, within, out)
+    left = kept.copy(rows, out)
     out[left] = VALUES[chunks[left], within[left]]
     present = np.unique(chunks[left])
     kept.add(present, VALUES[present])

@@ -24,8 +24,7 @@ from precache.errors import StoreError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading import version_reader
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import RangedShardFiles
-from precache.reading.shard_files import MappedShardFiles
+from precache.reading.shard_files import MappedShardFiles, RangedShardFiles
 from precache.store.open import open_version
 from tests.support.device import unpacked
 

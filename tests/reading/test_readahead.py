@@ -53,12 +53,12 @@ def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
     ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
     advised: list[int] = []
-    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(len(advised)))
-    list(ahead.around(_batches(1, 3 * QUIET_BATCHES), 2))
-    assert len(advised) == QUIET_BATCHES - 1
+    monkeypatch.setattr(ahead, "_begin_to_read", lambda rows: advised.append(len(advised)))
+    list(ahead.around(_batches(1, 9), 2))
+    assert len(advised) == QUIET_BATCHES
     blocks += 8
     list(ahead.around(_batches(1, 1), 2))
-    assert len(advised) == QUIET_BATCHES
+    assert len(advised) == QUIET_BATCHES + 1
 
 
 def test_the_kernel_is_told(store: BuiltStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import RangedShardFiles
+from precache.reading.shard_files import RangedShardFiles
 from precache.runtime import ordered_map
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
@@ -143,28 +142,6 @@ def test_a_version_that_is_removed_says_so(own: BuiltStore) -> None:
     shutil.rmtree(own.path)
     with pytest.raises(StoreError, match="was removed; open"):
         _read(reader, [0])
-
-
-# --- arrays of other software -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shards", [None, (6, 4, 8), (6, 8, 8)])
-def test_foreign_arrays_are_read_with_their_missing_chunks(
-    shards: tuple[int, ...] | None, tmp_path: Path
-) -> None:
-    values = np.random.default_rng(0).integers(1, 99, (20, 8, 8)).astype("uint16")
-    values[6:12] = 7
-    group = zarr.create_group(tmp_path / "group.zarr")
-    chunks = (3, 4, 4) if shards else (3, 8, 4)
-    array = group.create_array(
-        "x", shape=values.shape, dtype=values.dtype, chunks=chunks, shards=shards, fill_value=7
-    )
-    array[:] = values
-    with precache.Loader(
-        tmp_path / "group.zarr", 7, device="cpu", fields={"x": "x"}, access="pread"
-    ) as loader:
-        for batch in loader:
-            np.testing.assert_array_equal(batch["x"].numpy(), values[batch["row"].numpy()])
 
 
 # --- from afar ----------------------------------------------------------------------------------

@@ -414,20 +414,6 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     poll(lambda: in_use(tmp_path) == [], "what was left behind lets go")
 
 
-def test_a_state_from_another_window_is_refused(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"device": "cpu", "storage_options": s3.options()}
-    with precache.Loader(url, 8, precache.Block(2), cache=tmp_path, **options) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with (
-        precache.Loader(url, 8, precache.Block(3), cache=tmp_path, **options) as loader,
-        pytest.raises(UsageError, match="the saved state has shuffle="),
-    ):
-        loader.load_state_dict(state)
-
-
 def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) -> None:
     import zarr
 

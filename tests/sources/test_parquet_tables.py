@@ -42,59 +42,98 @@ def write(path: Path, columns: dict[str, Any], metadata: Any = None, **options: 
 # --- columns ------------------------------------------------------------------------------------
 
 
-def test_columns_are_guessed_and_named_in_one_line(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]})
-    listing = listed(source)
-    assert listing.notes == ("Images from the column 'img', labels from 'cls'; not used: 'id'",)
-    assert list(listing.table.keys) == ["a.parquet/0", "a.parquet/1"]
-    assert [*class_of(listing).values()] == ["b", "a"]
+DECLARED = {
+    "mask": {"_type": "Image"},
+    "Image": {"_type": "Image"},
+    "sex": {"_type": "ClassLabel", "names": ["f", "m"]},
+    "Label": {"_type": "ClassLabel", "names": ["ant", "bee"]},
+}
 
 
-def test_of_several_declared_columns_those_with_usual_names_are_taken(tmp_path: Path) -> None:
-    features = {
-        "mask": {"_type": "Image"},
-        "Image": {"_type": "Image"},
-        "sex": {"_type": "ClassLabel", "names": ["f", "m"]},
-        "Label": {"_type": "ClassLabel", "names": ["ant", "bee"]},
-    }
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    columns = {"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}
-    listing = listed(write(tmp_path / "a.parquet", columns, metadata))
-    assert listing.notes == (
-        "Images from the column 'Image', labels from 'Label'; not used: 'mask', 'sex'",
-    )
-    assert [*class_of(listing).values()] == ["bee"]
+def described(features: Any) -> dict[str, str]:
+    """Metadata of Hugging Face."""
+    return {"huggingface": json.dumps({"info": {"features": features}})}
 
 
-def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    columns = {"image": [b"no"] * 2, "scan": [PHOTO] * 2, "species": [1, 0], "id": ["x/1", "x/2"]}
-    source = write(tmp_path / "a.parquet", columns)
-    listing = listed(source, "scan", "species", "id")
-    assert list(listing.table.keys) == ["x/1", "x/2"]
-    assert listing.table.labels.tolist() == [1, 0]
-    opened = open_source(source, columns=Columns("scan", "species", "id"))
-    [sample] = opened.fetch(["x/2"], [-1])
+@pytest.mark.parametrize(
+    ("columns", "features", "note", "classes"),
+    [
+        ({"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]}, {},
+         "'img', labels from 'cls'; not used: 'id'", ["b", "a"]),
+        ({"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}, DECLARED,
+         "'Image', labels from 'Label'; not used: 'mask', 'sex'", ["bee"]),
+        ({"image": [PHOTO] * 3, "label": ["b", None, "a"]}, {},
+         "'image', labels from 'label'", ["b", None, "a"]),
+        ({"image": [PHOTO] * 3, "label": pa.array(["b", "a", "b"]).dictionary_encode()}, {},
+         "'image', labels from 'label'", ["b", "a", "b"]),
+        ({"image": [PHOTO] * 3, "label": pa.array(["b", "a", "b"], pa.large_string())}, {},
+         "'image', labels from 'label'", ["b", "a", "b"]),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_and_named_in_one_line(
+    tmp_path: Path, columns: Any, features: Any, note: str, classes: list[str | None]
+) -> None:
+    listing = listed(write(tmp_path / "a.parquet", columns, described(features)))
+    assert listing.notes == (f"Images from the column {note}",)
+    keys = [f"a.parquet/{number}" for number in range(len(classes))]
+    assert [*class_of(listing).items()] == [*zip(keys, classes, strict=True)]
+
+
+STRUCT = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
+TWO = {"image": [PHOTO] * 2}
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "expected"),
+    [
+        ({"image": [b"no"] * 2, "scan": [PHOTO] * 2, "kind": ["m", "n"], "id": ["x/1", "x/2"]},
+         ("scan", "kind", "id"), {"x/1": "m", "x/2": "n"}),
+        (STRUCT, (None, None, "meta.id"), {"a": None}),
+        ({"meta.img": [PHOTO], "meta.label": ["cat"], "meta.id": ["x"]},
+         ("meta.img", "meta.label", "meta.id"), {"x": "cat"}),
+        ({"image": [PHOTO] * 2, "id": [7, 3]}, (None, None, "id"), {"7": None, "3": None}),
+    ],
+)  # fmt: skip
+def test_columns_are_chosen_by_name(
+    tmp_path: Path, columns: Any, wanted: Any, expected: dict[str, str | None]
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", columns), columns=Columns(*wanted))
+    assert class_of(check_source(source)) == expected
+    [sample] = source.fetch([[*expected][-1]], [-1])
     assert isinstance(sample, Sample)
     assert sample.inputs == {"bytes": PHOTO}
 
 
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [1]})
-    with pytest.raises(SourceError, match=r"no column 'lable' \(did you mean label\?\)"):
-        listed(source, None, "lable")
-    with pytest.raises(SourceError, match="column 'label' has values of type int64; images are"):
-        listed(source, "label")
-
-
-def test_parts_of_structs_are_keys_and_nothing_else(tmp_path: Path) -> None:
-    columns = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
+@pytest.mark.parametrize(
+    ("columns", "wanted", "why"),
+    [
+        ({"image": [PHOTO], "label": [1]}, (None, "lable"), r"'lable' \(did you mean label\?\)"),
+        ({"image": [PHOTO], "label": [1]}, ("label",), "'label' has values of type int64; images"),
+        (STRUCT, (None, "meta.label"), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, ("meta.id",), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, (None, None, "meta.no"), r"has no column 'meta\..*; it has 'image', 'meta'"),
+        (STRUCT, (None, None, "meta"), r"column 'meta' has values of type struct.*; a key is"),
+        (STRUCT, (None, "meta"), "column meta has values of type struct"),
+        ({"image": [PHOTO], "tags": [["cat"]]}, (None, None, "tags"),
+         r"a\.parquet: its column 'tags' .* a key is text or a wh"),
+        ({"image": [PHOTO], "label": [[[1], [2]]]}, (), r"a\.parquet .*: its column label, value"),
+        ({"image": [PHOTO], "label": pa.array([(1 << 63) + 5], pa.uint64())}, (),
+         "class number 9223372036854775813, which is too large"),
+        ({"image": pa.array([], pa.binary())}, (), r"a\.parquet is empty: it has no sample"),
+        ({"left": [PHOTO], "right": [PHOTO]}, (), r"'left', 'right' of .* may have the images"),
+        ({"uri": ["s3://bucket/a.jpg"]}, (), "give --source-kind manifest"),
+        ({"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]}, (),
+         r"'image' \(list<element: binary>\), 'box' \(list<el"),
+        ({**TWO, "id": ["x", "x"]}, (None, None, "id"), "has 2 samples x; keys name samples"),
+        ({**TWO, "id": ["x", None]}, (None, None, "id"), "some of its id are missing or empty"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Any, wanted: Any, why: str
+) -> None:
     source = write(tmp_path / "a.parquet", columns)
-    assert list(listed(source, None, None, "meta.id").table.keys) == ["a"]
-    for wanted in [(None, "meta.label"), ("meta.id",), (None, None, "meta.no")]:
-        with pytest.raises(SourceError, match=r"has no column 'meta\..*; it has 'image', 'meta'"):
-            listed(source, *wanted)
-    with pytest.raises(SourceError, match=r"column 'meta' has values of type struct.*; a key is"):
-        listed(source, None, None, "meta")
+    with pytest.raises(SourceError, match=why):
+        listed(source, *wanted)
 
 
 def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
@@ -109,50 +148,8 @@ def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
     }
 
 
-def test_a_value_that_is_no_label_is_named_with_its_file(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [[[1], [2]]]})
-    with pytest.raises(SourceError, match=r"a\.parquet .*: its column label, value 0 of 1"):
-        listed(source)
-
-
-def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": pa.array([], pa.binary())})
-    with pytest.raises(SourceError, match=r"a\.parquet is empty: it has no sample"):
-        listed(source)
-
-
-def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"left": [PHOTO], "right": [PHOTO]})
-    with pytest.raises(SourceError, match=r"'left', 'right' of .* may have the images"):
-        listed(source)
-    source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
-    with pytest.raises(SourceError, match="give --source-kind manifest"):
-        listed(source)
-    with pytest.raises(SourceError, match="column box has values of type struct"):
-        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "box": [{"x": 1}]}), None, "box")
-    source = write(tmp_path / "d.parquet", {"image": [PHOTO], "tags": [["cat"]]})
-    with pytest.raises(
-        SourceError, match=r"d\.parquet: its column 'tags' .* a key is text or a wh"
-    ):
-        listed(source, None, None, "tags")
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (pa.array(["b", None, "a"]), ["b", None, "a"]),
-        (pa.array(["b", "a", "b"]).dictionary_encode(), ["b", "a", "b"]),
-        (pa.array(["b", "a", "b"], pa.large_string()), ["b", "a", "b"]),
-    ],
-)
-def test_labels_may_be_names(tmp_path: Path, values: Any, expected: list[str | None]) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3, "label": values})
-    assert [*class_of(listed(source)).values()] == expected
-
-
 def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> None:
-    features = {"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    metadata = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}})
     columns = {"image": [PHOTO] * 3, "kind": pa.array([1, None, -1], pa.int32())}
     source = write(tmp_path / "a.parquet", columns, metadata)
     assert [*class_of(listed(source)).values()] == ["bee", None, None]
@@ -218,12 +215,6 @@ def test_images_may_be_of_every_type_of_bytes(tmp_path: Path, kind: Any) -> None
     table = check_source(open_source(source)).table
     fetched = open_source(source).fetch(table.keys, [-1] * 3, table.locations)
     assert [sample.inputs["bytes"] for sample in fetched if isinstance(sample, Sample)] == photos
-
-
-def test_a_column_of_other_values_is_named_with_its_type(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]})
-    with pytest.raises(SourceError, match=r"'image' \(list<element: binary>\), 'box' \(list<el"):
-        listed(source)
 
 
 def test_a_table_that_has_only_paths_is_read_as_one_of_paths(builds: Builds) -> None:
@@ -348,20 +339,6 @@ def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
         listed(source)
 
 
-def test_a_key_twice_and_a_key_missing_are_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", "x"]})
-    with pytest.raises(SourceError, match="has 2 samples x; keys name samples"):
-        listed(source, None, None, "id")
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", None]})
-    with pytest.raises(SourceError, match="some of its id are missing or empty"):
-        listed(source, None, None, "id")
-
-
-def test_keys_of_a_column_keep_the_contract(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 5, "id": list(range(5))})
-    check_source(open_source(source, columns=Columns(key="id")))
-
-
 def test_pages_that_are_damaged_cost_no_rows_before_them(tmp_path: Path) -> None:
     photos = [os.urandom(20_000) for _ in range(400)]
     pages = {"use_dictionary": False, "write_batch_size": 8}
@@ -426,19 +403,6 @@ def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parquet_tables, "_images", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
     assert [type(sample) for sample in fetched] == [Sample] * 3
-
-
-def test_a_class_number_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    columns = {"image": [PHOTO], "label": pa.array([(1 << 63) + 5], pa.uint64())}
-    with pytest.raises(SourceError, match="class number 9223372036854775813, which is too large"):
-        listed(write(tmp_path / "a.parquet", columns))
-
-
-def test_columns_with_a_dot_in_their_names_are_chosen(tmp_path: Path) -> None:
-    columns = {"meta.img": [PHOTO], "meta.label": ["cat"], "meta.id": ["x"]}
-    source = write(tmp_path / "a.parquet", columns)
-    listing = listed(source, "meta.img", "meta.label", "meta.id")
-    assert (list(listing.table.keys), [*class_of(listing).values()]) == (["x"], ["cat"])
 
 
 def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> None:

@@ -71,18 +71,32 @@ def test_features_are_chosen_by_name(tmp_path: Path) -> None:
     assert list(table.keys) == ["-7"]
     assert table.classes == ("pug",)
     assert fetched(source, "right")[0].inputs == {"bytes": b"other"}
-    with pytest.raises(SourceError, match=r"first record, it has no feature 'breeds' \(did you "):
-        listed(source, None, "breeds")
-    with pytest.raises(SourceError, match="'id' has no bytes"):
-        listed(source, "id")
 
 
-def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
-    two = {"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}
-    with pytest.raises(SourceError, match="several images: left, right; choose one by --image"):
-        listed(write(tmp_path / "a.tfrecord", two))
-    with pytest.raises(SourceError, match="no feature with an encoded image; it has 'text'"):
-        listed(write(tmp_path / "b.tfrecord", {"text": (b"a", "byte")}))
+BREED = {"image": (PHOTO, "byte"), "breed": (b"pug", "byte"), "id": (-7, "int")}
+TEXT = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
+
+
+@pytest.mark.parametrize(
+    ("records", "columns", "why"),
+    [
+        ([BREED], (None, "breeds"), r"first record, it has no feature 'breeds' \(did you "),
+        ([BREED], ("id",), "'id' has no bytes"),
+        ([{"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}], (),
+         "several images: left, right; choose one by --image"),
+        ([{"text": (b"a", "byte")}], (), "no feature with an encoded image; it has 'text'"),
+        ([example(label=1), TEXT], (), r"number 1 is cat, .*are numbers; .*--label-column"),
+        ([{**TEXT, "label": ([0.5, 1.5], "float")}], (),
+         "'label' is .0.5, 1.5.; a list has class names"),
+        ([{**TEXT, "label": ([1, -2], "int")}], (), "has the class number -2; .* from 0 to"),
+        ([{**TEXT, "label": (float("inf"), "float")}], (), "is inf, which is no finite"),
+    ],
+)  # fmt: skip
+def test_features_that_do_not_fit_are_refused(
+    tmp_path: Path, records: Any, columns: Any, why: str
+) -> None:
+    with pytest.raises(SourceError, match=why):
+        listed(write(tmp_path / "a.tfrecord", *records), *columns)
 
 
 def test_records_may_be_images(tmp_path: Path) -> None:
@@ -93,22 +107,6 @@ def test_records_may_be_images(tmp_path: Path) -> None:
     listing = check_source(open_source(str(tmp_path / "a.tfrecord")))
     assert listing.notes == ("Each record is an image, without a label",)
     assert listing.table.labels.tolist() == [-1] * 3
-
-
-@pytest.mark.parametrize(
-    ("label", "kind", "why"),
-    [
-        ([0.5, 1.5], "float", "'label' is .0.5, 1.5.; a list has class names"),
-        ([1, -2], "int", "has the class number -2; .* from 0 to"),
-        (float("inf"), "float", "is inf, which is no finite"),
-    ],
-)
-def test_labels_that_are_no_class_are_refused(
-    tmp_path: Path, label: Any, kind: str, why: str
-) -> None:
-    record = {"image": (PHOTO, "byte"), "label": (label, kind)}
-    with pytest.raises(SourceError, match=why):
-        listed(write(tmp_path / "a.tfrecord", record))
 
 
 def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path) -> None:
@@ -125,12 +123,6 @@ def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path
     source = write(tmp_path / "b.tfrecord", example(), bare)
     assert listed(source, None, "label").table.labels.tolist() == [1, -1]
     assert [type(one) for one in fetched(source, None, "label")] == [Sample, Sample]
-
-
-def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
-    text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
-    with pytest.raises(SourceError, match=r"number 1 is cat, .*are numbers; .*--label-column"):
-        listed(write(tmp_path / "a.tfrecord", example(), text))
 
 
 def test_a_record_without_an_image_is_a_hole(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import precache
-from precache.errors import StorageError, UsageError
+from precache.errors import StorageError
 from precache.storage import object_store, retries
 from precache.storage.open import open_folder
 from tests.storage.conftest import Service, only, put_raw
@@ -170,10 +169,3 @@ def test_credentials_that_are_wrong_are_said_at_once(key: str, azurite: Azurite)
         assert said.endswith("; check the credentials and what they may do")
         assert "\n" not in said
         assert key not in said
-
-
-def test_no_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ACCOUNT_NAME", "CONNECTION_STRING"):
-        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
-    with pytest.raises(UsageError, match=r"az:// needs the name of an account; give acc"):
-        precache.open("az://bucket/x")

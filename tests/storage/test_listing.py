@@ -24,7 +24,7 @@ from precache.storage.remote import RemoteFolder
 from precache_workers.sources.kinds import open_source
 from tests.storage.conftest import SERVERS, Service, only, put_raw
 from tests.support.listing_server import AzureListingServer, ListingServer
-from tests.support.servers import FaultProxy, S3Server, status, truncated
+from tests.support.servers import FaultProxy, S3Server, status
 
 pytest.importorskip("obstore", reason="s3:// needs obstore")
 
@@ -207,23 +207,6 @@ def test_a_folder_is_known_by_its_first_page(own_server: ListingServer) -> None:
     own_server.names, own_server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
     assert open_folder("s3://bucket", own_server.options()).exists("x")
     assert own_server.pages == 1
-
-
-def test_a_listing_that_breaks_off_is_asked_for_again(s3: S3Server, proxy: FaultProxy) -> None:
-    url = "s3://bucket/cut"
-    for name in ("1", "2", "3"):
-        open_folder(url, s3.options()).put(name, [b"1"])
-    folder = open_folder(url, s3.options(proxy.port))
-    proxy.faults["GET", "/bucket"] = [truncated]
-    assert folder.names() == ["1", "2", "3"]
-    assert len(proxy.headers) == 2
-
-
-def test_what_may_not_be_listed_is_said_at_once(s3: S3Server, proxy: FaultProxy) -> None:
-    proxy.faults["GET", "/bucket"] = [status(403)]
-    with pytest.raises(StorageError, match=r"cannot list s3://bucket/x.*; check the credentials"):
-        open_folder("s3://bucket/x", s3.options(proxy.port)).names()
-    assert len(proxy.headers) == 1
 
 
 class _Unordered(AzureListingServer):

@@ -160,60 +160,6 @@ def quiet_datasets() -> Iterator[None]:
         datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS = size
 
 
-def write_tfrecords(photos: Path, to: Path) -> str:
-    """TFRecord files of examples, with a number of the class beside each photograph."""
-    from tfrecord import TFRecordWriter
-
-    paths = photos_of(photos)
-    classes = sorted({path.parent.name for path in paths})
-    for number in range(PARTS):
-        writer = TFRecordWriter(str(to / f"train-{number}.tfrecord"))
-        for path in paths[number::PARTS]:
-            label = classes.index(path.parent.name)
-            writer.write(
-                {
-                    "image": (path.read_bytes(), "byte"),
-                    "name": (path.stem.encode(), "byte"),
-                    "label": (label, "int"),
-                }
-            )
-        writer.close()
-    return str(to / "train-*.tfrecord")
-
-
-def write_lmdb(photos: Path, to: Path) -> str:
-    """An LMDB database of the files by their names."""
-    import lmdb
-
-    with (
-        lmdb.open(str(to / "photos.lmdb"), map_size=1 << 32) as database,
-        database.begin(write=True) as transaction,
-    ):
-        for path in photos_of(photos):
-            transaction.put(path.relative_to(photos).as_posix().encode(), path.read_bytes())
-    (to / "photos.lmdb/lock.mdb").unlink()
-    return str(to / "photos.lmdb")
-
-
-KEY_COLUMNS = {"tfrecord": "name"}
-"""What names photographs in containers that give their samples numbers."""
-
-WRITERS: dict[str, Callable[[Path, Path], str]] = {
-    "tar": write_tars,
-    "compressed tar": write_compressed_tars,
-    "webdataset": write_webdataset,
-    "parquet": write_parquet,
-    "zip": write_zip,
-    "csv": write_csv,
-    "datasets": write_datasets,
-    "tfrecord": write_tfrecords,
-    "lmdb": write_lmdb,
-}
-
-ON_DISK = frozenset(("csv", "lmdb"))
-"""Sources that are not read from a bucket, or have other paths there."""
-
-
 def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Locations:
     """Locations of samples by their containers, of which some are read forward; places count."""
     containers = [*dict.fromkeys(files)]
@@ -339,7 +285,10 @@ def lmdb_of(tmp_path: Path, members: Members) -> str:
     import lmdb
 
     path = str(tmp_path / "a.lmdb")
-    with lmdb.open(path, subdir=False) as database, database.begin(write=True) as transaction:
+    with (
+        lmdb.open(path, subdir=False, map_size=1 << 32) as database,
+        database.begin(write=True) as transaction,
+    ):
         for name, data in members:
             transaction.put(os.fsencode(name), data)
     return path
@@ -385,3 +334,36 @@ def class_of(listing: Listing) -> dict[str, str | None]:
     table = listing.table
     names = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
     return dict(zip(table.keys, names, strict=True))
+
+
+def spread(kind: str) -> Callable[[Path, Path], str]:
+    """The writer of several containers of photographs, from that of one of members."""
+
+    def write_all(photos: Path, to: Path) -> str:
+        paths = photos_of(photos)
+        members = [(path.relative_to(photos).as_posix(), path.read_bytes()) for path in paths]
+        for number in range(PARTS):
+            (to / f"{number}").mkdir()
+            SOURCES[kind](to / f"{number}", members[number::PARTS])
+        return str(to / f"?/a.{kind}")
+
+    return write_all
+
+
+KEY_COLUMNS = {"tfrecord": "id"}
+"""What names photographs in containers that give their samples numbers."""
+
+WRITERS: dict[str, Callable[[Path, Path], str]] = {
+    "tar": write_tars,
+    "compressed tar": write_compressed_tars,
+    "webdataset": write_webdataset,
+    "parquet": write_parquet,
+    "zip": write_zip,
+    "csv": write_csv,
+    "datasets": write_datasets,
+    "tfrecord": spread("tfrecord"),
+    "lmdb": spread("lmdb"),
+}
+
+ON_DISK = frozenset(("csv", "lmdb"))
+"""Sources that are not read from a bucket, or have other paths there."""

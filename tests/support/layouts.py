@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,23 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.sources.container_names import expand_braces
 from tests.support.building import cut, encoded, write
 
 Labels = Mapping[str, Any]
 """File name without its suffix -> class name, number or value; a set of classes; None for none."""
 
 ANIMALS = {"a1": "cat", "a2": "dog", "b1": "cat", "b2": "eel"}
+
+
+def labels_by(names: Iterable[str], text: str) -> Labels:
+    """Labels of a text such as ``cat, {dog+eel}, -``: of a class, of several, and none."""
+    labels: dict[str, Any] = dict(zip(names, text.split(", "), strict=True))
+    for name, label in labels.items():
+        if label.startswith("{"):
+            labels[name] = {*label[1:-1].split("+")} - {""}
+        elif label == "-" or "." in label:
+            labels[name] = None if label == "-" else float(label)
+    return labels
 
 
 def photo(name: str) -> bytes:
@@ -34,14 +44,6 @@ def put(root: Path, *names: str) -> None:
 
 def put_classes(root: Path, labels: Labels = ANIMALS) -> None:
     put(root, *(f"{label}/{name}.png" for name, label in labels.items()))
-
-
-def lay(root: Path, images: str, texts: Mapping[str, str] | None = None) -> None:
-    """Write photos, whose names are expanded as by a shell and may lack their suffix, and texts."""
-    for name in (name for part in images.split() for name in expand_braces(part)):
-        put(root, name if Path(name).suffix in (".png", ".jpg") else f"{name}.png")
-    for name, text in (texts or {}).items():
-        write(root / name, text.encode())
 
 
 def put_csv(path: Path, *lines: str, mark: str = "") -> None:

@@ -99,7 +99,7 @@ class ResidentStream:
         """Do nothing: the fields are freed with the loader."""
 
     def batches(
-        self, rows: Rows, epoch: int = 0, finishes: object = None, draws: object = None
+        self, rows: Rows, epoch: int = 0, starts: object = None
     ) -> Generator[Batch, None, None]:
         """Yield a batch for each array of row numbers, of the variants that an epoch reads."""
         fields = self._fields[epoch % len(self._fields)]

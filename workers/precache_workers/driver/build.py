@@ -278,7 +278,12 @@ class _Build:
         elif self.before is not None and self.before.version != target.version:
             line += f". It is current, in place of version {short(self.before.version)}"
         self.progress.finish(line)
-        return committed_result(target, self.listed.ignored)
+        return self._result(target)
+
+    def _result(self, target: TargetVersion, **more: Any) -> BuildResult:
+        total = Totals.of(self.monitor.new_receipts)
+        made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
+        return replace(committed_result(target, self.listed.ignored), **{**made, **more})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -461,12 +466,10 @@ class _Build:
             )
             built.warn_of_missing_labels()
         self.progress.finish(f"Version {short(target.version)} is complete")
-        return replace(
-            committed_result(target, self.listed.ignored),
-            shards_skipped=target.shards - total.shards,
+        return self._result(
+            target,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
-            cpu_seconds=total.cpu_seconds,
             timings={**total.stages, "imports": total.import_seconds},
             mended=mended,
         )
@@ -531,8 +534,7 @@ class _Build:
         remove_folder(self.store, target.version)
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {short(before.version)} stays as it is")
-        result = committed_result(before, self.listed.ignored)
-        return replace(result, cpu_seconds=Totals.of(self.monitor.new_receipts).cpu_seconds)
+        return self._result(before, shards_skipped=before.shards)
 
     def _repair(self, run: RunTasks, work: Work) -> BuildResult:
         """Build the missing objects of a committed version again, in all versions that share them.
@@ -564,12 +566,7 @@ class _Build:
         self.progress.finish(
             f"Version {short(target.version)} is complete again: {len(todo)} shards built{mended}"
         )
-        total = Totals.of(self.monitor.new_receipts)
-        return replace(
-            committed_result(target, self.listed.ignored),
-            shards_skipped=target.shards - total.shards,
-            cpu_seconds=total.cpu_seconds,
-        )
+        return self._result(target)
 
     def _run_shards(
         self,

@@ -224,7 +224,7 @@ def _attributes(
     target: TargetVersion,
     receipts: Sequence[Receipt],
     labels: np.ndarray,
-    holes: int,
+    hole_count: int,
     sums: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     mean, std = channel_statistics(sums)
@@ -241,7 +241,7 @@ def _attributes(
         "format": FORMAT,
         **own,
         "rows": len(target.table),
-        "holes": holes,
+        "holes": hole_count,
         "classes": list(target.table.classes),
         "label": label_attributes(labels),
         "mean": mean,

@@ -14,8 +14,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.ragged_reader import RaggedReader, open_reader
-from precache.reading.remote_shards import shard_files
-from precache.reading.shard_files import ShardFiles
+from precache.reading.shard_files import ShardFiles, shard_files
 from precache.storage.base import Folder
 from precache.storage.local_files import map_file
 from precache.store.layout import CHECK_NBYTES
@@ -158,13 +157,10 @@ class StoredObject:
                     yield self._data[places[0, 0] : ends[-1]], places[:, 1].tolist()
                     return
             rows = self.first + np.array(part) * self.chunk_rows
-            with self._files.gathered(rows):
-                for chunk, row in zip(part, rows.tolist(), strict=True):
-                    tail = self._files.pieces[0].object_tail
-                    data = self._files.chunk(self.shard, tail, chunk, row)
-                    assert data is not None  # as precache wrote it
-                    self._require_sound(chunk, data)
-                    yield data, [len(data)]
+            for chunk, data in zip(part, self._files.read(self._files.locate(rows)), strict=True):
+                assert data is not None  # as precache wrote it
+                self._require_sound(chunk, data)
+                yield data, [len(data)]
 
     def _require_sound(self, chunk: int, data: memoryview) -> None:
         """Raise `DamageError` unless a chunk can be decoded, and is the recorded one."""

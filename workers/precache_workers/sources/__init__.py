@@ -2,7 +2,8 @@
 
 `base` has the interface of a source, `kinds` opens one by its name, `contract` checks one. `folder`
 and `dataset` are sources of their own. Archives and tables with many samples in a file are formats
-of `containers`; `columns` chooses the columns of tables; `manifests` reads tables of URIs.
+of `containers`; `columns` chooses the columns of tables; `manifests` reads tables of URIs; and
+`listings` has what all of them say about the samples that they list.
 
 - A listing gives each sample an identity and, if it lies in a container, a location: the unit that
   it is read with, and its place there. Tasks get locations with keys and sizes, so that workers

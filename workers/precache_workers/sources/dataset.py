@@ -259,13 +259,7 @@ class DatasetSource(Source):
             )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
-        return Sample(
-            self._started(used.inputs),
-            used.label,
-            content_of(used.inputs),
-            used.label_part,
-            used.unread,
-        )
+        return replace(used, inputs=self._started(used.inputs), content=content_of(used.inputs))
 
     def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
         """Let fields start from the same parts in all samples; one that lacks them is a hole."""

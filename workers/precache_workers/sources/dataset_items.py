@@ -16,6 +16,7 @@ import xxhash
 from precache.messages import printable
 from precache.store.labels import MOST_CLASSES
 from precache.units import size
+from precache_workers.sources.base import Sample
 
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "y")
 """Parts of a dict, or of a named tuple, that are its label."""
@@ -87,30 +88,8 @@ class Reading:
     unread_labels: bool = False
 
 
-@dataclass(frozen=True)
-class Item:
-    """An item of a dataset, as it is used.
-
-    Attributes
-    ----------
-    inputs
-        Parts of the item without its label; a part that is the default input comes first.
-    label
-        Class number; None if there is none, or if labels come from elsewhere.
-    label_part
-        The part with the label, in words; empty if there is none.
-    unread
-        Parts that are neither a label nor read by a field.
-    """
-
-    inputs: Mapping[Part, Any]
-    label: int | None
-    label_part: str
-    unread: Mapping[Part, Any]
-
-
-def read_item(item: Any, number: int, reading: Reading) -> Item:
-    """Find the label of an item among its parts.
+def read_item(item: Any, number: int, reading: Reading) -> Sample:
+    """Find the label of an item among its parts; returns the sample, without its content.
 
     A label is a class number, or the name of one of the classes that the dataset lists. That of a
     dict is what one of `LABEL_NAMES` names, or a single one of `USUAL_NAMES`. That
@@ -127,13 +106,11 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
     LabelError
         The item has a label that is not understood, or several; the message begins with its part.
     """
-    named = not isinstance(item, tuple | list) and isinstance(item, Mapping)
-    if named and {*item} == {*range(len(item))}:  # a tuple in another form
-        named, item = False, [item[place] for place in range(len(item))]
-    if named:
-        parts = dict(item)
-    else:
-        parts = dict(enumerate(item)) if isinstance(item, tuple | list) else {0: item}
+    if isinstance(item, Mapping) and {*item} == {*range(len(item))}:  # a tuple in another form
+        item = [item[place] for place in range(len(item))]
+    named = isinstance(item, Mapping)
+    several = item if isinstance(item, tuple | list) else [item]
+    parts = dict(item if named else enumerate(several))
     names = None if named else getattr(item, "_fields", ())
     unread_parts, declared, by_name = _layout(tuple(parts), names, reading.fields)
     unread = {part: parts[part] for part in unread_parts}
@@ -153,12 +130,8 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
     inputs = {part: value for part, value in parts.items() if part not in found}
     if named:  # the default input is no label, although a field reads one
         inputs = {part: inputs[part] for part in sorted(inputs, key=_is_label)}
-    return Item(
-        inputs=inputs,
-        label=label,
-        label_part=in_words(found[0]) if found else "",
-        unread={part: value for part, value in unread.items() if part not in found},
-    )
+    unread = {part: value for part, value in unread.items() if part not in found}
+    return Sample(inputs, label, "", in_words(found[0]) if found else "", unread)
 
 
 def may_be_label(part: Part, value: Any) -> bool:

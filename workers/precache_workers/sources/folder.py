@@ -8,6 +8,7 @@ import math
 import os
 import re
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import FileInfo, Folder, left_out_text
+from precache.storage.base import Folder, left_out_text
 from precache.store.columns import GrowingTexts, Texts
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
@@ -97,7 +98,7 @@ class FolderSource(Source):
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
         images, facts, complete = _Images(), Members(), True
-        container, table_file, some = "", "", list[FileInfo]()
+        container = table_file = ""
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
@@ -107,24 +108,23 @@ class FolderSource(Source):
 
         def take() -> None:
             nonlocal container, table_file
-            for name in images.add(some, facts):
+            for name in images.settle(facts):
                 facts.ignore(name)
                 if container_noun(name) and (not container or _is_better(name, container)):
                     container = name
                 if name.endswith(_TABLES):
                     table_file = min(table_file or name, name)
-            some.clear()
             if images.count:
                 tick(images.count)
 
         for file in self.folder.walk(leave_out):
             late = time.monotonic() > until
-            if late or len(some) == FILES_PER_TICK:
+            if late or len(images.names) == FILES_PER_TICK:
                 take()
                 if late and images.count:
                     complete = False
                     break
-            some.append(file)
+            images.add(*file)
         take()
         if not images.count:
             suffixes = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
@@ -206,33 +206,48 @@ class FolderSource(Source):
 
 
 class _Images:
-    """The images of a walk, as columns."""
+    """The images of a walk, as columns.
+
+    Attributes
+    ----------
+    names
+        Of the files that were added and not settled yet.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._names, self._etags = GrowingTexts(), GrowingTexts()
-        self._numbers = [np.zeros((3, 0), np.int64)]
+        self.count, self.names = 0, list[str]()
+        self._etags, self._numbers = list[str](), array("q")
+        self._all_names, self._all_etags = GrowingTexts(), GrowingTexts()
+        self._all_numbers = array("q")
 
-    def add(self, files: Sequence[FileInfo], facts: Members) -> list[str]:
-        """Add the images among some files; returns the names of other files."""
-        names, sizes, mtimes, etags, ctimes = zip(*files, strict=True) if files else [()] * 5
-        found = Names.of(names)
+    def add(self, name: str, size: int, mtime_ns: int, etag: str, ctime_ns: int) -> None:
+        """Add a file of a walk, which may be none of the images."""
+        self.names.append(name)
+        self._etags.append(etag)
+        self._numbers.extend((size, mtime_ns, ctime_ns))
+
+    def settle(self, facts: Members) -> list[str]:
+        """Find the images among the files that were added last; returns the names of the others."""
+        names, found = self.names, Names.of(self.names)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
         kept = found.kept
-        self._names.extend(found.texts.take(kept))
-        self._etags.extend(Texts(etags).take(kept))
-        self._numbers.append(np.array([sizes, mtimes, ctimes], np.int64)[:, kept])
+        self._all_names.extend(found.texts.take(kept))
+        self._all_etags.extend(Texts(self._etags).take(kept))
+        numbers = np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[kept]
+        self._all_numbers.frombytes(numbers.tobytes())
         self.count += int(kept.sum())
+        self.names, self._etags, self._numbers = [], [], array("q")
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
         """Return the images without labels, sorted by name, and their ctimes; to be called once."""
-        unsorted, numbers = self._names.texts(), np.hstack(self._numbers)
-        self._numbers.clear()  # they take as much memory again
+        unsorted = self._all_names.texts()
         order = unsorted.order()
-        keys, etags = unsorted.take(order), self._etags.texts().take(order)
-        sizes, mtimes, ctimes = numbers[:, order]
+        keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
+        numbers = np.frombuffer(self._all_numbers, np.int64).reshape(-1, 3)
+        sizes, mtimes, ctimes = (column[order] for column in numbers.T)
+        self._all_numbers = array("q")  # it takes as much memory again
         return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), ctimes
 
 

@@ -47,7 +47,8 @@ _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 _SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
 """Percents and amounts of money."""
 _TIME = (
-    r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?:-?\d+ days? )?(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?"
+    r"(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 _DATE = re.compile(
     r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
@@ -55,12 +56,15 @@ _DATE = re.compile(
 )
 """Dates, times, and both, as programs and spreadsheets write them."""
 _PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
-_WHOLE = re.compile(r"[-+]?[0-9]+(\.0*)?")
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
-_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
-"""Lists as Python and NumPy print them."""
+_LIST = re.compile(
+    r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)|\{\s*['\"\d].*\}", re.DOTALL
+)
+"""Lists, tuples and dicts as Python and NumPy print them."""
+_VECTOR = re.compile(rf"(?:(?:{_VALUE.pattern})\s*[ ,;|]\s*)+(?:{_VALUE.pattern})", re.IGNORECASE)
 
 
 def is_number(text: str) -> bool:
@@ -149,6 +153,14 @@ OF_NAMES: Rules = [
             lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
             "labels of {of.where} such as {some} are dates or times",
             [_DAYS, _CLASSES],
+        ),
+        Rule(
+            lambda c: not c.mark and all(map(_VECTOR.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} may be several numbers for each sample",
+            [
+                ((), "another column by --label-column, or lists of classes such as [1, 5]"),
+                _CLASSES,
+            ],
         ),
         Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
@@ -385,7 +397,7 @@ def _with_lists(column: Column) -> Column:
     lists = {text: parsed for text in column.texts if (parsed := _json(text, list)) is not None}
     labels: list[Label | None] = []
     for number, text in enumerate(column.texts):
-        if text not in lists and _LIST.fullmatch(text):
+        if text not in lists and _LIST.fullmatch(text) and _json(text, dict) is None:
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
             raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
         alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
@@ -481,10 +493,11 @@ def _converted(column: Column, chosen: str) -> Column:
     for number, (label, text) in enumerate(zip(column.labels, column.texts, strict=True)):
         value = math.nan if is_nothing(text) else number_of(text)
         is_none = value is not None and math.isnan(value)
-        if value is None or (kind == "numbers" and not (is_none or value.is_integer())):
-            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {wanted}"
-            what += "; correct it, or leave out --label-kind"
-            raise column.error(column.row(number), what)
+        is_large = kind == "numbers" and 1 << 63 <= abs(value or 0) < math.inf
+        if value is None or (kind == "numbers" and not (is_none or value.is_integer())) or is_large:
+            needs = f"{wanted} below 2**63" if is_large else wanted
+            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {needs}; correct"
+            raise column.error(column.row(number), f"{what} it, or leave out --label-kind")
         labels.append(None if is_none else as_number(label, kind))
     return column.mapped(labels, kind)
 

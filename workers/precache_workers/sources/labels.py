@@ -501,7 +501,10 @@ def _joins(texts: Collection[str], separator: str) -> bool:
     ]
     if not lists or (separator == " " and any("(" in text for text in texts)):
         return False
-    counts = Counter(text for text in texts if separator not in text)
+    alone = [text for text in texts if separator not in text]
+    if separator in "|;, " and all(map(INTEGER.fullmatch, [*alone, *set().union(*lists)])):
+        return True
+    counts = Counter(alone)
     counts.update(part for parts in lists for part in parts)
     parts = set().union(*lists)
     recurring = sum(counts[part] > 1 for part in parts)
