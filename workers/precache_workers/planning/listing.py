@@ -52,7 +52,7 @@ from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import is_split, note_of_order
+from precache_workers.sources.label_readings import note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
     note_of_archives,
@@ -61,7 +61,7 @@ from precache_workers.sources.name_readings import (
     partners_among,
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
-from precache_workers.sources.splits import split_name
+from precache_workers.sources.splits import is_split, split_name
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
