@@ -513,13 +513,17 @@ def _lone(names: Texts, folder: str) -> str:
 
 
 def _pair_up(names: Texts, starts: Sequence[str]) -> bool:
-    """Return True if files of all folders have the same names, also but for what each ends in."""
+    """Return True if most files of all folders have the same names, or but for what each ends in.
+
+    As a source of all takes them.
+    """
     stems = [_stems_below(names, start) for start in starts]
     ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems if of]
     if len(ends) < len(stems):
         return False
     cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
-    return bool(set.intersection(*map(set, stems)) or set.intersection(*cut))
+    alike = max(len(set.intersection(*of)) for of in ([*map(set, stems)], cut))
+    return 0 < 2 * alike >= min(map(len, stems))
 
 
 def _stems_below(names: Texts, start: str) -> list[str]:
@@ -533,7 +537,8 @@ def _settled(names: Texts, folder: str) -> list[list[str]]:
     if not found.doubts:
         partners = partners_among(Texts(inside))
         doubts = partners.reading(folder, f"{folder}/**")[1] if partners is not None else []
-        return [[*way] for doubt in doubts for way in doubt.ways[:1]] or [[folder]]
+        ways = [[*way] for doubt in doubts for way in doubt.ways[:1]]
+        return ways if doubts else [[folder]]
     flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
     sources = [[*way] for way in found.doubts[0].ways if way not in flags]
     # Several folders are parts of one sample each, of which none stands for all.
