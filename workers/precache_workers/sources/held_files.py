@@ -268,7 +268,7 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
         value = value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = tuple(vars(value).values())
-    elif length is None and hasattr(value, "__dict__") and _is_of_user(type(value)):
+    elif length is None and hasattr(value, "__dict__") and _is_of_user(type(value).__module__):
         value = tuple(part for part in vars(value).values() if not hasattr(part, "__dict__"))
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
     if is_array and value.dtype.kind in "OSU":
@@ -305,9 +305,9 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_of_user(kind: type) -> bool:
-    """Return True for a class that is neither Python's nor of an installed package."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+def _is_of_user(module: str) -> bool:
+    """Return True for a module that is neither Python's nor of an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     installed = re.search("/(site|dist)-packages/", file)
     return bool(file) and not (installed or file.startswith(sysconfig.get_path("stdlib")))
 
