@@ -42,6 +42,10 @@ class Inner(list):
         super().__init__(range(8))
         self.samples = [(str(path), 0) for path in sorted(HERE.glob("*.png"))]
 
+class Record:
+    def __init__(self, path):
+        self.path = path
+
 class Data:
     {members}
 
@@ -287,6 +291,9 @@ HOLDERS = {
     ),
     "series": "img_dir, names = HERE, pandas.Series([f'{n}.png' for n in range(8)])",
     "columns": "root, table = HERE, {'label': [*range(8)], 'file': [f'{n}.png' for n in range(8)]}",
+    "bytes": "files = np.array([bytes(p) for p in sorted(HERE.glob('*.png'))])",
+    "set": "files = {str(p) for p in HERE.glob('*.png')}",
+    "objects": "files = [Record(p) for p in sorted(HERE.glob('*.png'))]",
     "subset": "def __init__(self): self.dataset, self.indices = Inner(), range(8)",
 }
 
@@ -646,6 +653,18 @@ def test_labels_are_not_reused_where_fields_read_other_parts(
     del fields["other"]
     build(name, tmp_path, precache.Recipe.from_dict({"fields": fields}))
     assert labels_by_name(tmp_path) == DATA
+
+
+def test_a_version_that_is_opened_as_it_is_says_that_its_data_are_not_compared(
+    source: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, DATA)
+    for members, said in ((MEMBERS, True), (NAMED, False)):
+        name, store = source(BODY, members), tmp_path / f"store{said}"
+        for _ in range(2):
+            capsys.readouterr()
+            precache.ensure(name, store, IMAGE, address="serial")
+        assert ("samples not compared" in capsys.readouterr().err) is said
 
 
 @pytest.mark.parametrize("classes", [["new", "a", "b"], ["b", "a"]])

@@ -193,6 +193,12 @@ class WantedVersion:
         if self.shown:
             say(f"precache: {text}", stderr=True)
 
+    def say_uncompared(self) -> None:
+        """Print the lines of a listing that does not tell whether data of samples changed."""
+        if self.listed is not None and not self.listed.compares:
+            for line in self.listed.notes:
+                self.say(line)
+
     def check_waiting(self) -> None:
         """Raise the error of rank 0, if it failed; prints a line about the wait now and then."""
         if self._rank0 is not None and not self._rank0.is_rank0:
@@ -356,6 +362,8 @@ def ensure_version(
             if built is not None:  # on a cluster other libraries may have decided
                 version = wanted.version() or open_own(wanted.store.folder(built))
         if version is not None:
+            if begun is None:
+                wanted.say_uncompared()
             version.followed = follow
             return version
         if not seconds:

@@ -15,8 +15,10 @@ import inspect
 import itertools
 import json
 import os
+import re
 import stat
 import sys
+import sysconfig
 import types
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -31,6 +33,9 @@ MOST_DEPTH = 4
 
 MOST_WITHIN = 1000
 """Datasets in a list, such as of a `ConcatDataset`, that are searched."""
+
+LONGEST_PATH = 4096
+"""Bytes of a path at most; longer ones are data."""
 
 MOST_COMPARED = 10_000
 """Values of a list, table or map that are compared between processes; of more, each n-th."""
@@ -223,12 +228,13 @@ def _around(dataset: Any) -> Iterator[tuple[str, Any]]:
 def _as_builtin(value: Any) -> Any:
     """Return a column of pandas, polars or Arrow as a list, and a table as a list of them.
 
-    Of Arrow's columns only text is copied: others may hold images.
+    Of Arrow's columns only text and numbers are copied: others may hold images.
     """
     if isinstance(value, np.ndarray | type):
         return value
     if hasattr(value, "to_pylist") and hasattr(value, "type"):  # Arrow
-        return value.to_pylist() if "string" in str(value.type) else ()
+        simple = re.search("string|^u?int|^float|^double|^halffloat|^bool", str(value.type))
+        return value.to_pylist() if simple else ()
     if hasattr(value, "to_list"):
         return value.to_list()
     if not hasattr(value, "columns"):
@@ -262,6 +268,8 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
         value = value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = tuple(vars(value).values())
+    elif length is None and hasattr(value, "__dict__") and _is_of_user(type(value).__module__):
+        value = tuple(part for part in vars(value).values() if not hasattr(part, "__dict__"))
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
     if is_array and value.dtype.kind in "OSU":
         value = value.tolist()
@@ -281,10 +289,12 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
             facts = [pair for pair in facts if not isinstance(pair[-1], float)]
         return [len(value), *facts]
     if isinstance(value, AbstractSet):
-        return [len(value), *sorted(json.dumps(_facts(part, length)) for part in value)]
+        return [len(value), *sorted((_facts(part, length) for part in value), key=json.dumps)]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes | bytearray):
+        if len(value) <= LONGEST_PATH and 0 not in value:
+            return os.fsdecode(bytes(value))
         return xxhash.xxh3_64_hexdigest(value)
     path = value if _is_path(value) else getattr(value, "filename", None)  # of an open file
     if path is not None and _is_path(path):
@@ -292,6 +302,14 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
     if value is None or isinstance(value, str | int | float):
         return value
     return str(value) if hasattr(value, "isoformat") else type(value).__qualname__
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_user(module: str) -> bool:
+    """Return True for a module that is neither Python's nor of an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    installed = re.search("/(site|dist)-packages/", file)
+    return bool(file) and not (installed or file.startswith(sysconfig.get_path("stdlib")))
 
 
 def _some(parts: Collection[Any], most: int) -> list[Any]:

@@ -168,7 +168,7 @@ def _label(value: Any, what: str) -> str:
     try:
         return bytes(value).decode().strip()
     except UnicodeDecodeError:
-        raise SourceError(f"{what} is not UTF-8, and a label is") from None
+        raise SourceError(f"{what} is not UTF-8, and a label is; save it as UTF-8") from None
 
 
 def _label_of(name: str, labels: dict[str, str]) -> str | None:

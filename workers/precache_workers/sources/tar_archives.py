@@ -257,7 +257,7 @@ class _ArchiveSamples:
         try:
             return data.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise SourceError(f"{self._where}: {name} is not UTF-8") from None
+            raise SourceError(f"{self._where}: {name} is not UTF-8; save it as UTF-8") from None
 
     def finish(self) -> Rows:
         """Return all samples."""
