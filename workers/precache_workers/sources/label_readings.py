@@ -32,6 +32,7 @@ from precache_workers.sources.name_readings import (
     TARGETS,
     ending,
     partners_across,
+    partners_among,
     plain_folder,
     ways_by_patterns,
 )
@@ -530,7 +531,9 @@ def _settled(names: Texts, folder: str) -> list[list[str]]:
     inside = [name[len(folder) + 1 :] for name in names if name.startswith(f"{folder}/")]
     found = read_folders(Texts(inside), NO_RULES, folder, lambda name: f"{folder}/{name}")
     if not found.doubts:
-        return [[folder]]
+        partners = partners_among(Texts(inside))
+        doubts = partners.reading(folder, f"{folder}/**")[1] if partners is not None else []
+        return [[*way] for doubt in doubts for way in doubt.ways[:1]] or [[folder]]
     flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
     sources = [[*way] for way in found.doubts[0].ways if way not in flags]
     # Several folders are parts of one sample each, of which none stands for all.
