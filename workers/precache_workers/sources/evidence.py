@@ -1,7 +1,6 @@
 """Rules of evidence: what shows that a source may be meant otherwise, what is said, what decides.
 
-Tables of rules stand where their subjects do: `label_evidence` has those of labels,
-`label_readings` those of folders.
+Tables of rules stand beside their subjects: those of columns of labels in `label_evidence`.
 """
 
 from __future__ import annotations

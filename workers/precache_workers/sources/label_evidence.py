@@ -168,12 +168,12 @@ OF_NAMES: Rules = [
             lambda c: [_none(c.words), _CLASSES],
         ),
         Rule(
-            lambda c: c.mark and [text for text in c.given if c.mark in text],
+            lambda c: c.mark and sorted(text for text in c.given if c.mark in text),
             "labels of {of.where} such as {some} seem to be several classes",
             lambda c: [(("--label-separator", c.mark), "if they are"), _CLASSES],
         ),
         Rule(
-            lambda c: c.all_differ and c.given,
+            lambda c: c.all_differ and sorted(c.given),
             "labels of {of.where} differ in nearly every sample ({count:,} texts, such as {one}), "
             "as captions do",
             [((), "another column by --label-column, or other labels"), _CLASSES],
@@ -183,12 +183,12 @@ OF_NAMES: Rules = [
 OF_VALUES: Rules = [
     [
         Rule(
-            lambda c: [text for text in _whole(c) if _EXPONENT.fullmatch(text)],
+            lambda c: sorted(filter(_EXPONENT.fullmatch, _whole(c))),
             "labels of {of.where} such as {some} are codes, or have an exponent",
             [_CODES, _REGRESSION],
         ),
         Rule(
-            _whole,
+            lambda c: sorted(_whole(c)),
             "labels of {of.where} are numbers with a fraction that is zero, such as {one}"
             "{of.lacking}, as a column of class numbers with a blank cell is often written",
             [_NUMBERS, _REGRESSION],
@@ -198,12 +198,14 @@ OF_VALUES: Rules = [
 OF_NUMBERS: Rules = [
     [
         Rule(
-            lambda c: [text for text in c.given if _LEADING_ZERO.fullmatch(text)],
+            lambda c: sorted(filter(_LEADING_ZERO.fullmatch, c.given)),
             "labels of {of.where} have leading zeros, such as {some}",
             [_CODES, _NUMBERS],
         ),
         Rule(
-            lambda c: not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and c.given,
+            lambda c: (
+                not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and sorted(c.given)
+            ),
             "labels of {of.where} such as {some} are dates",
             [_NUMBER_NAMES, _DAYS],
         ),
@@ -326,13 +328,14 @@ def decide(column: Column) -> Column:
         return given
     if kind == "names":
         return _weighed(column, OF_NAMES)
-    column = _weighed(column, OF_ALL_NUMBERS)
+    notes, _ = weighed(column, OF_ALL_NUMBERS)
     # A column of class numbers with a blank cell is often written so.
     if column.is_file and kind == "values" and all(map(_WHOLE.fullmatch, column.given)):
         kind = "numbers"
         column = column.as_numbers(kind)
-    column = _weighed(column, {"values": OF_VALUES, "numbers": OF_NUMBERS}.get(kind or "", []))
-    column = column.as_numbers(kind)
+    more, doubts = weighed(column, {"values": OF_VALUES, "numbers": OF_NUMBERS}.get(kind or "", []))
+    said = (*column.notes, *notes, *more)
+    column = replace(column.as_numbers(kind), notes=said, doubts=(*doubts,))
     column = column if classes else _without_minus(column)
     if column.is_file and not column.gets_names and kind == "numbers":
         return replace(column, values=column.values.cast(pa.large_string()))

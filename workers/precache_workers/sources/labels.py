@@ -420,13 +420,13 @@ class Column:
 
     @cached_property
     def given(self) -> list[str]:
-        """The other labels, sorted."""
-        return sorted(itertools.filterfalse(is_nothing, self.texts))
+        """The other labels."""
+        return [*itertools.filterfalse(is_nothing, self.texts)]
 
     @cached_property
     def words(self) -> list[str]:
-        """Those that are no numbers."""
-        return [text for text in self.given if number_of(text) is None]
+        """Those that are no numbers, sorted."""
+        return sorted(text for text in self.given if number_of(text) is None)
 
     @cached_property
     def mark(self) -> str:
