@@ -85,6 +85,7 @@ class LiveVersion(Version):
         self.valid[list(removed)] = False
         self.holes = {}
         self.planned = self.rows - len(removed)
+        self._fields = {name: field.row for name, field in attributes.fields.items()}
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
         layouts = {name: arrays[name][1] for name in attributes.fields}
@@ -167,14 +168,9 @@ class LiveVersion(Version):
         shard = self.finished
         start = shard * self.rows_per_shard
         rows = range(start, min(start + self.rows_per_shard, self.rows))
-        inside = receipt.shard == shard and all(row in rows for row in receipt.holes)
-        fitting = are_classes(self.labels) and len(receipt.labels or ()) == len(rows)
-        labelled = receipt.labels is None or fitting
-        inside = inside and all(-1 <= label < 2**63 for label in receipt.labels or ())
-        chunks = {name: checks.shape[1] for name, checks in self._ends.items()}
-        axes = {name: shapes.shape[1] for name, shapes in self._shapes.items()}
-        inside = inside and receipt.fits(chunks) and receipt.has_shapes(len(rows), axes)
-        if not (inside and labelled):
+        labelled = receipt.labels is None or are_classes(self.labels)
+        fits = receipt.fits(rows, self._fields, self.rows_per_shard)
+        if not (receipt.shard == shard and fits and labelled):
             raise StoreError(
                 f"{self.folder.path(receipt_name(shard))} is damaged: it is of shard "
                 f"{receipt.shard} with fields {', '.join(receipt.objects)} and holes "

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from precache.store.commit_log import BUILD
-from precache.store.layout import CHECK_NBYTES
+from precache.store.layout import CHECK_NBYTES, RowShape
 
 RECEIPTS = f"{BUILD}/receipts"
 """Folder of a version with the receipts of its finished shards, until it is committed."""
@@ -138,21 +138,38 @@ class Receipt:
     spoiled: list[str] = field(default_factory=list)
     shapes: dict[str, list[list[int]]] = field(default_factory=dict)
 
-    def fits(self, chunks: Mapping[str, int]) -> bool:
-        """Return whether it has the objects of a version; chunks of a shard by array."""
-        return self.objects.keys() == chunks.keys() and all(
-            stored.fits(chunks[name]) for name, stored in self.objects.items()
-        )
+    def fits(self, rows: range, fields: Mapping[str, RowShape], rows_per_shard: int) -> bool:
+        """Return whether it can be that of a shard with these rows.
 
-    def has_shapes(self, rows: int, axes: Mapping[str, int]) -> bool:
-        """Return whether it has a shape for each of so many rows; axes by ragged array."""
-        return self.shapes.keys() == axes.keys() and all(
-            len(shapes) == rows
+        Parameters
+        ----------
+        fields
+            Row of each array of the version.
+        """
+        return (
+            self.objects.keys() == fields.keys()
+            and self.shapes.keys() == {name for name, row in fields.items() if row.ragged}
             and all(
-                len(shape) == axes[name] and all(0 <= length < 2**31 for length in shape)
-                for shape in shapes
+                stored.fits(rows_per_shard // fields[name].chunk_rows(rows_per_shard))
+                for name, stored in self.objects.items()
             )
-            for name, shapes in self.shapes.items()
+            and all(
+                len(shapes) == len(rows)
+                and all(
+                    len(shape) == len(fields[name].shape)
+                    and all(0 <= length < 2**31 for length in shape)
+                    for shape in shapes
+                )
+                for name, shapes in self.shapes.items()
+            )
+            and all(row in rows for row in self.holes)
+            and len(self.content) == len(rows)
+            and (self.labels is None or len(self.labels) == len(rows))
+            and all(-(2**63) <= label < 2**63 for label in self.labels or ())
+            and all(
+                name in fields and len(sums.flat()) == 1 + 2 * (*fields[name].shape, 0)[0]
+                for name, sums in self.sums.items()
+            )
         )
 
     @property

@@ -103,32 +103,8 @@ def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
             if isinstance(data, bytes):
                 with contextlib.suppress(ValueError):
                     receipt = Receipt.from_json(data)
-                    if _fits(target, receipt):
+                    if receipt.shard in range(target.shards) and receipt.fits(
+                        target.rows_of(receipt.shard), target.shapes, target.rows_per_shard
+                    ):
                         receipts[receipt.shard] = receipt
     return receipts
-
-
-def _fits(target: TargetVersion, receipt: Receipt) -> bool:
-    """Return whether a receipt can belong to the version; if not, its shard is built again."""
-    if not 0 <= receipt.shard < target.shards:
-        return False
-    rows = target.rows_of(receipt.shard)
-    chunks = {
-        n: target.rows_per_shard // row.chunk_rows(target.rows_per_shard)
-        for n, row in target.shapes.items()
-    }
-    sums = [channels.flat() for channels in receipt.sums.values()]
-    lengths = [
-        1 + 2 * (*target.shapes[name].shape, 0)[0] for name in receipt.sums if name in target.shapes
-    ]
-    return (
-        receipt.fits(chunks)
-        and receipt.has_shapes(
-            len(rows), {n: len(row.shape) for n, row in target.shapes.items() if row.ragged}
-        )
-        and all(row in rows for row in receipt.holes)
-        and len(receipt.content) == len(rows)
-        and len(receipt.labels or receipt.content) == len(rows)
-        and all(-(2**63) <= label < 2**63 for label in receipt.labels or ())
-        and list(map(len, sums)) == lengths
-    )
