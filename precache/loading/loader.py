@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
+from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
 from precache.loading.options import Block, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
@@ -116,8 +117,9 @@ class Loader(Loop):
     refresh
         ``epoch``: each epoch reads the version that is current at its beginning, the same on all
         processes of `torch.distributed`, which must begin it together; iterators of earlier epochs
-        end. A version whose fields have another shape or dtype is skipped, and logged. By
-        default all epochs read the version that was current when the loader was made.
+        end. A version whose fields have another shape or dtype, or whose class numbers mean other
+        classes, is skipped, and logged. By default all epochs read the version that was current
+        when the loader was made.
 
     Notes
     -----
@@ -334,9 +336,17 @@ class Loader(Loop):
             self._await_build()
         elif self._follower and not place:
             opened: list[BatchSource] = []
-            uri = self._follower.newer(
-                self.version, lambda uri: opened.append(self._reopened(uri)), self.world_size
-            )
+
+            def open_uri(uri: str) -> None:
+                source = self._reopened(uri)
+                try:
+                    require_numbers(source.version, self.version)
+                except UsageError:
+                    source.close()
+                    raise
+                opened.append(source)
+
+            uri = self._follower.newer(self.version, open_uri, self.world_size)
             if uri is not None:
                 self._use(opened.pop() if opened else self._reopened(uri))
         return self._source

@@ -19,6 +19,7 @@ import precache
 from precache.cli import main as command_line
 from precache.cli.commands import COMMANDS
 from precache_workers.driver import progress
+from precache_workers.sources.base import FILES_PER_TICK
 from tests.conftest import BuiltStore
 from tests.support.building import cli, command, environment, poll, running, write, write_jpegs
 from tests.support.command_line import Run
@@ -335,10 +336,10 @@ def test_a_terminal_shows_a_bar_of_what_is_listed_and_built(tmp_path: Path, list
     """How many files were found while others are listed; the rate, and the time left."""
     go = threading.Event()
     if listing:
-        for number in range(2500):
-            write(tmp_path / f"photos/cat/{number:04d}.jpg", b"no photo")
+        for number in range(FILES_PER_TICK + 10):
+            write(tmp_path / f"photos/cat/{number:05d}.jpg", b"no photo")
         (tmp_path / "photos/dog").mkdir()
-        wanted, recipe = rb"Listing.*2000/\?", []
+        wanted, recipe = rb"Listing.*%d/\?" % FILES_PER_TICK, []
     else:
         write_jpegs(tmp_path / "photos", 60)
         (tmp_path / "recipe.toml").write_text(
@@ -366,7 +367,8 @@ def test_a_terminal_shows_a_bar_of_what_is_listed_and_built(tmp_path: Path, list
                     shown += os.read(controller, 4096)
     os.close(controller)
     assert process.returncode == (2 if listing else 0)
-    assert (b"2,500 samples in 1 classes" if listing else b"is complete") in shown
+    said = f"{FILES_PER_TICK + 10:,} samples in 1 classes" if listing else "is complete"
+    assert said.encode() in shown
     assert listing or re.search(rb"\d:\d\d:\d\d", shown), "the time left"
 
 
