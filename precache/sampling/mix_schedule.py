@@ -106,28 +106,21 @@ class MixSchedule:
         UsageError
             A source would have no batch.
         """
-        counts = self._dealt_out(self._end(self.lengths, self._shares))
-        if 0 in counts:
-            raise UsageError(
-                f"source {counts.index(0)} gets no batch in an epoch of {sum(counts)} steps; raise "
-                "its weight, or choose another until"
-            )
-        return counts
-
-    def _end(self, lengths: Sequence[int], shares: Sequence[Fraction]) -> int:
-        """Return the steps after which an epoch of sources with so many batches ends."""
-        if not isinstance(self.until, str):
-            return self.until
-        reach = [length / share for length, share in zip(lengths, shares, strict=True)]
-        return math.ceil(max(reach)) if self.until == "all" else math.floor(min(reach))
-
-    def _dealt_out(self, steps: int) -> tuple[int, ...]:
-        """Divide steps by share (Hamilton's method: leftovers go to the largest remainders)."""
-        exact = [steps * share for share in self._shares]
+        shares, steps = self._shares, self.until
+        if isinstance(steps, str):
+            reach = [length / share for length, share in zip(self.lengths, shares, strict=True)]
+            steps = math.ceil(max(reach)) if steps == "all" else math.floor(min(reach))
+        # Hamilton's method: leftovers go to the largest remainders.
+        exact = [steps * share for share in shares]
         counts = [math.floor(value) for value in exact]
         rest = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])
         for source in () if self.together else rest[: steps - sum(counts)]:
             counts[source] += 1
+        if 0 in counts:
+            raise UsageError(
+                f"source {counts.index(0)} gets no batch in an epoch of {steps} steps; raise its "
+                "weight, or choose another until"
+            )
         return tuple(counts)
 
     def __len__(self) -> int:
@@ -205,23 +198,16 @@ class MixSchedule:
         """
         sources = np.arange(len(self.lengths))
         drawn = self.epoch(epoch)[0][: step * (len(sources) if self.together else 1)]
-        before, _ = self._places(epoch, sources, np.zeros_like(sources))
-        epochs, rows = self._places(epoch, sources, np.bincount(drawn, minlength=len(sources)))
-        batches = [count(row) for count, row in zip(left, rows.tolist(), strict=True)]
-        # What is left of the pass that a source began with this epoch.
-        needed = [
-            0 if again else n for n, again in zip(batches, (epochs > before).tolist(), strict=True)
-        ]
-        if isinstance(self.until, str) and not (self.together or self.weights):
-            counts = tuple(needed)
-        else:
-            # Sources that go on over several epochs end none.
-            passes = [n / length for n, length in zip(self.counts, self.lengths, strict=True)]
-            ending = [n for n, p in enumerate(passes) if p >= min(1, max(passes))]
-            shares = [new._shares[n] for n in ending]
-            steps = self.steps(epoch) - step
-            if isinstance(self.until, str):
-                steps = new._end([needed[n] for n in ending], shares)
-            counts = new._dealt_out(steps)
-        start = Start(epoch, counts, *map(tuple, (epochs.tolist(), rows.tolist(), batches)))
-        return replace(new, start=start)
+        begins = self._places(epoch, sources, np.bincount(drawn, minlength=len(sources)))
+        ends = self._places(epoch, sources, np.array(self._counts(epoch)))
+        epochs, rows = (tuple(column.tolist()) for column in begins)
+        batches = tuple(count(row) for count, row in zip(left, rows, strict=True))
+        counts = []  # of the same rows
+        for source, (last, end) in enumerate(np.stack(ends, axis=1).tolist()):
+            passes = last - epochs[source]
+            over = (end if passes else end - rows[source]) / new.sizes[source]
+            whole = passes and batches[source] + (passes - 1) * new.lengths[source]
+            counts.append(whole + math.ceil(over))
+        if self.together:
+            counts = [max(counts)] * len(counts)
+        return replace(new, start=Start(epoch, tuple(counts), epochs, rows, batches))
