@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from precache.messages import printable, without_secrets
 
@@ -82,6 +83,8 @@ class ChoiceError(SourceError):
         Arguments of the command line by which it builds. The first may be another source.
     unpack
         Words of commands by which that source comes to be, if it is not there yet.
+    doubts
+        Each `Doubt` of the source that the error names.
     """
 
     def __init__(
@@ -89,10 +92,12 @@ class ChoiceError(SourceError):
         *parts: object,
         ways: Iterable[Sequence[str]] = (),
         unpack: Iterable[Sequence[str]] = (),
+        doubts: Iterable[Any] = (),
     ) -> None:
         super().__init__(*parts)
         self.ways = tuple(map(tuple, ways))
         self.unpack = tuple(map(tuple, unpack))
+        self.doubts = tuple(doubts)
 
 
 class StoreError(UsageError):

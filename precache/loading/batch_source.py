@@ -175,19 +175,17 @@ class BatchSource:
     def identity(self) -> dict[str, Any]:
         """Return all that decides the order of the rows."""
         order = self.order
+        name = "key" if self._options.shuffle == "key" else "row"
         return {
             "format": STATE_FORMAT,
             "version": self.version.id,
-            "order": self._order_name(),
+            "order": BY_SHARD if self.live else name,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
             "rows": self._selection.rows_digest,
             "weights": self._selection.weights_digest,
         }
-
-    def _order_name(self) -> str:
-        return BY_SHARD if self.live else "key" if self._options.shuffle == "key" else "row"
 
     def settings(self, start: int = 0) -> dict[str, Any]:
         """Return all that decides the rows of a step, by option; ranks must agree in it.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 
+from precache.errors import UsageError
+from precache.store.commit_log import short
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -30,3 +32,17 @@ def compare_classes(version: Version) -> None:
             )
             break
     _read.add(version)
+
+
+def require_numbers(version: Version, before: Version) -> None:
+    """Raise `UsageError` if class numbers of a version mean something else than those before."""
+    old, new = list(before.classes), list(version.classes)
+    if new[: len(old)] != old:
+        number = next(n for n, name in enumerate(old) if new[n : n + 1] != [name])
+        now = repr(new[number]) if number < len(new) else "none"
+        store = before.path.removesuffix(before.id).rstrip("/")
+        raise UsageError(
+            f"class {number} is {now} in {version.path}, and {old[number]!r} in {before.path}, "
+            f"which this loader has read so far: build with --classes {store}@{short(before.id)}, "
+            "which keeps the numbers, or make a new Loader"
+        )

@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
+from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
 from precache.loading.options import Block, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
@@ -116,8 +117,9 @@ class Loader(Loop):
     refresh
         ``epoch``: each epoch reads the version that is current at its beginning, the same on all
         processes of `torch.distributed`, which must begin it together; iterators of earlier epochs
-        end. A version whose fields have another shape or dtype is skipped, and logged. By
-        default all epochs read the version that was current when the loader was made.
+        end. A version whose fields have another shape or dtype, or whose class numbers mean other
+        classes, is skipped, and logged. By default all epochs read the version that was current
+        when the loader was made.
 
     Notes
     -----
@@ -334,9 +336,17 @@ class Loader(Loop):
             self._await_build()
         elif self._follower and not place:
             opened: list[BatchSource] = []
-            uri = self._follower.newer(
-                self.version, lambda uri: opened.append(self._reopened(uri)), self.world_size
-            )
+
+            def open_uri(uri: str) -> None:
+                source = self._reopened(uri)
+                try:
+                    require_numbers(source.version, self.version)
+                except UsageError:
+                    source.close()
+                    raise
+                opened.append(source)
+
+            uri = self._follower.newer(self.version, open_uri, self.world_size)
             if uri is not None:
                 self._use(opened.pop() if opened else self._reopened(uri))
         return self._source
@@ -397,11 +407,7 @@ class Loader(Loop):
         batch = self._reached[1] // self.order.global_batch
         return {**super().state_dict(), "batch": batch}
 
-    def _identity(self) -> dict[str, Any]:
-        return self.identity()
-
     def identity(self) -> dict[str, Any]:
-        """All that decides the order of the rows."""
         return self._source.identity()
 
     def settings(self, place: int = 0) -> dict[str, Any]:
@@ -431,9 +437,9 @@ class Loader(Loop):
         if self._source.live is not None and state.get("order") != BY_SHARD:
             self._await_build()  # a later epoch has another order
         elif self._follower and isinstance(version, str) and version != self.version.id:
-            require_same({**self._identity(), "version": version}, state, "this loader")
+            require_same({**self.identity(), "version": version}, state, "this loader")
             self._use(self._reopened(self._follower.uri_of(version)))
-        require_same(self._identity(), state, "this loader")
+        require_same(self.identity(), state, "this loader")
         epoch, place = self._position(state, lambda epoch: self.order.count)
         if not self.order.batches(place):  # the rest is less than a batch
             epoch, place = epoch + 1, 0

@@ -111,8 +111,8 @@ class Loop(ABC):
         """Sums since this was made."""
 
     @abstractmethod
-    def _identity(self) -> dict[str, Any]:
-        """Return all that decides the batches; a state with another identity is refused."""
+    def identity(self) -> dict[str, Any]:
+        """All that decides the batches; a state with another identity is refused."""
 
     @abstractmethod
     def settings(self, place: int = 0) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Loop(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: what it has received, not what is being read ahead."""
         epoch, place = self._reached
-        return {**self._identity(), "epoch": epoch, self.unit: place}
+        return {**self.identity(), "epoch": epoch, self.unit: place}
 
     def _position(self, state: Mapping[str, Any], length: Callable[[int], int]) -> tuple[int, int]:
         """Return the epoch and the place of a state.

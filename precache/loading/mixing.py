@@ -221,7 +221,7 @@ class Mixture(Loop):
     def counters(self) -> Counters:
         return functools.reduce(Counters.plus, (loader.counters for loader in self.loaders))
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         schedule = self._schedule
         return {
             "format": MIXTURE_STATE_FORMAT,
@@ -256,7 +256,7 @@ class Mixture(Loop):
         }
         start = self._schedule.start
         own = {"sources": len(self.loaders), "start": start and asdict(start)}
-        return {**self._identity(), **own, **sources}
+        return {**self.identity(), **own, **sources}
 
     def __copy__(self) -> Mixture:
         return copy.deepcopy(self)  # with loaders of its own, as it closes them
@@ -274,7 +274,7 @@ class Mixture(Loop):
             weights, rule or seed. Batch sizes and the number of ranks may be others: rows that were
             received in a pass over a source do not come again in it, and all others do.
         """
-        require_same(self._identity(), state, "this mixture")
+        require_same(self.identity(), state, "this mixture")
         sources = state.get("sources")
         if not isinstance(sources, list) or len(sources) != len(self.loaders):
             saved = len(sources) if isinstance(sources, list) else sources

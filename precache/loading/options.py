@@ -74,22 +74,21 @@ class Cache:
     limit: int | str | None = None
 
 
-def _whole(value: Any, info: ValidationInfo) -> int:
-    return whole(str(info.field_name), value)
+def _number(minimum: int | None = None, *, optional: bool = False) -> BeforeValidator:
+    """Convert whole numbers to plain ones."""
 
+    def convert(value: Any, info: ValidationInfo) -> int | None:
+        if optional and value is None:
+            return None
+        return whole(str(info.field_name), value, minimum)
 
-def _count(value: Any, info: ValidationInfo) -> int:
-    return whole(str(info.field_name), value, 1)
-
-
-def _count_or_none(value: Any, info: ValidationInfo) -> int | None:
-    return None if value is None else _count(value, info)
+    return BeforeValidator(convert)
 
 
 Flag = Literal[True, False]
-Count = Annotated[int, BeforeValidator(_count)]
-Whole = Annotated[int, BeforeValidator(_whole)]
-OptionalCount = Annotated[int | None, BeforeValidator(_count_or_none)]
+Count = Annotated[int, _number(1)]
+Whole = Annotated[int, _number()]
+OptionalCount = Annotated[int | None, _number(1, optional=True)]
 
 
 class LoaderOptions(BaseModel):
@@ -131,13 +130,10 @@ class LoaderOptions(BaseModel):
     @classmethod
     def _find(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Find the device and the rank."""
-        ranks = [
-            None if (value := values[name]) is None else whole(name, value)
-            for name in ("rank", "world_size")
-        ]
-        rank, world_size = find_rank(*ranks)
-        device = find_device(values["device"])
-        return {**values, "device": device, "rank": rank, "world_size": world_size}
+        names = ("rank", "world_size")
+        given = [None if values[name] is None else whole(name, values[name]) for name in names]
+        found = dict(zip(names, find_rank(*given), strict=True))
+        return {**values, "device": find_device(values["device"]), **found}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -121,7 +121,8 @@ class ShardFiles(ABC):
             ) from None
         self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
         self._has_wrong = False
-        self._tail_of = np.array([self._tails.index(piece.object_tail) for piece in self.pieces])
+        numbers = {tail: number for number, tail in enumerate(self._tails)}
+        self._tail_of = np.array([numbers[piece.object_tail] for piece in self.pieces])
         self._chunk_of = np.array([piece.chunk_tail for piece in self.pieces])
 
     def locate(self, rows: np.ndarray, pieces: Any = 0) -> Places:

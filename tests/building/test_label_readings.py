@@ -23,7 +23,8 @@ from precache.errors import ChoiceError, SourceError, UsageError
 from precache.storage.open import open_folder
 from precache.store.columns import Texts
 from precache_workers.sources.base import LabelRules
-from precache_workers.sources.label_readings import differing_in, numbers_in, read_folders
+from precache_workers.sources.label_readings import numbers_in, read_folders
+from precache_workers.sources.splits import differing_in
 from tests.support.building import write
 from tests.support.containers import quiet_datasets
 from tests.support.layouts import (

@@ -127,6 +127,22 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "copies of another size": (
         files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"), 2,
     ),
+    "images of two suffixes that rarely pair": (
+        files("in/a.jpg in/a.png in/b.jpg in/b.png in/c.jpg in/d.jpg in/e.jpg in/f.png "
+              "in/g.png in/h.png", "in"), 0,
+    ),
+    "images that pair, in a folder beside others": (
+        files(" ".join(f"in/{n}.png" for n in ("train/a", "train/a_mask", "train/b", "train/b_mask",
+                                               "val/c", "val/c_mask")), "in"), 1,
+    ),
+    "images that pair, with labels in doubt": (
+        files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",
+              {"l.csv": "key,label a.png,NaN b.png,cat a@2x.png,cat b@2x.png,cat"}), 1,
+    ),
+    "images that pair, with labels": (
+        files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",
+              {"l.csv": "key,label a.png,cat b.png,dog a@2x.png,cat b@2x.png,dog"}), 2,
+    ),
     "copies in a tar archive": (packed(COPIES, "tar"), 2),
     "masks beside, without a label": (
         packed(files(" ".join(f"in/{of}/{n}.png" for n in "ab" for of in ("img", "gt")),
@@ -149,6 +165,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "a table of another machine": (
         files("in/photos/a.png in/photos/b.png", "in/list.csv",
               {"in/list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
+    ),
+    "a table of another machine with numbers": (
+        files("in/photos/a.png in/photos/b.png", "in/list.csv",
+              {"in/list.csv": "path,label /x/photos/a.png,2 /x/photos/b.png,10"}), 1,
     ),
     "a table of another machine, beside the store": (
         files("photos/a.png photos/b.png", "list.csv",

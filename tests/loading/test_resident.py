@@ -93,8 +93,3 @@ def test_what_does_not_fit_is_refused_before_loading(
     monkeypatch.setattr(resident, "BatchStream", None)
     with pytest.raises(UsageError, match=r"takes .* decoded, and the host has 100 KB free"):
         precache.Loader(store.path, 4, resident="host")
-
-
-def test_another_place_is_refused(store: BuiltStore) -> None:
-    with pytest.raises(UsageError, match="resident is 'disk'; choose one of None, host, device"):
-        precache.Loader(store.path, 4, resident="disk")

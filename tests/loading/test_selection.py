@@ -189,24 +189,6 @@ def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
     assert set(_epochs(raw, 5, rows=some, weights=weights)[4]) <= set(some.tolist())
 
 
-@pytest.mark.parametrize("options", [{"rows": [2, 3, 4, 5, 6, 7, 9]}, {"weights": np.arange(23.0)}])
-def test_a_state_goes_on_in_the_middle(options: dict[str, Any], raw: BuiltStore) -> None:
-    with precache.Loader(raw.path, 2, device="cpu", **options) as loader:
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
-        rest = [batch["row"].tolist() for batch in batches]
-    with precache.Loader(raw.path, 2, device="cpu", **options) as loader:
-        loader.load_state_dict(state)
-        assert [batch["row"].tolist() for batch in loader] == rest
-    (name,) = options
-    with (
-        precache.Loader(raw.path, 2, device="cpu") as loader,
-        pytest.raises(UsageError, match=f"the saved state has {name}='{state[name]}' and this"),
-    ):
-        loader.load_state_dict({**loader.state_dict(), name: state[name]})
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of another length": ({"rows": np.ones(7, np.bool_)}, r"rows has shape \(7,\), and"),
     "rows of floats": ({"rows": [1.5]}, r"rows is \[1.5\], float64 \(1,\); give row numbers"),

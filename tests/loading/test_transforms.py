@@ -432,19 +432,6 @@ def test_labels_that_a_function_makes_are_looked_at_with_their_batch(
         next(iter(loader))
 
 
-def test_labels_of_each_source_of_a_mixture_are_looked_at(
-    stores: dict[str, BuiltStore], image_tiles: BuiltStore
-) -> None:
-    small, large = (store.open().labels.max() + 1 for store in (stores["raw"], image_tiles))
-    with pytest.raises(UsageError, match="has the label"):
-        precache.mix(
-            [
-                precache.Loader(stores["raw"].path, 4, transform=MixUp(small)),
-                precache.Loader(image_tiles.path, 4, transform=MixUp(large - 1)),
-            ]
-        )
-
-
 # --- all of them, in a loader -------------------------------------------------------------------
 
 EVERY: dict[str, Callable[[], Transform]] = {

@@ -124,7 +124,7 @@ def test_from_a_bucket_by_way_of_a_disk_cache(source: Path, tmp_path: Path) -> N
     assert stats.fetched.objects >= 4  # two shards of each version
 
 
-@pytest.mark.parametrize("kind", ["shape", "dtype", "field", "rows"])
+@pytest.mark.parametrize("kind", ["shape", "dtype", "field", "rows", "classes"])
 def test_one_that_does_not_fit_is_not_taken(
     source: Path, store: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +136,7 @@ def test_one_that_does_not_fit_is_not_taken(
         ),
         "field": precache.Recipe.from_dict({"fields": {"picture": field}}),
         "rows": RECIPES[1],
+        "classes": RECIPES[0],
     }
     right = pixels(store)
     with precache.Loader(store, batch_size=10, refresh="epoch", drop_last=True) as loader:
@@ -143,6 +144,8 @@ def test_one_that_does_not_fit_is_not_taken(
         assert check(loader, loader, right) == 10
         if kind == "rows":
             next(source.glob("cat/*")).unlink()
+        if kind == "classes":
+            write(source / "ant/0.jpg", encoded(cut(77)))
         build_here(source, store, recipes[kind])
         assert check(loader, loader, right) == 10
         assert loader.version.id == version

@@ -149,7 +149,9 @@ class History:
         self.options = {}
         kind = self.draw.choice(["labels", "labels", "classes", "plain"])
         if kind in ("labels", "classes"):
-            self.options[kind] = str(self.root / f"{kind}.csv")
+            self.options[kind] = str(
+                self.root / {"labels": "labels.csv", "classes": "classes.txt"}[kind]
+            )
         self.lines = {serial: self.draw.choice(CLASSES) for serial in range(0, 400, 3)}
         self.order = self.draw.sample([*CLASSES, "gnu"], 5)
         return f"labels: {kind}"
@@ -232,7 +234,7 @@ class History:
             text = "".join(f"{key},{label}\n" for key, label in lines.items())
             (self.root / "labels.csv").write_text(f"key,label\n{text}")
         if "classes" in options:
-            (self.root / "classes.csv").write_text("".join(f"{name}\n" for name in self.order))
+            (self.root / "classes.txt").write_text("".join(f"{name}\n" for name in self.order))
         return {**self.recipe, "fields": fields}, options, labels
 
     def wanted(self) -> Content:

@@ -142,10 +142,6 @@ def test_a_build_says_what_it_took_over(
     assert "4: 0 written, 4 reused, 0 already there" in said.out
 
 
-def _shard_of(result: Any, key: str) -> int:
-    return list(precache.open(result.path).keys).index(key) // 8
-
-
 OTHER: dict[str, Callable[[Path], object]] = {
     "bytes": lambda path: path.write_bytes(padded(99)),
     "size": lambda path: path.write_bytes(encoded(cut(99))),

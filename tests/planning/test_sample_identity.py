@@ -458,22 +458,34 @@ def test_a_record_of_more_samples_or_fewer_is_of_use(tmp_path: Path) -> None:
     assert not fetched
 
 
-def test_a_photo_rewritten_between_two_attempts_is_built_as_it_is_now(tmp_path: Path) -> None:
-    store, photos = tmp_path / "store", photos_from(0)
+@pytest.mark.parametrize("brings_labels", [False, True])
+def test_a_photo_rewritten_between_two_attempts_is_built_as_it_is_now(
+    brings_labels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has no version yet, but shards that are done."""
+    store, photos = tmp_path / "store", photos_from(0, 48)
     root = tmp_path / "photos"
     source = write_source("folder", root, photos)
-    for key in list(photos)[-2:]:
-        write(root / key, b"no photo")
+    if brings_labels:
+        code = f"""
+from pathlib import Path
+class Data:
+    paths = sorted(Path({str(root)!r}).rglob("*.jpg"))
+    def __len__(self): return len(self.paths)
+    def __getitem__(self, n): return self.paths[n].read_bytes(), n % 5
+    def key(self, n): return f"{{self.paths[n].parent.name}}/{{self.paths[n].name}}"
+"""
+        write(tmp_path / "code/rewritten_photos.py", code.encode())
+        monkeypatch.syspath_prepend(tmp_path / "code")
+        source = "python:rewritten_photos:Data"
+    for key in sorted(photos)[-2:]:
+        write(root / key, b"no photo".ljust(NBYTES))
     with pytest.raises(BuildError):
-        build("folder", source, store, on_error="raise", max_failures=None)
-    for key, data in photos_from(500).items():
-        mtime = (root / key).stat().st_mtime_ns
-        if (root / key).stat().st_size == NBYTES:
-            change(root / key, data)
-        else:
-            write(root / key, data)
-        assert (root / key).stat().st_mtime_ns == mtime
-    build("folder", source, store)
+        build("folder", source, store, on_error="raise", max_failures=None, keep_order=True)
+    assert list(store.glob("*/image/c/*"))
+    for key, data in photos_from(500, 48).items():
+        change(root / key, data)
+    build("folder", source, store, keep_order=True)
     assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
 
 

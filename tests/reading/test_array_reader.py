@@ -32,6 +32,7 @@ from precache.codecs import kernels
 from precache.codecs.chunk import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
+from precache.reading.shard_files import shard_files
 from precache.recipe.recipe import RawCodec
 from precache.storage import local_files
 from precache.storage.local_files import map_file
@@ -47,7 +48,7 @@ def _reader(version: precache.Version, name: str = "image", verify: bool = True)
     return ArrayReader(version, name, verify)
 
 
-def _read(reader: ArrayReader, rows: Any) -> np.ndarray:
+def read_rows(reader: ArrayReader, rows: Any) -> np.ndarray:
     numbers = np.asarray(rows, np.int64)
     out = np.full((len(numbers), *reader.array.row_shape), 77, reader.array.dtype)
     reader.read(numbers, out)
@@ -227,16 +228,18 @@ def test_what_a_writer_is_given_is_in_the_object(
 @ANY_STORE
 @ANY_CODEC
 @pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("mapped", [True, False])
 def test_rows_come_in_the_order_asked_for_and_as_often(
-    kind: str, codec: str, verify: bool, request: pytest.FixtureRequest
+    kind: str, codec: str, verify: bool, mapped: bool, request: pytest.FixtureRequest
 ) -> None:
     store: BuiltStore = request.getfixturevalue(kind)[codec]
-    reader, expected = _reader(store.open(), verify=verify), store.rows()
+    version, expected = store.open(), store.rows()
+    reader = ArrayReader(version, "image", verify, shard_files(version, "image", mapped=mapped))
     random = np.random.default_rng(0)
     for count in (1, 2, 3, 70, 150):
         rows = random.integers(0, len(expected), count)
-        np.testing.assert_array_equal(_read(reader, rows), expected[rows])
-    assert _read(reader, []).shape == (0, *expected.shape[1:])
+        np.testing.assert_array_equal(read_rows(reader, rows), expected[rows])
+    assert read_rows(reader, []).shape == (0, *expected.shape[1:])
 
 
 def test_filtered_rows_can_be_had_as_they_are(tile_stores: dict[str, BuiltStore]) -> None:
@@ -254,7 +257,7 @@ def test_several_threads_may_share_a_reader(store: BuiltStore) -> None:
         reader = _reader(store.open(), verify=verify)
         orders = [np.random.default_rng(n).permutation(23) for n in range(12)]
         with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(partial(_read, reader), orders))
+            results = list(pool.map(partial(read_rows, reader), orders))
         for rows, pixels in zip(orders, results, strict=True):
             np.testing.assert_array_equal(pixels, expected[rows])
 
@@ -275,9 +278,9 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 
     monkeypatch.setattr(reader, "_checks", let_go)
     for _ in range(3):
-        np.testing.assert_array_equal(_read(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
+        np.testing.assert_array_equal(read_rows(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
     monkeypatch.undo()
-    np.testing.assert_array_equal(_read(reader, [2, 1, 9]), store.rows()[[2, 1, 9]])
+    np.testing.assert_array_equal(read_rows(reader, [2, 1, 9]), store.rows()[[2, 1, 9]])
 
 
 def _descriptors() -> int:
@@ -368,7 +371,7 @@ def _assert_damaged(store: BuiltStore, shard: int, reason: str = "") -> None:
     failed = []
     for row in inside:
         try:
-            np.testing.assert_array_equal(_read(reader, [row])[0], expected[row])
+            np.testing.assert_array_equal(read_rows(reader, [row])[0], expected[row])
         except DamageError as error:
             failed.append((row, str(error)))
     assert failed
@@ -378,7 +381,7 @@ def _assert_damaged(store: BuiltStore, shard: int, reason: str = "") -> None:
         assert repr(version.keys[row]) in text
         assert reason in text
     others = [row for row in range(23) if row not in inside]
-    np.testing.assert_array_equal(_read(reader, others), expected[others])
+    np.testing.assert_array_equal(read_rows(reader, others), expected[others])
 
 
 @pytest.mark.skipif(not kernels.compiled().has_zstd, reason="numcodecs checks every frame")
@@ -391,13 +394,13 @@ def test_the_checksum_of_a_frame_is_checked_once_if_that_is_asked_for(
     reader, expected = _reader(own.open(), verify=verify), own.rows()
     frame = int(own.shard_path(0).stat().st_size) - 132
     end = int(np.frombuffer(own.shard_path(0).read_bytes()[frame:-4], "<u8")[:2].sum())
-    np.testing.assert_array_equal(_read(reader, [0, 3]), expected[[0, 3]])
+    np.testing.assert_array_equal(read_rows(reader, [0, 3]), expected[[0, 3]])
     flip(own.shard_path(0), end - 1, 0x55)
     if verify:
-        np.testing.assert_array_equal(_read(reader, [3, 0]), expected[[3, 0]])
+        np.testing.assert_array_equal(read_rows(reader, [3, 0]), expected[[3, 0]])
     else:
         with pytest.raises(DamageError, match="row 0"):
-            _read(reader, [3, 0])
+            read_rows(reader, [3, 0])
 
 
 def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
@@ -454,7 +457,7 @@ def test_a_shard_that_is_a_folder_or_unreadable_is_an_error_of_ours(own: BuiltSt
     path.unlink()
     path.mkdir()
     with pytest.raises((StorageError, DamageError), match=str(path)):
-        _read(_reader(own.open()), [0])
+        read_rows(_reader(own.open()), [0])
 
 
 def test_raw_rows_are_checked_as_verify_says(
@@ -463,14 +466,14 @@ def test_raw_rows_are_checked_as_verify_says(
     store = copy_store(stores["raw"])
     path, expected = store.shard_path(0), store.rows()
     reader = _reader(store.open())
-    np.testing.assert_array_equal(_read(reader, [0]), expected[:1])
+    np.testing.assert_array_equal(read_rows(reader, [0]), expected[:1])
     flip(path, 5, 0xFF)  # in place, where it is mapped
-    assert (_read(reader, [0])[0] != expected[0]).sum() == 1
+    assert (read_rows(reader, [0])[0] != expected[0]).sum() == 1
     [damage] = precache.verify(store.path).damage
     assert damage.keys == (store.open().keys[0],)
-    assert (_read(_reader(store.open(), verify=False), [0])[0] != expected[0]).sum() == 1
+    assert (read_rows(_reader(store.open(), verify=False), [0])[0] != expected[0]).sum() == 1
     with pytest.raises(DamageError):
-        _read(_reader(store.open()), [0])
+        read_rows(_reader(store.open()), [0])
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -480,30 +483,30 @@ def test_what_one_reader_checked_no_other_one_of_the_process_checks_again(
     store = copy_store(stores[codec])
     path = store.shard_path(0)
     first = _reader(store.open())
-    _read(first, [0, 1, 5])
+    read_rows(first, [0, 1, 5])
     del first
     second = _reader(store.open())
-    _read(second, [7])
+    read_rows(second, [7])
     assert np.flatnonzero(second._objects.checked[0]).tolist() == [0, 1, 5, 7]
     off = _reader(store.open(), verify=False)
-    _read(off, [2, 3])
+    read_rows(off, [2, 3])
     third = _reader(store.open())
-    _read(third, [7])
+    read_rows(third, [7])
     assert np.flatnonzero(third._objects.checked[0]).tolist() == [0, 1, 5, 7]
     path.write_bytes(path.read_bytes())  # as it was, and yet another file
     fourth = _reader(store.open())
-    _read(fourth, [7])
+    read_rows(fourth, [7])
     assert np.flatnonzero(fourth._objects.checked[0]).tolist() == [7]
 
 
 def test_a_version_that_is_removed_while_it_is_read_says_so(own: BuiltStore) -> None:
     reader = _reader(own.open())
     expected = own.rows()
-    _read(reader, [0])
+    read_rows(reader, [0])
     shutil.rmtree(own.path)
-    np.testing.assert_array_equal(_read(reader, [0, 3]), expected[[0, 3]])
+    np.testing.assert_array_equal(read_rows(reader, [0, 3]), expected[[0, 3]])
     with pytest.raises(StoreError, match=r"was removed; open the store's"):
-        _read(reader, [8])
+        read_rows(reader, [8])
 
 
 def _forge_index(path: Path, entry: int, offset: int, length: int) -> None:
@@ -523,14 +526,14 @@ def test_a_forged_index_leads_nowhere(own: BuiltStore, offset: int, length: int)
     path = own.shard_path(0)
     _forge_index(path, 3, offset, length)
     with pytest.raises(DamageError, match="image/c/0/0/0/0"):
-        _read(_reader(own.open()), [3])
+        read_rows(_reader(own.open()), [3])
     with (
         precache.Loader(own.path, batch_size=8, shuffle=False) as loader,
         pytest.raises(DamageError, match="image/c/0/0/0/0"),
     ):
         list(loader)
     for row in (0, 2, 4, 7):
-        np.testing.assert_array_equal(_read(_reader(own.open()), [row])[0], own.rows()[row])
+        np.testing.assert_array_equal(read_rows(_reader(own.open()), [row])[0], own.rows()[row])
 
 
 # --- we read what other software wrote ----------------------------------------------------------
@@ -586,7 +589,7 @@ def _assert_reads(folder: Path, values: np.ndarray, name: str = "train/pixels") 
     np.testing.assert_array_equal(images, values)
     reader = _reader(precache.store.open.open_version(folder, fields))
     rows = np.array([7, 0, 12, 7, 3])
-    np.testing.assert_array_equal(_read(reader, rows), values[rows])
+    np.testing.assert_array_equal(read_rows(reader, rows), values[rows])
 
 
 @pytest.mark.parametrize(
@@ -754,7 +757,7 @@ def test_chunks_beyond_the_edge_are_not_taken_for_rows(tmp_path: Path) -> None:
     array.resize(exclusive_max=[6, 5]).result()
     reader = _reader(precache.store.open.open_version(tmp_path, {"image": "train/pixels"}))
     for rows in ([0, 1, 2, 3, 4, 5], [1, 2], [5, 4]):
-        np.testing.assert_array_equal(_read(reader, rows), values[rows, :5])
+        np.testing.assert_array_equal(read_rows(reader, rows), values[rows, :5])
 
 
 def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) -> None:
@@ -822,11 +825,11 @@ def test_damage_of_foreign_chunks_is_named_too(tmp_path: Path) -> None:
     path = tmp_path / "train" / "pixels" / "c" / "1" / "0" / "0" / "0"
     flip(path, 0.5, 0x55)
     reader = _reader(precache.store.open.open_version(tmp_path, {"image": "train/pixels"}))
-    np.testing.assert_array_equal(_read(reader, [0, 12]), values[[0, 12]])
+    np.testing.assert_array_equal(read_rows(reader, [0, 12]), values[[0, 12]])
     with pytest.raises(
         DamageError, match=r"c/1/0/0/0 is damaged at row 5.*: restore the file from"
     ):
-        _read(reader, [5])
+        read_rows(reader, [5])
 
 
 def test_a_foreign_chunk_that_is_cut_is_damaged(tmp_path: Path) -> None:
@@ -839,7 +842,7 @@ def test_a_foreign_chunk_that_is_cut_is_damaged(tmp_path: Path) -> None:
             path.write_bytes(data[:cut])
             reader = _reader(precache.store.open.open_version(tmp_path, {"image": name}))
             with pytest.raises(DamageError):
-                _read(reader, [2])
+                read_rows(reader, [2])
 
 
 @pytest.mark.parametrize("rows", [2**40, 2**60])

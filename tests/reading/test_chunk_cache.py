@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import precache
 from precache.reading import array_reader
-from precache.reading.chunk_cache import DecodedChunks
+from precache.reading.array_reader import DecodedChunks
 from tests.conftest import BuiltStore
 
 CHUNKS, ROWS = 12, 4

@@ -23,19 +23,13 @@ from precache.storage.base import Range
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
+from tests.reading.test_array_reader import read_rows
 from tests.support.building import flip, poll
 from tests.support.servers import Fault, FaultProxy, S3Server, reset, status, truncated
 
 
-def _reader(version: precache.Version, name: str = "image", verify: bool = True) -> ArrayReader:
-    return ArrayReader(version, name, verify, RangedShardFiles(version, name))
-
-
-def _read(reader: ArrayReader, rows: Any) -> np.ndarray:
-    numbers = np.asarray(rows, np.int64)
-    out = np.full((len(numbers), *reader.array.row_shape), 77, reader.array.dtype)
-    reader.read(numbers, out)
-    return out
+def _reader(version: precache.Version) -> ArrayReader:
+    return ArrayReader(version, "image", objects=RangedShardFiles(version, "image"))
 
 
 @dataclass(frozen=True)
@@ -47,18 +41,6 @@ class CountedFolder(LocalFolder):
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         self.asked[0].extend(ranges)
         return super().read_ranges(ranges)
-
-
-@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
-@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
-def test_rows_are_those_of_a_map(kind: str, codec: str, request: pytest.FixtureRequest) -> None:
-    store: BuiltStore = request.getfixturevalue(kind)[codec]
-    expected = store.rows()
-    for verify in (True, False):
-        reader = _reader(store.open(), verify=verify)
-        for seed in range(3):
-            rows = np.random.default_rng(seed).integers(0, len(expected), 40)
-            np.testing.assert_array_equal(_read(reader, rows), expected[rows])
 
 
 def test_a_loader_reads_by_pread_what_it_reads_from_a_map(store: BuiltStore) -> None:
@@ -78,7 +60,7 @@ def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltSt
     folder = CountedFolder(Path(version.path), asked=([],))
     version.folder = folder
     reader = _reader(version)
-    _read(reader, [3, 1, 2, 1, 9])
+    read_rows(reader, [3, 1, 2, 1, 9])
     pitch = reader.array.row_nbytes + 4
     size = 8 * pitch
     assert folder.asked[0] == [
@@ -88,7 +70,7 @@ def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltSt
         ("image/c/1/0/0/0", pitch, pitch),
     ]
     folder.asked[0].clear()
-    _read(reader, [0, 4])
+    read_rows(reader, [0, 4])
     assert folder.asked[0] == [("image/c/0/0/0/0", 0, pitch), ("image/c/0/0/0/0", 4 * pitch, pitch)]
 
 
@@ -121,27 +103,27 @@ def test_damage_is_named_by_shard_and_key(
     version = own.open()
     reader = _reader(version)
     with pytest.raises(DamageError, match=reason) as caught:
-        _read(reader, list(range(8, 16)))
+        read_rows(reader, list(range(8, 16)))
     assert "image/c/1/0/0/0" in str(caught.value)
     assert any(repr(key) in str(caught.value) for key in version.keys[8:16])
     expected = own.rows()
-    np.testing.assert_array_equal(_read(reader, [0, 20]), expected[[0, 20]])
+    np.testing.assert_array_equal(read_rows(reader, [0, 20]), expected[[0, 20]])
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(own: BuiltStore) -> None:
     reader = _reader(own.open())
-    _read(reader, [8])
+    read_rows(reader, [8])
     path = own.shard_path(1)
     path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(DamageError, match="shorter than its index says"):
-        _read(reader, [9])
+        read_rows(reader, [9])
 
 
 def test_a_version_that_is_removed_says_so(own: BuiltStore) -> None:
     reader = _reader(own.open())
     shutil.rmtree(own.path)
     with pytest.raises(StoreError, match="was removed; open"):
-        _read(reader, [0])
+        read_rows(reader, [0])
 
 
 # --- from afar ----------------------------------------------------------------------------------

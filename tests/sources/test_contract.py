@@ -179,16 +179,15 @@ def test_other_bytes_are_no_container(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_sample_over_the_limit_is_a_hole(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path, [("cat/1.jpg", bytes(5000)), ("cat/2.jpg", bytes(100))])
+    large, small = fetched(source, most_bytes=1000)
+    assert isinstance(large, SampleError)
+    assert "--max-sample-bytes" in str(large)
+    assert isinstance(small, Sample)
     opened = open_source(source, most_bytes=1000)
     keys = opened.list(lambda count: None).table.keys
-    for samples in (fetched(source, most_bytes=1000), opened.fetch(keys, [-1, -1])):
-        large, small = samples
-        assert "--max-sample-bytes" in str(large) or kind in NO_OWN_LIMIT
-        assert isinstance(small, Sample)
-
-
-NO_OWN_LIMIT = ("tar", "zip", "arrow", "tfrecord")
-"""Formats whose listings have all sizes."""
+    large, small = opened.fetch(keys, [-1, -1])  # no size is known
+    assert isinstance(large, SampleError) is (kind in ("parquet", "lmdb"))
+    assert isinstance(small, Sample)
 
 
 places = st.floats(0, 1, exclude_max=True)

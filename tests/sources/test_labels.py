@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
-import re
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,13 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from tfrecord import TFRecordWriter
 
-from precache.errors import ChoiceError, SourceError
+from precache.errors import SourceError
 from precache.store.labels import MOST_CLASSES
 from precache.store.row_table import RowTable
-from precache_workers.sources import label_evidence
 from precache_workers.sources import labels as source_labels
 from precache_workers.sources.kinds import open_source
-from precache_workers.sources.label_evidence import OF_BITS, decide
+from precache_workers.sources.label_evidence import decide
 from tests.support.building import cut, encoded, write
 from tests.support.containers import add, quiet_datasets
 from tests.support.source_contract import check_source
@@ -199,58 +196,6 @@ def test_labels_without_a_type_are_what_fits_all(texts: list[str], kind: str | N
 )
 def test_lists_are_read_as_what_fits_all(values: list[Value], expected: list[list[int]]) -> None:
     assert encode(values)[0].tolist() == expected
-
-
-MANY = [str(number) for number in range(20)]
-EVIDENCE: list[tuple[list[Value], dict[str, Any], str]] = [
-    (["cat", "NaN"], {}, "1 labels of it are 'NaN'"),
-    (["0,5", "1,5"], {}, "such as '0,5', '1,5' may be numbers with a decimal comma"),
-    (["10%", "$5"], {}, "such as '$5', '10%' may be numbers of a regression"),
-    (["12:30", "1/2/24"], {}, "such as '1/2/24', '12:30' are dates or times"),
-    (["0", "1", "x"], {"typed": False}, "all labels of it are numbers but 'x'"),
-    (["a|b", "a"], {}, "such as 'a|b' seem to be several classes"),
-    ([f"t{n}" for n in MANY], {}, "differ in nearly every sample (20 texts, such as 't0' and 19"),
-    ([1.0, None], {}, "a fraction that is zero, such as '1.0', and 1 of 2 have none, as a column"),
-    (["1e5"], {"typed": False}, "such as '1e5' are codes, or have an exponent"),
-    (["07"], {"typed": False}, "have leading zeros, such as '07'"),
-    ([20240501], {}, "such as '20240501' are dates"),
-    ([-3, -2, 1], {}, "some are below -1, such as -3. Choose: `--label-kind name`"),
-    ([-1, 1], {}, "labels of it are 1 and -1"),
-    ([*map(int, MANY)], {"is_file": True}, "are 20 whole numbers that nearly all differ"),
-    ([*map(int, MANY)], {}, "nearly all differ, and are taken as class numbers"),
-    ([10, 9], {"is_file": True}, "'10' is sorted before '9' as text"),
-    (["1", "nan"], {"typed": False}, "1 labels that are 'nan' are taken as none"),
-    (['["a"]', "nan"], {"typed": False}, "some labels of it are 'nan', beside lists"),
-    ([[0, 1]], {}, "lists of 2 values that are 0 or 1, one for each class"),
-    ([[0, 0, 1], [1]], {}, "lists of class numbers, as not all are equally long lists of 0 and 1"),
-]
-"""Labels, what is known of them, and what is said."""
-
-
-def said_of(values: list[Value], **known: Any) -> list[str]:
-    column = source_labels.column_of([source_labels.label_of(value) for value in values])
-    keys = [str(number) for number in range(len(values))]
-    try:
-        decided = decide(source_labels.Column(column, keys, "it", **known))
-    except ChoiceError as error:
-        return [str(error)]
-    return [*decided.notes, *(doubt.text for doubt in decided.doubts)]
-
-
-@pytest.mark.parametrize(("values", "known", "said"), EVIDENCE)
-def test_evidence_of_another_reading_is_said(
-    values: list[Value], known: dict[str, Any], said: str
-) -> None:
-    assert any(said in line for line in said_of(values, **known)), said_of(values, **known)
-
-
-def test_no_rule_of_evidence_is_without_a_case() -> None:
-    said = [line for values, known, _ in EVIDENCE for line in said_of(values, **known)]
-    tables = [rules for name, rules in vars(label_evidence).items() if name.startswith("OF_")]
-    for entry in itertools.chain(*(table for table in tables if table is not OF_BITS)):
-        for rule in entry if isinstance(entry, list) else [entry]:
-            text = re.sub(r"\\\{.*?\\\}", ".*", re.escape(rule.text))
-            assert any(re.match(text, line) for line in said), rule.text
 
 
 def test_names_of_classes_say_how_many_there_are() -> None:

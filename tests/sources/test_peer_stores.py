@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-import textwrap
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,57 +20,13 @@ from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 
-# The examples of docs/guides/sources.md, but for the paths.
-MDS = """
-    from streaming import LocalDataset
+GUIDE = (Path(__file__).parents[2] / "docs/guides/sources.md").read_text("utf-8")
 
-    class Photos:
-        def __init__(self):
-            self.samples = LocalDataset({path!r})
 
-        def __len__(self):
-            return len(self.samples)
-
-        def __getitem__(self, number):
-            sample = self.samples[number]
-            return sample["image"], sample["label"]
-"""
-LITDATA = """
-    import litdata
-
-    class Photos:
-        def __init__(self):
-            self.samples = litdata.StreamingDataset({path!r})
-
-        def __len__(self):
-            return len(self.samples)
-
-        def __getitem__(self, number):
-            sample = self.samples[number]
-            return sample["image"], sample["label"]
-"""
-FFCV = """
-    import numpy
-    from ffcv.reader import Reader
-
-    class Photos:
-        def __init__(self, path={path!r}):
-            self.reader = Reader(path)
-            self.bytes = numpy.memmap(path, numpy.uint8, "r")
-            table = self.reader.alloc_table
-            self.sizes = dict(zip(table["ptr"].tolist(), table["size"].tolist()))
-
-        def __len__(self):
-            return int(self.reader.num_samples)
-
-        def __getitem__(self, number):
-            image, label = self.reader.metadata[number]
-            start = int(image["data_ptr"])
-            data = self.bytes[start : start + self.sizes[start]]
-            if image["mode"] == 1:
-                return numpy.array(data).reshape(image["height"], image["width"], 3), int(label)
-            return data.tobytes(), int(label)
-"""
+def example(module: str, path: Path) -> str:
+    """The code of a module in the guide, but for the path."""
+    [code] = re.findall(rf"# {module}\.py\n(.*?)```", GUIDE, re.DOTALL)
+    return re.sub(r'"photos\.\w+"', repr(str(path)), code)
 
 
 def numbered(photos: Path) -> list[tuple[bytes, int]]:
@@ -121,30 +77,29 @@ def write_ffcv(photos: Path, to: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "write", "code"),
+    ("library", "write", "module"),
     [
-        ("streaming", write_mds, MDS),
-        ("litdata", write_litdata, LITDATA),
-        ("ffcv", write_ffcv, FFCV),
+        ("streaming", write_mds, "mds_photos"),
+        ("litdata", write_litdata, "litdata_photos"),
+        ("ffcv", write_ffcv, "ffcv_photos"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of those libraries
 def test_a_store_of_another_library_gives_the_same_rows(
     library: str,
     write: Callable[[Path, Path], None],
-    code: str,
+    module: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    code = example(module, tmp_path / "peer")
+    compile(code, module, "exec")
     pytest.importorskip(library)
     write_jpegs(tmp_path / "photos", 20)
     for path in photos_of(tmp_path / "photos"):  # without loss, as FFCV stores pixels
         Image.open(path).save(path, "PNG")
     write(tmp_path / "photos", tmp_path / "peer")
-    module = f"peer_photos_{library}"
-    (tmp_path / f"{module}.py").write_text(
-        textwrap.dedent(code).format(path=str(tmp_path / "peer")), "utf-8"
-    )
+    (tmp_path / f"{module}.py").write_text(code, "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     source = f"python:{module}:Photos"

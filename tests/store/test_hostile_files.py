@@ -116,16 +116,8 @@ def put_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "put", "words"),
     [
-        (
-            "image/c/0/0/0/0",
-            lambda path: (path / "in").mkdir(parents=True),
-            "folder is where a file .* remove",
-        ),
-        (
-            "zarr.json",
-            lambda path: (path / "in").mkdir(parents=True),
-            "folder is where a file .* remove",
-        ),
+        ("image/c/0/0/0/0", put_folder, "folder is where a file .* remove"),
+        ("zarr.json", put_folder, "folder is where a file .* remove"),
         ("zarr.json", os.mkfifo, "it is a FIFO.*; remove"),
     ],
 )

@@ -65,10 +65,7 @@ def _call(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
 
 
 def on_every_node(
-    placement: Placement,
-    function: Callable[[Any], Any],
-    item: Any,
-    seconds: float = NODES_SECONDS,
+    placement: Placement, function: Callable[[Any], Any], item: Any
 ) -> Generator[tuple[str, Any], None, None]:
     """Call a function on each node that tasks may run on; yield (node, result) as they come.
 
@@ -87,7 +84,7 @@ def on_every_node(
         task = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
         name = f"{node['NodeManagerHostname']} at {node['NodeManagerAddress']}"
         names[task.remote(function, item, placement.nice)] = name
-    until = time.monotonic() + seconds
+    until = time.monotonic() + NODES_SECONDS
     try:
         while names:
             left = max(0.0, until - time.monotonic())

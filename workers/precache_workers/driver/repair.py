@@ -153,21 +153,18 @@ def _versions_with(
 
 def _shard_in(folder: Folder, item: tuple[str, int]) -> Leaf | None:
     """Return what a version has as a shard; None if it is damaged."""
+    name, shard = item
     try:
-        return _shard_of(open_own(folder), *item)
+        leaves = open_own(folder).shard_leaves(name)
     except UNREADABLE:
         return None  # `verify` reports it
+    return leaves[shard] if shard < len(leaves) else None
 
 
 def recorded_leaf(folder: Folder, name: str) -> Leaf | None:
     """Return the record of a shard by its name; None if the version is gone or damaged."""
     array, _, rest = name.partition("/c/")
     return _shard_in(folder, (array, int(rest.partition("/")[0])))
-
-
-def _shard_of(version: Version, field: str, shard: int) -> Leaf | None:
-    leaves = version.shard_leaves(field)
-    return leaves[shard] if shard < len(leaves) else None
 
 
 def _is_one_file(one: Folder, other: Folder, name: str) -> bool:

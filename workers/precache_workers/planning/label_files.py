@@ -22,12 +22,13 @@ from precache_workers.sources.base import (
     is_utf8,
     require_columns,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
+from precache_workers.sources.column_evidence import ColumnEvidence, disagree
 from precache_workers.sources.columns import LABEL_COLUMNS
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.label_evidence import decide, is_number
-from precache_workers.sources.label_readings import INTEGER, bit_of
-from precache_workers.sources.labels import Column, kind_of
+from precache_workers.sources.label_readings import INTEGER
+from precache_workers.sources.labels import Column, bit_of, kind_of
+from precache_workers.sources.splits import splits_of
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
-from precache_workers.sources.label_readings import is_split
+from precache_workers.sources.splits import is_split
 
 FORMS = (
     "by key", "by their paths", "by file name alone", "without suffix",

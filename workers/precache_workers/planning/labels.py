@@ -22,17 +22,11 @@ from precache_workers.planning.label_files import LabelFile, read_label_file, sh
 from precache_workers.planning.label_keys import FORMS, SampleKeys, composed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
-from precache_workers.sources.column_evidence import splits_of
 from precache_workers.sources.evidence import flag, quoted
 from precache_workers.sources.label_evidence import NAME, decide
 from precache_workers.sources.label_readings import doubts_of_classes, note_of_order
-from precache_workers.sources.labels import (
-    Column,
-    column_of,
-    encode,
-    in_order,
-    texts_of_labels,
-)
+from precache_workers.sources.labels import Column, column_of, encode, in_order, texts_of_labels
+from precache_workers.sources.splits import splits_of
 
 log = logging.getLogger(__name__)
 

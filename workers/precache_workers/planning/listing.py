@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import SourceError, StorageError, UsageError
+from precache.errors import ChoiceError, SourceError, StorageError, UsageError
 from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
@@ -46,13 +46,13 @@ from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
+from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error, is_flag
 from precache_workers.sources.container_names import around_braces
 from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import is_split, note_of_order
+from precache_workers.sources.label_readings import note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
     note_of_archives,
@@ -61,7 +61,7 @@ from precache_workers.sources.name_readings import (
     partners_among,
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
-from precache_workers.sources.splits import split_name
+from precache_workers.sources.splits import is_split, split_name
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
@@ -543,7 +543,10 @@ def _read_names(
             folder = folder.removesuffix("/**")
     if partners is not None:
         notes, doubts = partners.reading(shown(request.source), folder)
-        doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
+        # Of a pair of images, one has a line of a file of labels that fits no sample.
+        accepts = request.labels is None or request.accept_unmatched
+        more = () if accepts else ("--accept-unmatched",)
+        doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
     is_open = request.labels is None and request.label_level is None
@@ -591,7 +594,7 @@ def _apart(request: Request, doubt: Doubt) -> Doubt:
     choices = list[tuple[tuple[str, ...], str]]()
     for way, when in doubt.choices:
         choices.append((way, when))
-        if request.store and way and not way[0].startswith("-"):
+        if request.store and not is_flag(way):
             try:
                 require_apart(request.store, way[0], request.storage_options)
             except UsageError:
@@ -627,19 +630,24 @@ def _labelled(
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
-        table = override_labels(
-            table,
-            request.labels,
-            frozen or (),
-            label_rules(request),
-            source=request.source,
-            label_column=request.label_column,
-            key_column=request.key_column,
-            source_has_columns=source_has_columns(request),
-            accept_unmatched=request.accept_unmatched,
-            doubts=listing.doubts if isinstance(source, FolderSource) else (),
-        )
+        doubts_of_folders = listing.doubts if isinstance(source, FolderSource) else ()
         doubts = [doubt for doubt in doubts if doubt.of_members]
+        try:
+            table = override_labels(
+                table,
+                request.labels,
+                frozen or (),
+                label_rules(request),
+                source=request.source,
+                label_column=request.label_column,
+                key_column=request.key_column,
+                source_has_columns=source_has_columns(request),
+                accept_unmatched=request.accept_unmatched,
+                doubts=doubts_of_folders,
+            )
+        except ChoiceError as error:
+            all_doubts = [*error.doubts, *doubts]
+            raise choice_error([_apart(request, doubt) for doubt in all_doubts]) from None
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
         doubts = [_for_recipe(request, source, doubt) for doubt in doubts]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -289,10 +289,15 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
     deep
         Also those that were begun, and earlier ones.
     """
-    versions = (folder for folder, of in committed_versions(store) if of.source == source)
-    for number, folder in enumerate(versions):
-        if number and not deep:
-            return
+    versions = [folder for folder, of in committed_versions(store) if of.source == source]
+    yield from _committed(versions[:1], brings)
+    if deep:
+        yield from _begun(store, source, brings)
+        yield from _committed(versions[1:], brings)
+
+
+def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
+    for folder in versions:
         with contextlib.suppress(*UNREADABLE):
             version = open_own(folder)
             table, contents = rows_of(version)
@@ -301,11 +306,9 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
             elif brings:
                 contents = Texts.repeated([""], [len(table)])
             yield as_record(table, contents)
-        if not number and deep and not brings:
-            yield from _begun(store, source)
 
 
-def _begun(store: Folder, source: str) -> Iterator[Any]:
+def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
     for name in store.names():
         document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
         if document is None:
@@ -315,11 +318,12 @@ def _begun(store: Folder, source: str) -> Iterator[Any]:
             if begun.source != source:
                 continue
             target = target_begun(store, begun)
-            contents = {
-                row: content
-                for shard, receipt in read_receipts(target).items()
-                for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
-            }
+            contents = dict[int, str]()
+            for shard, receipt in read_receipts(target).items():
+                known: Iterable[str] = receipt.content
+                if brings:
+                    known = _labelled(Texts(receipt.content), np.array(receipt.labels or ()))
+                contents |= zip(target.rows_of(shard), known, strict=True)
             blank = Texts.repeated([""], [len(target.table)])
             yield as_record(target.table, blank.replaced(contents))
 

@@ -146,18 +146,14 @@ class StoredObject:
 
     def chunks(self, first: int, count: int) -> Iterator[tuple[memoryview, list[int]]]:
         """Yield consecutive chunks as they are stored, checked, and the length of each."""
-        part = range(first, first + count)
+        part = np.arange(first, first + count)
         with self._damaged():
-            if self.whole:
-                start, length = self._files.index_extent(self.leaf.size)
-                index = self._files.index(self._data[start : start + length], self.leaf.size)
-                places = index[first : part.stop].astype(np.int64)
-                ends = places.sum(1)
-                if (ends[:-1] == places[1:, 0]).all():
-                    yield self._data[places[0, 0] : ends[-1]], places[:, 1].tolist()
-                    return
-            rows = self.first + np.array(part) * self.chunk_rows
-            for chunk, data in zip(part, self._files.read(self._files.locate(rows)), strict=True):
+            places = self._files.locate(self.first + part * self.chunk_rows)
+            ends = places.starts + places.lengths
+            if self.whole and (ends[:-1] == places.starts[1:]).all():
+                yield self._data[places.starts[0] : ends[-1]], places.lengths.tolist()
+                return
+            for chunk, data in zip(part.tolist(), self._files.read(places), strict=True):
                 assert data is not None  # as precache wrote it
                 self._require_sound(chunk, data)
                 yield data, [len(data)]

@@ -14,7 +14,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -179,6 +179,11 @@ class Doubt:
         named = tuple((tuple(flags), when) for flags, when in choices)
         return cls(text, named, by_classes, of_members)
 
+    def with_flags(self, flags: Sequence[str]) -> Doubt:
+        """Return the doubt with more flags for each source among its choices."""
+        choices = ((way if is_flag(way) else (*way, *flags), when) for way, when in self.choices)
+        return replace(self, choices=tuple(choices))
+
     @property
     def ways(self) -> list[tuple[str, ...]]:
         """Arguments that decide, as in `ChoiceError`."""
@@ -192,9 +197,14 @@ class Doubt:
             for flags, when in self.choices
         )
         text = f"{self.what}. Choose: {'; or '.join(named)}"
-        if self.unpack and any(not way[0].startswith("-") for way in self.ways):
+        if self.unpack and not all(map(is_flag, self.ways)):
             text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
         return text
+
+
+def is_flag(way: Sequence[str]) -> bool:
+    """Return True for arguments that are no source; also for none."""
+    return not way or way[0].startswith("-")
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
@@ -202,12 +212,13 @@ def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
     text = ". Also: ".join(doubt.text for doubt in doubts)
     unpack = next((doubt.unpack for doubt in doubts if doubt.unpack), ())
     if len(doubts) == 1:
-        return ChoiceError(text, ways=doubts[0].ways, unpack=unpack)
+        return ChoiceError(text, ways=doubts[0].ways, unpack=unpack, doubts=doubts)
     firsts = [doubt.ways[0] if doubt.ways else () for doubt in doubts]
-    firsts.sort(key=lambda way: not way or way[0].startswith("-"))  # a source comes first
-    is_one = all(firsts) and all(way[0].startswith("-") for way in firsts[1:])
-    ways = [list(itertools.chain(*firsts))] if is_one else []
-    return ChoiceError(text, ways=ways, unpack=unpack)
+    firsts.sort(key=is_flag)  # a source comes first
+    # That of folders is one which leaves no doubt about the names of its images.
+    firsts = [way for number, way in enumerate(firsts) if not number or is_flag(way)]
+    ways = [list(itertools.chain(*firsts))] if all(firsts) else []
+    return ChoiceError(text, ways=ways, unpack=unpack, doubts=doubts)
 
 
 @dataclass(frozen=True)

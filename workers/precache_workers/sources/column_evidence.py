@@ -7,28 +7,21 @@ the labels in place of one that was guessed. They are compared over all files of
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import flag, no_label, quoted
-from precache_workers.sources.label_readings import LISTED, bit_of, is_blank, is_split, splits_among
-
-ALL_SPLITS = ("--all-splits",)
-"""The argument that takes samples of all splits together."""
-
-MOST_SPLITS = 20
-"""Most values of a column of splits: keys such as ``train_00001`` are none."""
-
-_COLUMN = re.compile(
-    r"(?:[a-z]*splits?|(?:data|sub)?sets?|usage|phase|partition|k?fold)(?:name|id|no|\d)?"
+from precache_workers.sources.label_readings import LISTED
+from precache_workers.sources.labels import bit_of, is_blank
+from precache_workers.sources.splits import (
+    ALL_SPLITS,
+    MOST_SPLITS,
+    is_split,
+    names_splits,
+    splits_of,
 )
-"""Names of columns of splits, in lower case and without marks."""
-
-_FLAGS = frozenset(("", "0", "1", "0.0", "1.0", "false", "true", "f", "t", "no", "yes", "n", "y"))
-"""Texts of a column that tells whether a sample is of a split, in lower case."""
 
 
 @dataclass
@@ -176,35 +169,3 @@ def doubt_of_rivals(name: str, columns: Sequence[str], what: str, where: object)
     """Return the doubt about columns that disagree, with the flag that chooses one."""
     text = f"the columns {quoted(columns)} of {where} {what}"
     return [Doubt.of(text, *((flag(name, column), "") for column in columns))] if columns else []
-
-
-def names_splits(column: str) -> bool:
-    """Return True if the name of a column says that it has splits: ``split``, ``is_valid``."""
-    plain = re.sub(r"[\W_]", "", column.lower())
-    return _COLUMN.fullmatch(plain) is not None or _is_flag(plain)
-
-
-def _is_flag(plain: str) -> bool:
-    return is_split(re.sub("^(?:is|in|for)", "", plain))
-
-
-def are_splits(values: Iterable[object]) -> bool:
-    """Return True for names of several splits, and no other values: ``test1`` is as ``test2``."""
-    names = {*map(str, values)} - {"", "None"}
-    kinds = {re.sub(r"[\W\d_]", "", name.lower()) for name in names}
-    return len(kinds) > 1 and len(names) <= MOST_SPLITS and splits_among(names) == names
-
-
-def splits_of(name: str, values: Iterable[str]) -> Literal["", "maybe", "sure"]:
-    """Return whether a column has several splits: by its values, or its name beside 0 and 1.
-
-    A column whose name alone says so may have splits.
-    """
-    texts = set(values)
-    if are_splits(texts):
-        return "sure"
-    if len(texts) < 2 or not names_splits(name):
-        return ""
-    if _is_flag(re.sub(r"[\W_]", "", name.lower())):
-        return "sure" if all(text.lower() in _FLAGS for text in texts) else ""
-    return "maybe"

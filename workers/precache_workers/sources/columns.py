@@ -17,18 +17,8 @@ from urllib.parse import unquote
 
 from precache.errors import SourceError
 from precache.store.columns import Texts
-from precache_workers.sources.base import (
-    BY_DATASET,
-    Columns,
-    Doubt,
-    choice_error,
-    require_columns,
-)
-from precache_workers.sources.column_evidence import (
-    ColumnEvidence,
-    doubt_of_rivals,
-    names_splits,
-)
+from precache_workers.sources.base import BY_DATASET, Columns, Doubt, choice_error, require_columns
+from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
@@ -40,6 +30,7 @@ from precache_workers.sources.labels import (
     values_of,
 )
 from precache_workers.sources.listings import Members
+from precache_workers.sources.splits import names_splits
 
 IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",

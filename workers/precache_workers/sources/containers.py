@@ -35,6 +35,7 @@ from precache.storage.base import (
     NO_FILE,
     NO_NAME,
     NOT_UTF8,
+    REPEATED,
     REPLACED,
     SAME_KEY,
     FileInfo,
@@ -78,10 +79,10 @@ from precache_workers.sources.labels import (
     differing,
     join_columns,
     kind_of,
+    texts_of_labels,
 )
 from precache_workers.sources.listings import (
     Members,
-    kept_of_repeated,
     labels_of_folders,
     text_at,
 )
@@ -285,15 +286,14 @@ def are_names(names: Texts) -> np.ndarray:
 
 
 class Wanted(NamedTuple):
-    """Samples to read: keys, sizes as listed, and an Arrow array of places in their container."""
+    """Samples to read: keys, and an Arrow array of places in their container."""
 
     keys: Sequence[str]
-    sizes: Sequence[int]
     places: Any
 
     def one(self, row: int) -> Wanted:
         """Return one of the samples."""
-        return Wanted([self.keys[row]], [self.sizes[row]], self.places[row : row + 1])
+        return Wanted([self.keys[row]], self.places[row : row + 1])
 
 
 Read = Sequence[Fetched | None]
@@ -467,11 +467,8 @@ class ContainerSource(Source):
                 else:
                     units.setdefault(numbers[row], []).append(row)
             for some in units.values():
-                wanted = Wanted(
-                    [keys[row] for row in some],
-                    [sizes[row] for row in some],
-                    places.places.take(arrow_of(np.array(some))),
-                )
+                taken = places.places.take(arrow_of(np.array(some)))
+                wanted = Wanted([keys[row] for row in some], taken)
                 samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
                 container = places.containers[places.files[some[0]]]
                 fetched.update(zip(some, self._read(container, wanted), strict=True))
@@ -741,10 +738,46 @@ class Scans:
         data = sink.getvalue()
         return xxhash.xxh3_128_digest(data) + data
 
-    def leave_out_repeated(self, content_of: Callable[[int], object], *way_out: str) -> None:
-        """Leave out samples that share a key; see `kept_of_repeated`."""
-        kept = kept_of_repeated(self.whole, self.rows, self._source, content_of, *way_out)
+    def leave_out_repeated(
+        self,
+        content_of: Callable[[int], object],
+        way_out: str = "rename or remove all but one",
+    ) -> None:
+        """Leave out samples that share a key: all, or all but one if their contents are equal.
+
+        Parameters
+        ----------
+        content_of
+            Returns a value for a row that is equal for equal samples; None if that is unknown.
+
+        Raises
+        ------
+        SourceError
+            Samples of one key have different labels, or no key names one sample.
+        """
+        keys, labels = Texts(self.rows["key"]), self.rows["label"]
+        rows_of_key: dict[str, list[int]] = {}
+        for row in np.flatnonzero(keys.counts() > 1).tolist():
+            rows_of_key.setdefault(keys[row], []).append(row)
+        left_out: dict[int, str] = {}
+        for key, some in rows_of_key.items():
+            different = sorted({*texts_of_labels(labels.take(some))})
+            if len(different) > 1:
+                two = " and ".join(printable(label) or "none" for label in different[:2])
+                raise self._repeated(f"{key} with the labels {two}", some, way_out)
+            contents = {content_of(row) for row in some}
+            equal = len(contents) == 1 and None not in contents
+            left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
+        if len(left_out) == len(keys):
+            raise self._repeated(keys[0], rows_of_key[keys[0]], way_out)
+        kept = self.whole.keep(self.rows, left_out)
         self.rows, self.numbers = self.rows.filter(arrow_of(kept)), self.numbers[kept]
+
+    def _repeated(self, key: str, rows: Sequence[int], way_out: str) -> SourceError:
+        return SourceError(
+            f"the source {self._source} has {len(rows)} samples {printable(key)}; keys name "
+            f"samples, so {way_out}"
+        )
 
     def listing(self, located: Locations, ctimes: np.ndarray) -> Listing:
         """Return the samples as a listing, with encoded labels."""

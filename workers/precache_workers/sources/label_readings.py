@@ -1,8 +1,7 @@
-"""Readings of labels: the user's choice, else the one that the labels leave open to no doubt.
+"""Folders that are classes, and names of classes that look alike.
 
-Labels of text, names of folders and numbers can often be read in two ways that give other classes.
-A reading that was guessed is a line for the user. Where two readings differ, the listing has a
-`Doubt`, which a build refuses: its text holds the flags that decide, between backticks.
+Names of folders can often be read in two ways that give other classes. A reading that was guessed
+is a line for the user. Where two readings differ, the listing has a `Doubt`, which a build refuses.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ from precache_workers.sources.base import (
     first_folder,
     folder_at,
 )
-from precache_workers.sources.container_names import (
-    around_braces,
-    braced,
-    common_end,
-)
+from precache_workers.sources.container_names import around_braces, braced, common_end
 from precache_workers.sources.evidence import no_label, quoted
 from precache_workers.sources.name_readings import (
     IMAGES,
@@ -37,32 +32,15 @@ from precache_workers.sources.name_readings import (
     TARGETS,
     ending,
     partners_across,
+    partners_among,
     plain_folder,
     ways_by_patterns,
 )
+from precache_workers.sources.splits import differing_in, is_split, splits_among
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
-
-_PLAIN = (
-    r"(?:images?|imgs?|photos?|pictures?|data|sets?|splits?|jpe?g|png|full|small|public|private|"
-    r"[abxy\d._ -])"
-)
-_SPLIT = re.compile(
-    rf"{_PLAIN}*+(?:(?:train(?:ing)?|trn|tst|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?|"
-    rf"h[eo]ld[_-]?out|unlabell?ed|unsup(?:ervised)?){_PLAIN}*+)+"
-)
-"""Names of splits, such as train2017, training_set, images-val and testA, in lower case."""
-
-_SPLIT_WORDS = frozenset(
-    (
-        "train", "training", "trn", "tr", "trainval", "val", "valid", "validation", "dev", "test",
-        "testing", "tst", "eval", "evaluation", "holdout", "pred", "predict",
-        "prediction", "query", "gallery", "probe", "support",
-    )
-)  # fmt: skip
-"""Words of splits, if other names have another of them in its place, and are equal otherwise."""
 
 _PAIRED = IMAGES | TARGETS | {
     "input", "inputs", "output", "outputs", "target", "targets", "source", "src", "reference",
@@ -92,31 +70,6 @@ _OPPOSITES = ("in", "un", "no", "non", "not", "without")
 
 LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
 """The way out by which the user says which classes there are."""
-
-
-def is_split(name: str) -> bool:
-    """Return True for a name of a split, such as ``train2017`` or ``val``."""
-    return _SPLIT.fullmatch(name[:100].lower()) is not None
-
-
-def splits_among(names: Iterable[str]) -> set[str]:
-    """Return the names that are splits: each alone, as `is_split`, or beside those like it.
-
-    These differ in one word, which is a split's: ``my_train`` and ``my_val``.
-    """
-    names = [*names]
-    return {*filter(is_split, names)} | differing_in(names, _SPLIT_WORDS)
-
-
-def differing_in(names: Iterable[str], words: Collection[str]) -> set[str]:
-    """Return the names that are equal to another but for one word and digits, both of `words`."""
-    frames: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in names:
-        for word in re.finditer("[a-z]+", name[:100].lower()):
-            if word[0] in words:
-                frame = f"{word.string[: word.start()]}/{word.string[word.end() :]}"
-                frames[re.sub(r"\d", "", frame)][name] = word[0]
-    return {name for some in frames.values() if len({*some.values()}) > 1 for name in some}
 
 
 def holds_images(name: str) -> bool:
@@ -578,7 +531,9 @@ def _settled(names: Texts, folder: str) -> list[list[str]]:
     inside = [name[len(folder) + 1 :] for name in names if name.startswith(f"{folder}/")]
     found = read_folders(Texts(inside), NO_RULES, folder, lambda name: f"{folder}/{name}")
     if not found.doubts:
-        return [[folder]]
+        partners = partners_among(Texts(inside))
+        doubts = partners.reading(folder, f"{folder}/**")[1] if partners is not None else []
+        return [[*way] for doubt in doubts for way in doubt.ways[:1]] or [[folder]]
     flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
     sources = [[*way] for way in found.doubts[0].ways if way not in flags]
     # Several folders are parts of one sample each, of which none stands for all.
@@ -593,25 +548,6 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
     if level == 1:
         return list(map(first_folder, names))
     return [folder_at(name, level) for name in names]
-
-
-# --- a column for each class --------------------------------------------------------------------
-
-
-_BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
-"""Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
-
-
-def is_blank(value: object) -> bool:
-    """Return True for a cell without a value."""
-    return value is None or value != value or not str(value).strip()
-
-
-def bit_of(value: object) -> int | None:
-    """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
-    if isinstance(value, str):
-        return _BITS.get(value.strip().lower().removesuffix(".0"))
-    return int(value) if isinstance(value, int | float) and value in (-1, 0, 1) else None
 
 
 # --- names of classes ---------------------------------------------------------------------------

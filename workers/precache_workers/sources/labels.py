@@ -29,9 +29,7 @@ from precache_workers.sources.evidence import quoted
 from precache_workers.sources.label_readings import (
     CLASS_NUMBER,
     INTEGER,
-    bit_of,
     doubts_of_classes,
-    is_blank,
     note_of_order,
     numbers_in,
 )
@@ -61,6 +59,8 @@ _NOTHING = frozenset(
 )  # fmt: skip
 """Words for no value, as tables have them, in lower case."""
 
+_BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
+"""Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
 
 _JOINED: Mapping[frozenset[Kind], Kind] = {
     frozenset(("names", "several names")): "several names",
@@ -295,6 +295,18 @@ def join_columns(columns: Sequence[Any], *, typed: bool = True) -> Any:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
     common = _common((kind_of(column.type) for column in columns), typed=typed)
     return array_of([label for column in columns for label in column.to_pylist()], common)
+
+
+def is_blank(value: object) -> bool:
+    """Return True for a cell without a value."""
+    return value is None or value != value or not str(value).strip()
+
+
+def bit_of(value: object) -> int | None:
+    """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
+    if isinstance(value, str):
+        return _BITS.get(value.strip().lower().removesuffix(".0"))
+    return int(value) if isinstance(value, int | float) and value in (-1, 0, 1) else None
 
 
 def bits_column(rows: Iterable[Sequence[int | None]]) -> Any:

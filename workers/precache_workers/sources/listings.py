@@ -1,18 +1,16 @@
-"""What becomes of listed samples in a `Listing`: facts for the user, labels of folders, keys."""
+"""What a listing has beside its table: counts, examples and lines; and labels of folders."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeInt
 
-from precache.errors import SourceError
 from precache.messages import printable
-from precache.storage.base import REPEATED, SAME_KEY
 from precache.store.columns import Texts
 from precache_workers.sources.base import (
     Folders,
@@ -24,7 +22,7 @@ from precache_workers.sources.base import (
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import Bare, folder_labels, is_beside, read_folders
-from precache_workers.sources.labels import Column, column_of, texts_of_labels
+from precache_workers.sources.labels import Column, column_of
 from precache_workers.sources.sample_inputs import merged
 from precache_workers.sources.splits import notes_of_folders
 
@@ -133,49 +131,3 @@ def labels_of_folders(
     notes = (*reading.notes, *notes_of_folders(folders.names), *column.notes)
     doubts = (*reading.doubts, *column.doubts)
     return replace(column, notes=notes, doubts=doubts), reading.bare
-
-
-def kept_of_repeated(
-    whole: Members,
-    rows: Any,
-    source: object,
-    content_of: Callable[[int], object],
-    way_out: str = "rename or remove all but one",
-) -> np.ndarray:
-    """Leave out samples that share a key: all of them, or all but one if their contents are equal.
-
-    Returns which samples are kept: (rows,) bool.
-
-    Parameters
-    ----------
-    content_of
-        Returns a value for a row that is equal for equal samples; None if that is unknown.
-
-    Raises
-    ------
-    SourceError
-        Samples of one key have different labels, or no key names one sample.
-    """
-    keys, labels = Texts(rows["key"]), rows["label"]
-    rows_of_key: dict[str, list[int]] = {}
-    for row in np.flatnonzero(keys.counts() > 1).tolist():
-        rows_of_key.setdefault(keys[row], []).append(row)
-    left_out: dict[int, str] = {}
-    for key, some in rows_of_key.items():
-        different = sorted({*texts_of_labels(labels.take(some))})
-        if len(different) > 1:
-            two = " and ".join(printable(label) or "none" for label in different[:2])
-            raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
-        contents = {content_of(row) for row in some}
-        equal = len(contents) == 1 and None not in contents
-        left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
-    if len(left_out) == len(keys):
-        raise SourceError(_repeated(source, keys[0], rows_of_key[keys[0]], way_out))
-    return whole.keep(rows, left_out)
-
-
-def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
-    return (
-        f"the source {source} has {len(rows)} samples {printable(key)}; keys name samples, so "
-        f"{way_out}"
-    )

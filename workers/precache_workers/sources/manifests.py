@@ -32,7 +32,9 @@ from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, arrow_of
+from precache.store.labels import are_classes, has_label
 from precache.store.locations import Locations
+from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -160,7 +162,7 @@ class ManifestSource(Source):
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
-        place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0))
+        place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0), listing.table)
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
@@ -169,7 +171,7 @@ class ManifestSource(Source):
             doubts=(*listing.doubts, *of_uris, *place),
         )
 
-    def _doubt_of_place(self, locations: Texts, is_there: bool) -> Sequence[Doubt]:
+    def _doubt_of_place(self, locations: Texts, is_there: bool, table: RowTable) -> Sequence[Doubt]:
         """Return the doubt about a table whose first file lies in another folder below its own.
 
         A path may begin with that of the table's folder.
@@ -194,8 +196,12 @@ class ManifestSource(Source):
         if not folders:
             return []
         text = f"{self} names {printable(location)!r}, which is not beside it, but in {folders[0]}"
+        kind = []  # as numbers in a file of labels can be read otherwise
+        if not table.classes and self.rules.kind is None and has_label(table.labels).any():
+            kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
         way: tuple[Sequence[str], str]
-        way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
+        named = str(folders[0]), "--labels", str(self), *kind
+        way = named, "builds that folder, labelled by the table"
         if self.columns.image or self.columns.key:  # which no folder has
             way = (), f"{shlex.join(way[0])} {way[1]}"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]

@@ -96,6 +96,8 @@ class Partners:
         Their ending, or suffix, may be one of masks.
     are_pairs
         So many photos have a partner that these are no samples of their own.
+    fit
+        Most files of two patterns are called alike, as a source of both takes them.
     """
 
     count: int
@@ -105,6 +107,7 @@ class Partners:
     unlike: str
     may_be_masks: bool
     are_pairs: bool
+    fit: bool = True
 
     def reading(self, where: object, folder: str | None) -> tuple[list[str], list[Doubt]]:
         """Return the line about them, or the doubt.
@@ -129,6 +132,8 @@ class Partners:
         ways: list[tuple[Sequence[str], str]] = [((source,), both) for source in sources]
         if self.unlike == "folder" and len(sources) > 1:  # no one of them has all samples
             ways = [((), "move one kind of these folders elsewhere")]
+        if not self.fit:
+            ways = [((), "move one kind of these images elsewhere")]
         if folder is None:
             ways = [((), f"the files in a folder, and '{sources[0]}' as the source, {both}")]
         when = "if each image is a sample"
@@ -198,8 +203,22 @@ def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
     paired = round((1 / counts[counts > 1]).sum())
     count = len(same) - paired
     are_pairs = paired >= FEW and PART * paired >= len(keys) - count
-    pairs = [(f"*{photo}", f"*{suffix}") for suffix in others[:MOST_WAYS]]
-    return Partners(count, len(keys) - count, example, pairs, "ending", True, are_pairs)
+    stems = {s: _replaced(keys.take(_ends(keys, s)), _SUFFIX) for s in (photo, *others[:MOST_WAYS])}
+    of_photos = stems.pop(photo)
+    fitting = [
+        suffix
+        for suffix, of in stems.items()
+        if 2 * int((of_photos.find(of) >= 0).sum()) >= min(len(of_photos), len(of))
+    ]
+    pairs = [(f"*{photo}", f"*{suffix}") for suffix in fitting or stems]
+    photos, fit = len(keys) - count, bool(fitting)
+    return Partners(count, photos, example, pairs, "ending", True, are_pairs, fit)
+
+
+def _ends(keys: Texts, end: str) -> np.ndarray:
+    import pyarrow.compute as pc
+
+    return numbers_of(pc.ends_with(keys.plain, end))
 
 
 def _of_equal_endings(keys: Texts, stems: Texts) -> Partners | None:

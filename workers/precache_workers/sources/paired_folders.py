@@ -54,8 +54,9 @@ from precache_workers.sources.container_names import (
 )
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import holds_images, splits_among
+from precache_workers.sources.label_readings import holds_images
 from precache_workers.sources.name_readings import ending, ways_by_patterns
+from precache_workers.sources.splits import splits_among
 
 _MAGIC = re.compile(r"[*?]")
 

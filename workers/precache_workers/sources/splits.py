@@ -1,4 +1,4 @@
-"""Splits that names of files and folders tell: training data, tests and the like.
+"""Splits that names of files, folders and columns tell: training data, tests and the like.
 
 A source whose samples are of several splits is refused, unless the user takes them together, or
 named each of them.
@@ -8,16 +8,114 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from precache_workers.sources.base import Doubt, LabelRules, container_suffix
-from precache_workers.sources.column_evidence import ALL_SPLITS, are_splits, splits_of
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.evidence import quoted
-from precache_workers.sources.label_readings import is_split, splits_among
+
+ALL_SPLITS = ("--all-splits",)
+"""The argument that takes samples of all splits together."""
+
+MOST_SPLITS = 20
+"""Most values of a column of splits: keys such as ``train_00001`` are none."""
+
+_COLUMN = re.compile(
+    r"(?:[a-z]*splits?|(?:data|sub)?sets?|usage|phase|partition|k?fold)(?:name|id|no|\d)?"
+)
+"""Names of columns of splits, in lower case and without marks."""
+
+_FLAGS = frozenset(("", "0", "1", "0.0", "1.0", "false", "true", "f", "t", "no", "yes", "n", "y"))
+"""Texts of a column that tells whether a sample is of a split, in lower case."""
 
 MOST_COMMANDS = 8
 """Splits of files that are named with the source that has each alone."""
+
+_PLAIN = (
+    r"(?:images?|imgs?|photos?|pictures?|data|sets?|splits?|jpe?g|png|full|small|public|private|"
+    r"[abxy\d._ -])"
+)
+_SPLIT = re.compile(
+    rf"{_PLAIN}*+(?:(?:train(?:ing)?|trn|tst|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?|"
+    rf"h[eo]ld[_-]?out|unlabell?ed|unsup(?:ervised)?){_PLAIN}*+)+"
+)
+"""Names of splits, such as train2017, training_set, images-val and testA, in lower case."""
+
+_SPLIT_WORDS = frozenset(
+    (
+        "train", "training", "trn", "tr", "trainval", "val", "valid", "validation", "dev", "test",
+        "testing", "tst", "eval", "evaluation", "holdout", "pred", "predict",
+        "prediction", "query", "gallery", "probe", "support",
+    )
+)  # fmt: skip
+"""Words of splits, if other names have another of them in its place, and are equal otherwise."""
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def is_split(name: str) -> bool:
+    """Return True for a name of a split, such as ``train2017`` or ``val``."""
+    return _SPLIT.fullmatch(name[:100].lower()) is not None
+
+
+def splits_among(names: Iterable[str]) -> set[str]:
+    """Return the names that are splits: each alone, as `is_split`, or beside those like it.
+
+    These differ in one word, which is a split's: ``my_train`` and ``my_val``.
+    """
+    names = [*names]
+    return {*filter(is_split, names)} | differing_in(names, _SPLIT_WORDS)
+
+
+def differing_in(names: Iterable[str], words: Collection[str]) -> set[str]:
+    """Return the names that are equal to another but for one word and digits, both of `words`."""
+    frames: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in names:
+        for word in re.finditer("[a-z]+", name[:100].lower()):
+            if word[0] in words:
+                frame = f"{word.string[: word.start()]}/{word.string[word.end() :]}"
+                frames[re.sub(r"\d", "", frame)][name] = word[0]
+    return {name for some in frames.values() if len({*some.values()}) > 1 for name in some}
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def names_splits(column: str) -> bool:
+    """Return True if the name of a column says that it has splits: ``split``, ``is_valid``."""
+    plain = re.sub(r"[\W_]", "", column.lower())
+    return _COLUMN.fullmatch(plain) is not None or _is_flag(plain)
+
+
+def _is_flag(plain: str) -> bool:
+    return is_split(re.sub("^(?:is|in|for)", "", plain))
+
+
+def are_splits(values: Iterable[object]) -> bool:
+    """Return True for names of several splits, and no other values: ``test1`` is as ``test2``."""
+    names = {*map(str, values)} - {"", "None"}
+    kinds = {re.sub(r"[\W\d_]", "", name.lower()) for name in names}
+    return len(kinds) > 1 and len(names) <= MOST_SPLITS and splits_among(names) == names
+
+
+def splits_of(name: str, values: Iterable[str]) -> Literal["", "maybe", "sure"]:
+    """Return whether a column has several splits: by its values, or its name beside 0 and 1.
+
+    A column whose name alone says so may have splits.
+    """
+    texts = set(values)
+    if are_splits(texts):
+        return "sure"
+    if len(texts) < 2 or not names_splits(name):
+        return ""
+    if _is_flag(re.sub(r"[\W_]", "", name.lower())):
+        return "sure" if all(text.lower() in _FLAGS for text in texts) else ""
+    return "maybe"
+
+
+# --- files and folders --------------------------------------------------------------------------
 
 
 def split_name(name: str) -> str:
