@@ -178,8 +178,8 @@ def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
     loader = _loader(store)
     read = loader._source.reader.read
 
-    def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], **_: Any) -> None:
-        read(rows, out, undo=False)
+    def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], **options: Any) -> None:
+        read(rows, out, **{**options, "undo": False})
 
     # A loader leaves filters on for a CUDA device alone, and this is to run without one.
     loader._source.reader.read = read_filtered
