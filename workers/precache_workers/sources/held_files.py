@@ -268,7 +268,7 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
         value = value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = tuple(vars(value).values())
-    elif length is None and hasattr(value, "__dict__") and _is_of_user(type(value).__module__):
+    elif length is None and _is_record(value):
         value = tuple(part for part in vars(value).values() if not hasattr(part, "__dict__"))
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
     if is_array and value.dtype.kind in "OSU":
@@ -302,6 +302,14 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
     if value is None or isinstance(value, str | int | float):
         return value
     return str(value) if hasattr(value, "isoformat") else type(value).__qualname__
+
+
+def _is_record(value: Any) -> bool:
+    """Return True for an object of a user's class that is told by its attributes."""
+    kinds = (str, bytes, int, float, list, tuple, Mapping, AbstractSet, np.ndarray, os.PathLike)
+    if isinstance(value, kinds) or not hasattr(value, "__dict__"):
+        return False
+    return _is_of_user(type(value).__module__)
 
 
 @functools.lru_cache(maxsize=4096)
