@@ -1061,6 +1061,7 @@ class Normalize(ImageTransform):
         if min(self.std) == max(self.std) == 1:  # a mean is subtracted alone
             far |= not top / FAR_TOP < most < FAR_TOP * top
         else:
+            far |= 0 < most * FAR_TOP < min(*self.std, float(pixels.mean()))
             far |= self._distance(pixels) > FAR
         normalized = floats and -FAR_TOP < least < -NEAR and top < FAR_TOP and min(self.mean) > 0
         if normalized and (far or self._distance(pixels) > FAR / 2):

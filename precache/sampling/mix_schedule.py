@@ -42,7 +42,7 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
 
 @dataclass(frozen=True)
 class Start:
-    """Where the sources go on in an epoch that is resumed with other batch sizes, by source.
+    """Positions of the sources in an epoch that is resumed with other batch sizes, by source.
 
     Attributes
     ----------

@@ -218,6 +218,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "fractions of zero": (labels("0.0", "", "2.0"), 2),
     "leading zeros": (labels("007", "010"), 2),
     "numbers below -1": (labels("-99", "0", "1"), 3),
+    "numbers below -1, of splits": (
+        files("in/a.png in/b.png", "in/list.csv",
+              {"in/list.csv": "path,label,split a.png,-2,train b.png,0,val"}), 1,
+    ),
     "1 and -1": (labels("1", "-1"), 2),
     "numbers that all differ": (
         labels(*map(str, range(100, 125)), source=" --labels in/list.csv"), 2,

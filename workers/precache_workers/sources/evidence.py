@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from precache.messages import printable
-from precache_workers.sources.base import Doubt, choice_error
+from precache_workers.sources.base import Doubt
 
 FEW = 3
 """Names that are shown of many."""
@@ -31,15 +31,12 @@ class Rule(NamedTuple):
         Choices between the readings, or a function of the subject that returns them.
     by_classes
         As of `Doubt`.
-    is_last
-        There is no reading with which a build could go on to find other doubts.
     """
 
     shown_by: Callable[[Any], Sequence[str] | bool]
     text: str
     ways: Sequence[Way] | Callable[[Any], Sequence[Way]] = ()
     by_classes: bool = False
-    is_last: bool = False
 
 
 Rules = Sequence[Rule | list[Rule]]
@@ -51,11 +48,6 @@ def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
 
     Fields of texts are ``{of}``, the subject; ``{shown}``, what shows the evidence, and
     its ``{count}``; and ``{some}`` of it, or ``{one}``, quoted.
-
-    Raises
-    ------
-    ChoiceError
-        A rule is the last.
     """
     notes, doubts = list[str](), list[Doubt]()
     for group in rules:
@@ -67,8 +59,6 @@ def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
             text = rule.text.format(of=subject, shown=shown, count=len(shown), **quotes)
             ways = rule.ways(subject) if callable(rule.ways) else rule.ways
             doubt = Doubt.of(text, *ways, by_classes=rule.by_classes)
-            if rule.is_last:
-                raise choice_error([doubt])
             if ways:
                 doubts.append(doubt)
             else:

@@ -213,7 +213,6 @@ OF_NUMBERS: Rules = [
             _below,
             "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}",
             _ways_below,
-            is_last=True,
         ),
         Rule(
             lambda c: {*map(int, c.given)} == {-1, 1} and not c.classes,
@@ -292,7 +291,7 @@ def decide(column: Column) -> Column:
     SourceError
         A label cannot be of the kind that the user names, or there is no list that fits all.
     ChoiceError
-        The labels are numbers, and some are no class numbers.
+        The labels are lists or objects of several readings.
     """
     import pyarrow as pa
 
@@ -334,6 +333,8 @@ def decide(column: Column) -> Column:
         kind = "numbers"
         column = column.as_numbers(kind)
     more, doubts = weighed(column, {"values": OF_VALUES, "numbers": OF_NUMBERS}.get(kind or "", []))
+    if doubts and kind == "numbers" and _below(column):
+        kind = "values"  # so that other doubts are found, and one refusal has them all
     said = (*column.notes, *notes, *more)
     column = replace(column.as_numbers(kind), notes=said, doubts=(*doubts,))
     column = column if classes else _without_minus(column)

@@ -1,4 +1,4 @@
-"""What a listing has beside its table: counts, examples and lines; and labels of folders."""
+"""Facts of a listing beside its table: counts, examples and lines; and labels of folders."""
 
 from __future__ import annotations
 
