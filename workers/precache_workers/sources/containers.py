@@ -882,8 +882,10 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
             if not members.has_labels:
                 rows = with_column(rows, "label", pa.nulls(len(rows)))
             if members.count:  # raises for invalid labels: they must not count as the source's
-                keys = Texts(rows["key"])
-                read_column(Column(rows["label"], keys, file.name, classes=members.classes))
+                given, keys = rows["label"], Texts(rows["key"])
+                read = read_column(Column(given, keys, file.name, classes=members.classes))
+                if pa.types.is_integer(given.type) and read.values.dtype.kind == "f":
+                    return {}  # some are no class numbers
             if _is_identified(file):
                 known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
