@@ -169,15 +169,16 @@ class FileInfo(NamedTuple):
         Of its last change, nanoseconds since 1970; -1 where unknown.
     etag
         Identifies the contents: the service's entity tag or generation; may be empty.
-    ctime_ns
-        Of the last change of a file on a local disk, its times and modes included; -1 elsewhere.
+    file_state
+        Digest (int63) of the ctime of a file on a local disk, and of its inode number where that
+        lasts; -1 elsewhere.
     """
 
     name: str
     size: int
     mtime_ns: int
     etag: str = ""
-    ctime_ns: int = -1
+    file_state: int = -1
 
 
 class Folder(ABC):

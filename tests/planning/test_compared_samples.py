@@ -529,6 +529,24 @@ def test_a_file_that_is_rewritten_in_place_is_seen(
     assert build(bitmaps, tmp_path, compact=True).version == second.version
 
 
+def test_folders_of_files_that_are_exchanged_are_seen(source: Module, tmp_path: Path) -> None:
+    """Names, sizes, mtimes and ctimes of their files are equal."""
+    read = "return np.asarray(Image.open(HERE / f'{n}/photo.bmp')), 0"
+    made = source(read, "samples = [str(p) for p in sorted(HERE.glob('*/*.bmp'))]")
+    files = [tmp_path / f"code/{n}/photo.bmp" for n in range(8)]
+    for n, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_bytes(bitmap(n))
+    while len({file.stat().st_ctime_ns for file in files}) > 1:
+        for file in files:
+            os.utime(file, (1, 1))
+    first = build(made, tmp_path)
+    for old, new in (("3", "9"), ("4", "3"), ("9", "4")):
+        (tmp_path / "code" / old).rename(tmp_path / "code" / new)
+    assert build(made, tmp_path).version != first.version
+    assert values(tmp_path) == [0, 1, 2, 4, 3, 5, 6, 7]
+
+
 def test_a_rewritten_file_is_seen_after_a_build_that_failed(bitmaps: str, tmp_path: Path) -> None:
     first = build(bitmaps, tmp_path)
     rewrite(tmp_path / "code/5.bmp", bitmap(99))

@@ -201,6 +201,72 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     assert not fetched
 
 
+def with_equal_ctimes(paths: Sequence[Path]) -> None:
+    """Touch files of equal times until their ctimes agree, too."""
+    while len({path.stat().st_ctime_ns for path in paths}) > 1:
+        for path in paths:
+            os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+def exchange(one: Path, other: Path) -> None:
+    one.rename(one.with_name("meanwhile"))
+    other.rename(one)
+    one.with_name("meanwhile").rename(other)
+
+
+def exchange_links(one: Path, other: Path) -> None:
+    """Let two links lead to each other's folders."""
+    leads_to = one.readlink(), other.readlink()
+    for link, folder in zip((other, one), leads_to, strict=True):
+        link.unlink()
+        link.symlink_to(folder)
+
+
+def write_alike(form: str, one: Path, other: Path) -> str:
+    """Write two sources whose names, sizes, mtimes and ctimes are equal; return the name of one."""
+    source = write_source(form, one, photos_from(0))
+    write_source(form, other, photos_from(500))
+    for path in one.rglob("*.*"):
+        with_equal_ctimes([path, other / path.relative_to(one)])
+    return source
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_that_takes_the_place_of_another_is_read(form: str, tmp_path: Path) -> None:
+    one, other, store = (tmp_path / name for name in ("one", "other", "store"))
+    source = write_alike(form, one, other)
+    first = build(form, source, store)
+    exchange(one, other)
+    plan = precache.plan(source, store, RECIPE, address="serial", **options_of(form))
+    assert (plan.state, plan.rows_computed) == ("build", 12)
+    second = build(form, source, store)
+    assert second.version != first.version
+    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert build(form, source, store).version == second.version
+    assert not fetched
+
+
+@pytest.mark.parametrize("act", [exchange, exchange_links])
+def test_folders_of_one_source_that_are_exchanged_are_read(
+    act: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    source, true, store = (tmp_path / name for name in ("photos", "true", "store"))
+    write_alike("folder", true / "one", true / "other")
+    source.mkdir()
+    for name in ("one", "other"):
+        if act is exchange:
+            (true / name).rename(source / name)
+        else:
+            (source / name).symlink_to(true / name)
+    options: dict[str, Any] = {"label_level": 0, "follow_links": True}
+    first = build("folder", str(source), store, **options)
+    act(source / "one", source / "other")
+    second = build("folder", str(source), store, **options)
+    assert second.version != first.version
+    build("folder", str(source), tmp_path / "anew", **options)
+    assert_rows(store, pixels(tmp_path / "anew"))
+
+
 def chmod(path: Path) -> None:
     path.chmod(0o600)
 
@@ -403,7 +469,7 @@ def forged(**columns: Any) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    numbers = {name: [1] for name in ("size", "mtime_ns", "ctime_ns", "known_mtime_ns")}
+    numbers = {name: [1] for name in ("size", "mtime_ns", "file_state", "known_mtime_ns")}
     texts = {name: ["a"] for name in ("key", "etag", "content", "known_etag")}
     sink = io.BytesIO()
     pq.write_table(pa.table({**numbers, **texts, **columns}), sink)

@@ -260,7 +260,7 @@ def list_rows(
         )
     of_names, doubts = _read_names(request, source, listing)
     table = _labelled(request, source, listing, table, doubts)
-    recalled, compared = _recall(request, store, source, table, listing.ctimes, tick, say)
+    recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
@@ -291,7 +291,9 @@ def list_rows(
         contents=[compared.get(key, "") for key in placed.table.keys] if compared else (),
         compares=not isinstance(source, DatasetSource) or source.compares,
         # Of a dataset without files, the versions say all.
-        recalled=None if isinstance(source, DatasetSource) and listing.ctimes is None else recalled,
+        recalled=None
+        if isinstance(source, DatasetSource) and listing.file_states is None
+        else recalled,
     )
 
 
@@ -320,7 +322,7 @@ def _recall(
     store: Folder,
     source: Source,
     listing: RowTable,
-    ctimes: np.ndarray | None,
+    file_states: np.ndarray | None,
     tick: Tick,
     say: Callable[[str], None],
 ) -> tuple[RecalledListing, Mapping[str, str]]:
@@ -329,7 +331,7 @@ def _recall(
         recall,
         store,
         listing,
-        ctimes,
+        file_states,
         most_bytes=request.max_sample_bytes,
         ignore_ctime=request.ignore_ctime,
     )

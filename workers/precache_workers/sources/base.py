@@ -243,9 +243,9 @@ class Listing:
         is nothing new to keep.
     notes
         Lines for the user about guesses and unused data.
-    ctimes
-        Time in nanoseconds at which the file of each sample changed last in any way, its modes
-        and times included; int64, -1 where unknown. None if it is unknown of all.
+    file_states
+        `FileInfo.file_state` of the file of each sample; int64, -1 where unknown. None if it is
+        unknown of all.
     doubts
         Readings of the labels that the user must choose between; the table has one of them.
     bare
@@ -259,7 +259,7 @@ class Listing:
     examples: Mapping[str, str] = field(default_factory=dict)
     index: bytes | None = None
     notes: tuple[str, ...] = ()
-    ctimes: np.ndarray | None = None
+    file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
 

@@ -395,17 +395,19 @@ class ContainerSource(Source):
         locations = Locations(
             places=places,
             containers=tuple(
-                Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
+                Container(f.name, f.size, container_etag(f), f.file_state, members.forward)
                 for f, members in scans.listed
             ),
             files=scans.numbers,
             units=numbers_of(scans.rows["unit"]),
             nbytes=numbers_of(scans.rows["nbytes"]),
         )
-        ctimes = np.array([file.ctime_ns for file, _ in scans.listed], np.int64)[scans.numbers]
+        file_states = np.array([file.file_state for file, _ in scans.listed], np.int64)[
+            scans.numbers
+        ]
         if str(scans.rows["etag"][0]).startswith(CHECKSUM):
-            ctimes[:] = -1
-        listing = scans.listing(locations, ctimes)
+            file_states[:] = -1
+        listing = scans.listing(locations, file_states)
         remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -779,7 +781,7 @@ class Scans:
             f"samples, so {way_out}"
         )
 
-    def listing(self, located: Locations, ctimes: np.ndarray) -> Listing:
+    def listing(self, located: Locations, file_states: np.ndarray) -> Listing:
         """Return the samples as a listing, with encoded labels."""
         source, whole, columns, classes = self._source, self.whole, self._columns, self._classes
         keys, labels = Texts(self.rows["key"]), self.rows["label"]
@@ -824,7 +826,7 @@ class Scans:
             left_out=dict(+whole.left_out),
             examples=whole.examples,
             notes=(*notes, *column.notes),
-            ctimes=ctimes,
+            file_states=file_states,
             doubts=(*doubts, *column.doubts),
         )
 

@@ -152,13 +152,13 @@ class ManifestSource(Source):
         for row, (key, where, info) in enumerate(infos):
             etags.append(_etag(key, where, info) if info else "")
             if info is not None:
-                numbers[:, row] = info.size, info.mtime_ns, info.ctime_ns
-        sizes, mtimes, ctimes = numbers
+                numbers[:, row] = info.size, info.mtime_ns, info.file_state
+        sizes, mtimes, file_states = numbers
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
             ("etag", Texts(etags).arrow)):  # fmt: skip
             scans.rows = with_column(scans.rows, name, column)
         tick(len(keys))
-        listing = scans.listing(Locations.alone(scans.rows["place"]), ctimes)
+        listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)

@@ -125,7 +125,11 @@ class PairedFolders(Source):
         first = folders[0]
         tick(len(next(iter(taken.values()))))
         rows = {name: files[name].rows[places] for name, places in taken.items()}
-        ctimes = [one.ctimes[rows[name]] for name, one in listed.items() if one.ctimes is not None]
+        file_states = [
+            one.file_states[rows[name]]
+            for name, one in listed.items()
+            if one.file_states is not None
+        ]
         table = _table({name: one.table.take(rows[name]) for name, one in listed.items()})
         remember(self, table)
         return replace(
@@ -136,7 +140,9 @@ class PairedFolders(Source):
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
-            ctimes=_digests(np.stack(ctimes, 1)) if len(ctimes) == len(listed) else None,
+            file_states=_digests(np.stack(file_states, 1))
+            if len(file_states) == len(listed)
+            else None,
         )
 
     # --- fetching -------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class ParquetFormat:
         for group, row in numbers:
             rows[group].add(row)
         where = folder.path(container.name)
-        stamp = where, f"{container.etag}:{container.ctime_ns}"
+        stamp = where, f"{container.etag}:{container.file_state}"
         footer = _footers.get(stamp)
         images: dict[tuple[int, int], Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
