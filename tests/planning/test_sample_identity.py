@@ -30,7 +30,7 @@ from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.manifests import ManifestSource
-from tests.support.building import LONG_AGO, cut, encoded, pixels, write
+from tests.support.building import LONG_AGO, cut, encoded, pixels, with_equal_ctimes, write
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 NBYTES = 4000
@@ -199,13 +199,6 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
     assert build(form, source, store).version == third.version
     assert not fetched
-
-
-def with_equal_ctimes(paths: Sequence[Path]) -> None:
-    """Touch files of equal times until their ctimes agree, too."""
-    while len({path.stat().st_ctime_ns for path in paths}) > 1:
-        for path in paths:
-            os.utime(path, (LONG_AGO, LONG_AGO))
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -26,6 +26,7 @@ from precache.storage import local_files
 from precache.storage.base import LINK_TWICE, FileInfo
 from precache.storage.local import ANYWHERE, LocalFolder
 from precache.storage.open import open_folder
+from tests.support.building import with_equal_ctimes
 
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 MAP_LIMIT = int(_LIMIT.read_text()) if _LIMIT.exists() else 0
@@ -482,9 +483,7 @@ def test_the_state_of_a_file_has_its_inode_number_only_where_that_lasts(
     paths = [folder.local(name) for name in ("a", "b")]
     for path in paths:
         folder.put(path.name, [b""])
-    while len({path.stat().st_ctime_ns for path in paths}) > 1:
-        for path in paths:
-            path.touch()
+    with_equal_ctimes(paths)
     one, other = (found.file_state for found in _listed(folder).values())
     assert (one != other) is lasting
     until = paths[0].stat().st_ctime_ns
