@@ -63,7 +63,7 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
 def with_equal_ctimes(paths: Sequence[Path]) -> None:
     """Touch files until all their times agree.
 
-    Twice at a time: a kernel gives times of its clock's last tick, but to a file that was looked at.
+    Twice at a time: a kernel gives times of its clock's last tick, but not of one that was read.
     """
     while len({path.stat().st_ctime_ns for path in paths}) > 1:
         for path in (*paths, *paths):

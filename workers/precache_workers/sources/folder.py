@@ -241,7 +241,7 @@ class _Images:
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
-        """Return the images without labels, by name, and the states of their files; to be called once."""
+        """Return the images without labels, by name, and states of files; to be called once."""
         unsorted = self._all_names.texts()
         order = unsorted.order()
         keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
