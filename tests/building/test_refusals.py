@@ -81,6 +81,12 @@ def packed(case: Case, kind: str) -> Case:
     return lay
 
 
+def tar(names: str, labels: Mapping[str, str] | None = None) -> Case:
+    """A tar archive of photographs, and of .cls members by name."""
+    placed = {f"in/{name}.cls": label for name, label in (labels or {}).items()}
+    return packed(files(" ".join(f"in/{name}" for name in names.split()), "in", placed), "tar")
+
+
 def several_splits(root: Path) -> str:
     for name in ("train", "val"):
         table = pa.table({"id": [name], "image": [photo(name)]})
@@ -151,6 +157,30 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "folders that pair by several endings": (
         files("in/x/a.png in/x/b.png in/y/a_m.png in/y/a_n.png in/y/b_m.png in/y/b_n.png",
               "'in/{x,y}'"), 2,
+    ),
+    # names of members of tar archives
+    "images that may be of one sample": (tar("a.1.png a.2.png b.1.png b.2.png"), 3),
+    "images that may be of one sample, with labels in doubt": (
+        tar("a.1.png a.2.png b.1.png b.2.png", {"a": "-99", "b": "0"}), 3,
+    ),
+    "images that may be of one sample, or pair": (
+        tar("21.05.jpg 21.05_mask.png 21.06.jpg 21.06_mask.png 21.07.jpg 21.07_mask.png"), 2,
+    ),
+    "images that may be of one sample, of splits": (
+        tar("train/cat/21.05.jpg train/cat/21.06.jpg val/cat/21.07.jpg val/cat/21.08.jpg"), 1,
+    ),
+    "labels of one sample that differ": (
+        tar("a.1.png a.2.png", {"a.1": "cat", "a.2": "dog"}), 2,
+    ),
+    "labels of one sample that differ, with leading zeros": (
+        tar("a.1.png a.2.png", {"a.1": "007", "a.2": "010"}), 2,
+    ),
+    "images of one sample that are too many": (
+        tar(" ".join(f"a.{number}.png" for number in range(257))), 2,
+    ),
+    "many images of one sample, with leading zeros": (
+        tar(" ".join(f"a.{n}.png" for n in range(257)),
+            {f"a.{n}": f"00{n % 3}" for n in range(257)}), 2,
     ),
     # arguments
     "a source called as a value": (

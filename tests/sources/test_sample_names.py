@@ -16,7 +16,7 @@ from PIL import Image
 import precache
 from precache.cli.main import main
 from precache.errors import SourceError, UsageError
-from precache.storage.base import NOT_UTF8, REPEATED, REPLACED, SAME_KEY
+from precache.storage.base import NOT_UTF8, REPEATED, REPLACED, SAME_KEY, TWO_LABELS
 from precache_workers.sources import tar_archives
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
@@ -330,14 +330,33 @@ def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
         assert version.classes[label] == key.split("/")[1]
 
 
-def test_the_last_label_of_a_name_counts_and_two_names_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "labels_left", "left_out"),
+    [
+        ([("1.cls", b"2")], [1, 1], {REPLACED: 1, TWO_LABELS: 1}),
+        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {REPLACED: 2, TWO_LABELS: 1}),
+        ([("1.cls", b"2"), ("1.cls", b"1")], [1, 1], {REPLACED: 2, TWO_LABELS: 1}),
+        ([("1.cls", b"")], [1, 1], {REPLACED: 1, TWO_LABELS: 1}),
+        ([("1.cls", b"1")], [1, 1, 1], {REPLACED: 1}),
+        ([("9.cls", b"1"), ("9.cls", b"2")], [1, 1, 1], {REPLACED: 1}),
+        ([("1.jpg", photo(9)), ("1.cls", b"2")], [1, 2, 1], {REPLACED: 2}),
+    ],
+)
+def test_a_sample_whose_labels_differ_is_bad_unless_it_is_replaced_as_a_whole(
+    more: list[tuple[str, bytes]],
+    labels_left: list[int],
+    left_out: dict[str, int],
+    tmp_path: Path,
+) -> None:
     members = [
         (f"{n}.{s}", PHOTO if s == "jpg" else b"1") for n in range(3) for s in ("jpg", "cls")
     ]
-    source = write_tar(tmp_path / "a.tar", [*members, ("1.cls", b"2")])
+    source = write_tar(tmp_path / "a.tar", [*members, *more])
     listing = open_source(source).list(lambda count: None)
-    assert listing.table.labels.tolist() == [1, 2, 1]
-    assert listing.left_out == {REPLACED: 1}
+    assert sorted(listing.table.labels.tolist()) == sorted(labels_left)
+    assert listing.left_out == left_out
+    result = build(source, tmp_path / "store")
+    assert (result.samples, result.left_out) == (len(labels_left), left_out)
 
 
 def test_two_names_that_differ_in_case_only_cost_their_sample(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class Doubt:
     @property
     def ways(self) -> list[tuple[str, ...]]:
         """Arguments that decide, as in `ChoiceError`."""
-        return [flags for flags, _ in self.choices if flags]
+        return [*dict.fromkeys(flags for flags, _ in self.choices if flags)]
 
     @property
     def text(self) -> str:

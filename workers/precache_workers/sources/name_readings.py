@@ -306,6 +306,11 @@ def _apart(photos: str, others: str) -> tuple[str, str]:
     return one, other
 
 
+def is_target(ending: str) -> bool:
+    """Return True for the ending of a name that masks and other targets have."""
+    return re.search(_TARGET, ending) is not None
+
+
 def plain_folder(name: str) -> str:
     """Return the name of a folder in lower case without digits and marks, to be compared."""
     return re.sub(r"[\W\d_]", "", name.lower())

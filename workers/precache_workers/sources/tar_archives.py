@@ -2,9 +2,9 @@
 
 The images of a stem are the inputs of its sample, named by their suffixes; see `sample_inputs` for
 the evidence that they are not samples of their own. Of members of one name the last one counts, as
-when the archive is extracted. The label is the text of the ``.cls`` member, of any kind that
-`labels.decide` knows; without any such member, labels are folders of the names. A sample's key is
-the name of its first image.
+when the archive is extracted; if these are labels that differ, the sample is bad. The label is the
+text of the ``.cls`` member, of any kind that `labels.decide` knows; without any such member, labels
+are folders of the names. A sample's key is the name of its first image.
 
 The identity of a sample consists of the sizes of its images and the times in their headers, and of
 their suffixes if there are several images. Some writers give all members the same time, which
@@ -31,10 +31,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
     SAME_KEY,
+    TWO_LABELS,
     FileInfo,
     Folder,
     Range,
@@ -45,6 +46,7 @@ from precache_workers.sources.base import (
     TAR_SUFFIXES,
     Fetched,
     Sample,
+    choice_error,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
@@ -65,7 +67,7 @@ from precache_workers.sources.file_ranges import (
 )
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
-from precache_workers.sources.sample_inputs import SampleName, count_combination
+from precache_workers.sources.sample_inputs import SampleName, count_combination, doubt_of_names
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
 COMPRESSED_NOTE = (
@@ -265,6 +267,7 @@ class _ArchiveSamples:
         names = self._names.texts()
         numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
         is_last = last_of_each(names, self._file.name, members)
+        replaced = self._split(names.take(~is_last))[0]
         names = names.take(is_last)
         stems, suffixes = self._split(names)
         # Numbers of samples are in the order of their first images.
@@ -274,17 +277,18 @@ class _ArchiveSamples:
         first = order[starts]
         if len(counts) and counts.max() > MOST_IMAGES:
             stem = prefix + stems[int(first[counts.argmax()])]
-            raise SourceError(
+            dot = "first" if self._first_dot else "last"
+            text = (
                 f"{self._file.name} has over {MOST_IMAGES} images {printable(stem)}.…, and those "
-                "that share their names up to the first dot are one sample; if each image is a "
-                "sample, give --sample-name whole, else rename them"
+                f"that share their names up to the {dot} dot are one sample"
             )
+            raise self._choice(text, "rename them")
         sizes, mtimes, offsets, crcs = numbers[:, is_last][:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
         keys, stems = names.take(first).between(prefix), stems.take(first)
         kept = self._combined(keys, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, kept) if self._labels else None
+        labels = self._labels_of(stems, kept, replaced) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
         return rows_of(
@@ -296,6 +300,11 @@ class _ArchiveSamples:
             sizes=nbytes[kept],
             mtimes=times[kept],
         )
+
+    def _choice(self, text: str, way_out: str) -> ChoiceError:
+        """Return the error of members that share a stem and are too many, or contradict."""
+        rules: list[SampleName] = ["last-dot"] * self._first_dot
+        return choice_error([doubt_of_names(text, *rules, "whole", way_out=way_out)])
 
     def _combined(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
@@ -348,14 +357,24 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
-        """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
+    def _labels_of(self, stems: Texts, kept: np.ndarray, replaced: Texts) -> Any:
+        """Return the labels of the samples that are kept: the texts of ``.cls`` members.
+
+        A sample of labels that differ is not kept, unless later members replace it as a whole.
+
+        Parameters
+        ----------
+        replaced
+            Stems of the images that later ones replace.
+        """
         import pyarrow as pa
 
         members, container = self._members, self._file.name
         names = self._label_names.texts()
         is_last = last_of_each(names, container, members)
         texts = pa.array([label or None for label in self._labels], pa.large_string())
+        earlier = self._split(names.take(~is_last))[0]
+        first = texts.filter(arrow_of(~is_last))
         texts = texts.filter(arrow_of(is_last))
         theirs, _ = self._split(names.take(is_last))
         labels: dict[str, str | None] = {}
@@ -363,13 +382,17 @@ class _ArchiveSamples:
             label = texts[row].as_py()
             before = labels.setdefault(theirs[row], label)
             if before != label:
-                way_out = " (--sample-name last-dot, if each is of another sample)"
-                raise SourceError(
-                    f"{container} has two labels of {printable(f'{container}/{theirs[row]}')}: "
-                    f"{printable(before or '')} and {printable(label or '')}; remove "
-                    f"one{way_out if self._first_dot else ''}"
-                )
+                sample = printable(f"{container}/{theirs[row]}")
+                both = f"{printable(before or '')!r} and {printable(label or '')!r}"
+                raise self._choice(f"{container} has two labels of {sample}: {both}", "remove one")
         found = theirs.find(stems)
+        last = texts.take(arrow_of(theirs.find(earlier))).to_pylist()
+        pairs = zip(first.to_pylist(), last, strict=True)
+        differ = np.array([one != other for one, other in pairs], np.bool_)
+        differ &= replaced.find(earlier) < 0
+        for row in np.flatnonzero((earlier.take(differ).find(stems) >= 0) & kept).tolist():
+            kept[row] = False
+            members.leave_out(TWO_LABELS, f"{container}/{stems[row]}")
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
             members.notes[
