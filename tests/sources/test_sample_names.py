@@ -290,6 +290,24 @@ def test_more_bad_names_than_may_fail_are_refused_with_the_way_out(
     assert build(source, tmp_path / "store", max_failures=6, **keys_of(kind)).samples == 9
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_source_whose_path_is_not_utf8_is_refused_and_builds_by_a_link(
+    relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "caf\udce9"
+    write(folder / "in/cat/1.jpg", PHOTO)
+    monkeypatch.chdir(folder)
+    source, store = "in" if relative else str(folder / "in"), tmp_path / "store"
+    with pytest.raises(UsageError, match=r"caf\\udce9.*not UTF-8.*a link to it \(ln -s\)"):
+        build(source, store)
+    assert main(["build", source, str(store), *FLAGS]) == 2
+    assert not store.exists()
+    (tmp_path / "link").symlink_to(folder / "in")
+    for _ in range(2):
+        assert build(str(tmp_path / "link"), store).samples == 1
+    assert labels(store) == {"cat/1.jpg": 0}
+
+
 def test_a_label_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "1.jpg", PHOTO)
     write(tmp_path / "list.csv", b"path,label\n1.jpg,caf\xe9\n")
