@@ -43,12 +43,12 @@ below a hidden folder, or one that a system or program made; an image whose name
 dot."""
 
 NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
-TWO_LABELS = "two_labels"
+BAD_LABEL = "bad_label"
 """Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
 that a later one of its name replaces; a row that repeats another; samples of one key, of which
-none is taken; labels that contradict each other."""
+none is taken; a label that cannot be read, or labels that contradict each other."""
 
-BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY, TWO_LABELS)
+BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY, BAD_LABEL)
 """Reasons that count as failures of samples."""
 
 _LEFT_OUT_AS = {
@@ -67,7 +67,7 @@ _LEFT_OUT_AS = {
     REPEATED: "that repeat another row, of the same file and label (remove them)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",
-    TWO_LABELS: "of several .cls members that differ (remove all but one)",
+    BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them)",
 }
 
 

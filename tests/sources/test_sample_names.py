@@ -16,7 +16,7 @@ from PIL import Image
 import precache
 from precache.cli.main import main
 from precache.errors import SourceError, UsageError
-from precache.storage.base import NOT_UTF8, REPEATED, REPLACED, SAME_KEY, TWO_LABELS
+from precache.storage.base import BAD_LABEL, NOT_UTF8, REPEATED, REPLACED, SAME_KEY
 from precache_workers.sources import tar_archives
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
@@ -351,16 +351,19 @@ def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
 @pytest.mark.parametrize(
     ("more", "labels_left", "left_out"),
     [
-        ([("1.cls", b"2")], [1, 1], {REPLACED: 1, TWO_LABELS: 1}),
-        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {REPLACED: 2, TWO_LABELS: 1}),
-        ([("1.cls", b"2"), ("1.cls", b"1")], [1, 1], {REPLACED: 2, TWO_LABELS: 1}),
-        ([("1.cls", b"")], [1, 1], {REPLACED: 1, TWO_LABELS: 1}),
+        ([("1.cls", b"2")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
+        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
+        ([("1.cls", b"2"), ("1.cls", b"1")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
+        ([("1.cls", b"")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
         ([("1.cls", b"1")], [1, 1, 1], {REPLACED: 1}),
         ([("9.cls", b"1"), ("9.cls", b"2")], [1, 1, 1], {REPLACED: 1}),
         ([("1.jpg", photo(9)), ("1.cls", b"2")], [1, 2, 1], {REPLACED: 2}),
+        ([("9.jpg", photo(9)), ("9.cls", b"caf\xe9")], [1, 1, 1], {BAD_LABEL: 1}),
+        ([("9.jpg", photo(9)), ("9.cls", b"1" * 5000)], [1, 1, 1], {BAD_LABEL: 1}),
+        ([("1.cls", b"\xe9")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
     ],
 )
-def test_a_sample_whose_labels_differ_is_bad_unless_it_is_replaced_as_a_whole(
+def test_a_sample_whose_label_is_unclear_is_bad_unless_it_is_replaced_as_a_whole(
     more: list[tuple[str, bytes]],
     labels_left: list[int],
     left_out: dict[str, int],

@@ -30,7 +30,7 @@ class BuildResult:
         ``no_name``, objects with an empty part, ``.`` or ``..`` in their names; ``not_utf8``,
         names that are not UTF-8; ``replaced``, members that a later one of the same name replaces;
         ``repeated``, rows that repeat another; ``same_key``, samples that share a key;
-        ``two_labels``, samples whose labels differ.
+        ``bad_label``, samples whose labels differ or cannot be read.
     mended
         Samples that had failed before and succeeded in this run.
     removed

@@ -21,6 +21,7 @@ parallel. Members always come from headers: an old, wrong or forged index only c
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import zlib
@@ -34,8 +35,8 @@ import xxhash
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
+    BAD_LABEL,
     SAME_KEY,
-    TWO_LABELS,
     FileInfo,
     Folder,
     Range,
@@ -114,7 +115,7 @@ class TarFormat:
                 stream = DecompressedFile(packed, compression, file.size, where)
                 members.notes[COMPRESSED_NOTE] += 1
                 members.forward = True
-            samples = _ArchiveSamples(self, file, members, where)
+            samples = _ArchiveSamples(self, file, members)
             for some in read_members(stream, where, math.inf if compression else file.size):
                 samples.add(some)
                 yield None
@@ -222,14 +223,14 @@ def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
 class _ArchiveSamples:
     """The samples of an archive, in the order of their first images."""
 
-    def __init__(self, format_: TarFormat, file: FileInfo, members: Members, where: str) -> None:
-        self._file, self._members, self._where = file, members, where
+    def __init__(self, format_: TarFormat, file: FileInfo, members: Members) -> None:
+        self._file, self._members = file, members
         self._first_dot = format_.sample_name in (None, "first-dot")
         self._whole = format_.sample_name == "whole"
         self._type = format_.places()
         self._names, self._label_names = GrowingTexts(), GrowingTexts()
         self._numbers: list[np.ndarray] = []
-        self._labels: list[str] = []
+        self._labels: list[str | None] = []
         self._known: dict[bytes, str] = {}
 
     def add(self, some: MemberColumns) -> None:
@@ -244,22 +245,11 @@ class _ArchiveSamples:
         self._label_names.extend(found.names.take(rows))
         for row in rows.tolist():
             data = some.labels[row]
-            label = self._known.get(data)
-            if label is None or not data:
-                name = printable(found.names[row])
-                label = self._known[data] = self._label(data, some.sizes[row], name)
-            self._labels.append(label)
-
-    def _label(self, data: bytes, size: int, name: str) -> str:
-        if size > MOST_TEXT:
-            raise SourceError(
-                f"{self._where}: {name} has {size:,} bytes; a .cls member has a class number or "
-                "name"
-            )
-        try:
-            return data.decode("utf-8-sig").strip()
-        except UnicodeDecodeError:
-            raise SourceError(f"{self._where}: {name} is not UTF-8; save it as UTF-8") from None
+            if data not in self._known:
+                with contextlib.suppress(UnicodeDecodeError):
+                    self._known[data] = data.decode("utf-8-sig").strip()
+            is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
+            self._labels.append(self._known.get(data) if is_short else None)
 
     def finish(self) -> Rows:
         """Return all samples."""
@@ -360,7 +350,8 @@ class _ArchiveSamples:
     def _labels_of(self, stems: Texts, kept: np.ndarray, replaced: Texts) -> Any:
         """Return the labels of the samples that are kept: the texts of ``.cls`` members.
 
-        A sample of labels that differ is not kept, unless later members replace it as a whole.
+        A sample is not kept if they differ, unless later members replace it as a whole, or if its
+        label cannot be read.
 
         Parameters
         ----------
@@ -373,6 +364,7 @@ class _ArchiveSamples:
         names = self._label_names.texts()
         is_last = last_of_each(names, container, members)
         texts = pa.array([label or None for label in self._labels], pa.large_string())
+        is_unread = np.array([label is None for label in self._labels], np.bool_)
         earlier = self._split(names.take(~is_last))[0]
         first = texts.filter(arrow_of(~is_last))
         texts = texts.filter(arrow_of(is_last))
@@ -390,9 +382,10 @@ class _ArchiveSamples:
         pairs = zip(first.to_pylist(), last, strict=True)
         differ = np.array([one != other for one, other in pairs], np.bool_)
         differ &= replaced.find(earlier) < 0
-        for row in np.flatnonzero((earlier.take(differ).find(stems) >= 0) & kept).tolist():
+        bad = Texts.joined([earlier.take(differ), theirs.take(is_unread[is_last])])
+        for row in np.flatnonzero((bad.find(stems) >= 0) & kept).tolist():
             kept[row] = False
-            members.leave_out(TWO_LABELS, f"{container}/{stems[row]}")
+            members.leave_out(BAD_LABEL, f"{container}/{stems[row]}")
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
             members.notes[
