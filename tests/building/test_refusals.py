@@ -175,6 +175,9 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "labels of one sample that differ, with leading zeros": (
         tar("a.1.png a.2.png", {"a.1": "007", "a.2": "010"}), 2,
     ),
+    "labels of several lines": (
+        tar("a.png b.png", {"a": "cat dog", "b": "cat"}), 1,
+    ),
     "images of one sample that are too many": (
         tar(" ".join(f"a.{number}.png" for number in range(257))), 2,
     ),
