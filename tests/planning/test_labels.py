@@ -300,6 +300,15 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize("text", ["a b.jpg 3\nc d.jpg 5\n", "id,w,breed\nx,3,cat\ny,4,dog\n"])
+def test_columns_of_which_none_has_the_keys_are_no_choice(relabel: Relabel, text: str) -> None:
+    with pytest.raises(
+        SourceError, match=r"no key of .*write keys as the source has them"
+    ) as refused:
+        relabel(["a b.jpg", "c d.jpg"], text)
+    assert not isinstance(refused.value, ChoiceError)
+
+
 @pytest.mark.parametrize("coding", ["cp1252", "utf-16-le"])
 def test_a_file_in_another_encoding_is_converted_by_the_command_named(
     coding: str, tmp_path: Path

@@ -326,8 +326,10 @@ class _Reader:
             if self.keys.in_column:  # --key-column is for the source
                 raise SourceError(f"{text}: remove all but one of them from the file")
             raise choice_error([Doubt.of(text, *ways)])
-        labels = labels or self._one_of(candidates, rows, cells)
         [key] = possible
+        if not labels and candidates and self.keys.fit(cells.get(key, ())) is None:
+            labels = (candidates[0],)  # no choice of a column would make keys fit
+        labels = labels or self._one_of(candidates, rows, cells)
         if key not in cells:
             raise SourceError(f"{where} has no column of keys beside {quoted(labels)}; add one")
         unused = [name for name in others if name not in labels]
