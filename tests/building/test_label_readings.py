@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -850,7 +851,14 @@ def in_manifest(root: Path, columns: dict[str, Any]) -> str:
 
 
 Write = Callable[[Path, dict[str, Any]], str]
-TYPED = pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest])
+TYPED = (in_parquet, in_arrow, in_manifest)
+
+
+def with_kinds(kinds: Sequence[Write], rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The first row in tables of all kinds, and each other in one in turn: all read columns."""
+    first, *others = rows
+    pairs = [*((kind, first) for kind in kinds), *zip(itertools.cycle(kinds), others, strict=False)]
+    return [(kind, *row) for kind, row in pairs]
 
 
 def columns_of(**labels: list[Any]) -> dict[str, Any]:
@@ -858,15 +866,17 @@ def columns_of(**labels: list[Any]) -> dict[str, Any]:
     return {"id": names, "image": [photo(name) for name in names], **labels}
 
 
-@TYPED
 @pytest.mark.parametrize(
-    ("labels", "readings"),
-    [
-        ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
-        ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
-        (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
-        (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
-    ],
+    ("table", "labels", "readings"),
+    with_kinds(
+        TYPED,
+        [
+            ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
+            ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
+            (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
+            (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
+        ],
+    ),
 )
 def test_a_typed_column_of_two_readings_is_refused(
     builds: Builds, table: Write, labels: list[Any], readings: list[list[Any]]
@@ -876,7 +886,7 @@ def test_a_typed_column_of_two_readings_is_refused(
     assert [dict(choice) for choice in choices] == expected
 
 
-@TYPED
+@pytest.mark.parametrize("table", TYPED)
 def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> None:
     for labels in ([5, None, 0], [0.5, None, 2.0]):
         shutil.rmtree(builds.root / "saved", ignore_errors=True)
@@ -932,14 +942,16 @@ def test_files_with_categories_in_other_orders_are_refused(
     assert precache.open(builds.root / "2.store").classes == ("mid", "low")
 
 
-@TYPED
 @pytest.mark.parametrize(
-    ("bits", "expected"),
-    [
-        ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
-        ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
-        ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
-    ],
+    ("table", "bits", "expected"),
+    with_kinds(
+        TYPED,
+        [
+            ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
+            ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
+            ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
+        ],
+    ),
 )
 def test_columns_of_0_and_1_are_refused_with_the_flag_that_takes_them(
     builds: Builds, table: Write, bits: dict[str, list[Any]], expected: list[Any]
@@ -1024,7 +1036,10 @@ def in_json_lines(root: Path, columns: dict[str, Any]) -> str:
     return "list.jsonl"
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
+TABLE_KINDS = (*TYPED, in_lines, in_json_lines)
+
+
+@pytest.mark.parametrize("table", TABLE_KINDS)
 def test_columns_of_labels_that_disagree_are_refused(builds: Builds, table: Write) -> None:
     labels = {"label": ["cat", "dog", "cat"], "class": ["a", "b", "c"]}
     expected = [dict(zip(NAMES, values, strict=False)) for values in labels.values()]
@@ -1035,8 +1050,10 @@ def test_columns_of_labels_that_disagree_are_refused(builds: Builds, table: Writ
     assert built == {"a": 0, "b": 1, "c": 0}
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
-@pytest.mark.parametrize("labels", [{"label": ["cat", "dog", "cat", "eel"]}, {}])
+@pytest.mark.parametrize(
+    ("table", "labels"),
+    with_kinds(TABLE_KINDS, [({"label": ["cat", "dog", "cat", "eel"]},), ({},)]),
+)
 def test_a_table_of_rows_of_several_splits_is_refused(
     builds: Builds, table: Write, labels: dict[str, list[Any]]
 ) -> None:
@@ -1228,18 +1245,20 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
     assert choices == [{"a": "cat", "b": "dog"}, {"a": "x", "b": "x"}]
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
 @pytest.mark.parametrize(
-    ("column", "values", "refused"),
-    [
-        ("is_valid", [True, False, False], True),
-        ("Test", ["1", "0", "0"], True),
-        ("dataset_split", ["trn", "tst", "tst"], True),
-        ("fold", [1, 2, 2], False),
-        ("subset", ["coco", "lvis", "lvis"], False),
-        ("valid", [3, 4, 4], None),
-        ("split", ["train", "train", "train"], None),
-    ],
+    ("table", "column", "values", "refused"),
+    with_kinds(
+        TABLE_KINDS,
+        [
+            ("is_valid", [True, False, False], True),
+            ("Test", ["1", "0", "0"], True),
+            ("dataset_split", ["trn", "tst", "tst"], True),
+            ("fold", [1, 2, 2], False),
+            ("subset", ["coco", "lvis", "lvis"], False),
+            ("valid", [3, 4, 4], None),
+            ("split", ["train", "train", "train"], None),
+        ],
+    ),
 )
 def test_columns_of_splits_are_known_by_their_name(
     builds: Builds, table: Write, column: str, values: list[Any], refused: bool | None
