@@ -180,12 +180,12 @@ def pixels(store: Path | str, field: str = "image", **options: Any) -> dict[str,
     """Key -> stored row, for every row that is no hole; a key that comes twice is an error."""
     rows: dict[str, np.ndarray] = {}
     with precache.Loader(
-        store, batch_size=1, shuffle=False, device="cpu", fields=[field], **options
+        store, batch_size=32, shuffle=False, device="cpu", fields=[field], **options
     ) as loader:
         for batch in loader:
-            [key] = loader.keys(batch["row"])
-            assert key not in rows
-            rows[key] = batch[field][0].numpy().copy()
+            for key, row in zip(loader.keys(batch["row"]), batch[field], strict=True):
+                assert key not in rows
+                rows[key] = row.numpy().copy()
     return rows
 
 
