@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,20 +23,18 @@ import xxhash
 
 from precache.errors import StoreError
 from precache.storage.base import Folder
-from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.commit_log import VERSION
-from precache.store.json_documents import Identity
 from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_columns, record_name
+from precache.store.version import Version
 from precache.units import size as in_units
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
+    add_receipts,
+    begun_versions,
     committed_versions,
-    read_receipts,
     rows_of,
 )
-from precache_workers.planning.target_version import target_begun
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "ctime_ns": "int64",
@@ -300,32 +298,22 @@ def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
     for folder in versions:
         with contextlib.suppress(*UNREADABLE):
             version = open_own(folder)
-            table, contents = rows_of(version)
-            if brings and table.labels_with_samples:
-                contents = _labelled(contents, version.labels)
-            elif brings:
-                contents = Texts.repeated([""], [len(table)])
-            yield as_record(table, contents)
+            yield _compared(version, *rows_of(version), brings)
 
 
 def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
-    for name in store.names():
-        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
-        if document is None:
-            continue
-        with contextlib.suppress(*UNREADABLE):
-            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
-            if begun.source != source:
-                continue
-            target = target_begun(store, begun)
-            contents = dict[int, str]()
-            for shard, receipt in read_receipts(target).items():
-                known: Iterable[str] = receipt.content
-                if brings:
-                    known = _labelled(Texts(receipt.content), np.array(receipt.labels or ()))
-                contents |= zip(target.rows_of(shard), known, strict=True)
-            blank = Texts.repeated([""], [len(target.table)])
-            yield as_record(target.table, blank.replaced(contents))
+    for version in begun_versions(store):
+        if version.table.source == source:
+            contents, _ = add_receipts(version)
+            yield _compared(version, version.table, contents, brings)
+
+
+def _compared(version: Version, table: RowTable, contents: Texts, brings: bool) -> Any:
+    if brings and table.labels_with_samples:
+        contents = _labelled(contents, version.labels)
+    elif brings:
+        contents = Texts.repeated([""], [len(table)])
+    return as_record(table, contents)
 
 
 def as_record(table: RowTable, contents: Texts) -> Any:
