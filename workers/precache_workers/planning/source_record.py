@@ -166,7 +166,7 @@ def read_record(store: Folder, source: str, inputs: str = "") -> Any:
             record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
             record.validate(full=True)
             return record
-    return _table(dict.fromkeys(_COLUMNS, ()))
+    return _table(dict.fromkeys(_COLUMNS, Texts([]).arrow))
 
 
 def recall(
@@ -436,8 +436,8 @@ def _table(columns: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
-    arrays = [pa.array(c, f.type) if isinstance(c, tuple) else c.cast(f.type)
-              for c, f in zip(columns.values(), schema, strict=True)]  # fmt: skip
+    pairs = zip(columns.values(), schema, strict=True)
+    arrays = [column.cast(field.type) for column, field in pairs]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
