@@ -19,6 +19,7 @@ from precache.cli.main import main
 from precache_workers.planning import source_record
 from tests.support.building import (
     LONG_AGO,
+    age,
     ask,
     build_here,
     build_until,
@@ -26,6 +27,7 @@ from tests.support.building import (
     cut,
     encoded,
     end,
+    flip,
     pixels,
     start,
     write,
@@ -374,6 +376,33 @@ def test_a_build_killed_while_it_takes_over_finishes(change: int, kept: Kept) ->
     assert CALLS == []
     assert second.shards_reused + second.shards_skipped == second.shards
     assert_same(second, kept.of_copy)
+
+
+@pytest.mark.parametrize("then", ["added", "other shards", "damaged", "removed"])
+def test_finished_shards_of_a_build_that_was_killed_serve_a_build_of_another_version(
+    then: str, source: Path, tmp_path: Path
+) -> None:
+    store, options = tmp_path / "store", {"shard_samples": 8}
+    assert end(start(build_until, 55, source, store, LARGE, options)) < 0
+    [killed] = [path for path in store.iterdir() if "." in path.name]
+    done = len(list((killed / "_build/receipts").iterdir()))
+    assert 1 < done < 4
+    if then == "other shards":
+        options = {"shard_samples": 5}
+    else:
+        write(source / "cat/added.jpg", padded(900))
+    if then == "damaged":
+        flip(killed / "image/c/0/0/0/0", 0.5)
+    elif then == "removed":
+        age(killed, 7200)
+        assert len(precache.gc(store, older_than=0).removed) == 1
+        done = 0
+    plan = precache.plan(source, store, LARGE, address="serial", **options)
+    assert plan.rows_reused == 8 * done
+    second = build(source, store, LARGE, **options)
+    lost = 8 * done - second.rows_reused  # of a shard's rows, those whose chunks were read
+    assert 0 < lost <= 8 if then == "damaged" else lost == 0
+    assert_as_if_built_anew(second, source, **options)
 
 
 def test_a_disk_without_room_for_a_second_version_is_refused(

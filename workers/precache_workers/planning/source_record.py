@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,20 +24,18 @@ import xxhash
 
 from precache.errors import StoreError
 from precache.storage.base import Folder
-from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.commit_log import VERSION
-from precache.store.json_documents import Identity
 from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_columns, record_name
+from precache.store.version import Version
 from precache.units import size as in_units
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
+    add_receipts,
+    begun_versions,
     committed_versions,
-    read_receipts,
     rows_of,
 )
-from precache_workers.planning.target_version import target_begun
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "file_state": "int64",
@@ -169,7 +167,7 @@ def read_record(store: Folder, source: str, inputs: str = "") -> Any:
             record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
             record.validate(full=True)
             return record
-    return _table(dict.fromkeys(_COLUMNS, ()))
+    return _table(dict.fromkeys(_COLUMNS, Texts([]).arrow))
 
 
 def recall(
@@ -301,32 +299,22 @@ def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
     for folder in versions:
         with contextlib.suppress(*UNREADABLE):
             version = open_own(folder)
-            table, contents = rows_of(version)
-            if brings and table.labels_with_samples:
-                contents = _labelled(contents, version.labels)
-            elif brings:
-                contents = Texts.repeated([""], [len(table)])
-            yield as_record(table, contents)
+            yield _compared(version, *rows_of(version), brings)
 
 
 def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
-    for name in store.names():
-        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
-        if document is None:
-            continue
-        with contextlib.suppress(*UNREADABLE):
-            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
-            if begun.source != source:
-                continue
-            target = target_begun(store, begun)
-            contents = dict[int, str]()
-            for shard, receipt in read_receipts(target).items():
-                known: Iterable[str] = receipt.content
-                if brings:
-                    known = _labelled(Texts(receipt.content), np.array(receipt.labels or ()))
-                contents |= zip(target.rows_of(shard), known, strict=True)
-            blank = Texts.repeated([""], [len(target.table)])
-            yield as_record(target.table, blank.replaced(contents))
+    for version in begun_versions(store):
+        if version.table.source == source:
+            contents, _ = add_receipts(version)
+            yield _compared(version, version.table, contents, brings)
+
+
+def _compared(version: Version, table: RowTable, contents: Texts, brings: bool) -> Any:
+    if brings and table.labels_with_samples:
+        contents = _labelled(contents, version.labels)
+    elif brings:
+        contents = Texts.repeated([""], [len(table)])
+    return as_record(table, contents)
 
 
 def as_record(table: RowTable, contents: Texts) -> Any:
@@ -449,8 +437,8 @@ def _table(columns: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
-    arrays = [pa.array(c, f.type) if isinstance(c, tuple) else c.cast(f.type)
-              for c, f in zip(columns.values(), schema, strict=True)]  # fmt: skip
+    pairs = zip(columns.values(), schema, strict=True)
+    arrays = [column.cast(field.type) for column, field in pairs]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from precache.errors import SourceError
-from precache.store.columns import Texts
+from precache.store.columns import Texts, without_nulls
 from precache_workers.sources.base import BY_DATASET, Columns, Doubt, choice_error, require_columns
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.evidence import quoted
@@ -384,4 +384,4 @@ def texts_of(column: Any, name: str) -> Texts:
             "are shorter"
         )
     values = values.take(column.indices) if is_coded else values
-    return Texts(values.fill_null(""))
+    return without_nulls(values)
