@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from precache.codecs import kernels
-from precache.codecs.windows import Windows
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
@@ -23,8 +22,9 @@ from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
-FindWindows = Callable[[np.ndarray, Any], Windows]
-"""Finds the windows of images of (n, 2) heights and widths, by the random numbers of their rows."""
+FindView = Callable[[np.ndarray, Any], Any]
+"""Returns the `precache.transforms.View` of images of (n, 2) heights and widths, by the random
+numbers of their rows."""
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -95,7 +95,7 @@ class VersionReader:
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
-        self._windows: FindWindows | None = None
+        self._windows: FindView | None = None
         self._size = (0, 0)
         self._open_at(list(variants), 0)
 
@@ -134,7 +134,7 @@ class VersionReader:
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
         self.shapes["row"] = ((), "int64")
 
-    def crop(self, windows: FindWindows, size: tuple[int, int]) -> None:
+    def crop(self, windows: FindView, size: tuple[int, int]) -> None:
         """Read ragged fields through windows from now on, as rows of one height and width."""
         self._windows, self._size = windows, size
         self._by_epoch.clear()
@@ -210,7 +210,7 @@ class VersionReader:
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
                 assert self._windows is not None
-                reader.crop(rows, self._windows(reader.sizes(rows), draw), out[name])
+                reader.crop(rows, self._windows(reader.sizes(rows), draw).windows, out[name])
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
