@@ -34,7 +34,7 @@ from precache.recipe import ops as declared_ops
 from precache.recipe import resampling
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import Decode, Function, Operation, Spec
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, Follow
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
@@ -108,6 +108,9 @@ def steps_of(field: Field) -> list[Step]:
     """Return a step for each op of a field."""
     steps: list[Step] = []
     for op, given in zip(field.ops, field.specs(), strict=False):
+        if isinstance(op, Follow):
+            steps += steps_of(op.fields[-1])
+            continue
         before = steps[-1].op if steps else None
         fused = before is not None and before.before(op) is not before
         steps.append(
