@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import precache
-from precache.errors import BuildError, DamageError, RecipeError, UsageError
+from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.ops import Resize
 from precache.recipe.recipe import Recipe
 from precache.store.open import open_version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
 
 import precache
+from precache.codecs.windows import Windows
 from precache.errors import RecipeError, UsageError
-from precache.loading.batch_source import BatchSource
-from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
+from precache.loading.gpu.device_slots import DeviceSlots
+from precache.reading.version_reader import VersionReader
 from precache.recipe.recipe import Recipe
 from precache.recipe.resampling import resized_shape
 from precache.transforms import (
@@ -34,9 +33,11 @@ from precache.transforms import (
     RandomResizedCrop,
     Resize,
     ToDType,
+    View,
 )
 from tests.conftest import photo
 from tests.support.building import encoded, write
+from tests.support.device import unpacked
 from tests.support.pictures import oriented
 
 SEED, COUNT = 5, 36
@@ -334,20 +335,15 @@ def test_later_steps_see_pairs_of_one_shape(store: Path) -> None:
 def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
     """The filter of `image` was undone a second time there, on pixels that had been cropped."""
     store = build(folder, recipe({"size": 24}), "filtered.store")
-    [batch, *_] = batches(store, RandomCrop(16, fields=NAMES))
-    with precache.Loader(store, 8, transform=RandomCrop(16, fields=NAMES), **OPTIONS) as loader:
-        source = BatchSource(store, loader._options, threading.Event())
-        reader = source.reader
-        slots = DeviceSlots(reader, 8, {}, ())
-        memory = np.zeros(slots.nbytes, np.uint8)
-        rows = batch["row"]
-        out = slots.layout.arrays(memory, len(rows))
-        filled = slots.fill(reader, rows.numpy(), out, memory, Draw((SEED, 0), 0, rows))
-        tensors = slots.unpack(
-            rows.numpy(), filled, FrameFailures(reader.readers), torch.from_numpy(memory)
-        )
-    for name in NAMES:
-        assert torch.equal(tensors[name], batch[name])
+    reader, rows = VersionReader(str(store)), np.arange(8)
+
+    def corner(sizes: np.ndarray, draw: Any) -> Windows:
+        return View.whole(sizes).cropped(np.zeros_like(sizes), np.array([16, 16])).windows
+
+    reader.crop(corner, (16, 16))
+    batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
+    for name, values in reader.read_whole(rows).items():
+        np.testing.assert_array_equal(batch[name], values)
 
 
 def test_a_batch_of_pairs_may_be_changed_in_one_field(store: Path) -> None:
