@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from precache.codecs.windows import Windows, resize_windows
+from precache.codecs.windows import Windows, pick_pixels, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import ShardFiles
@@ -53,13 +53,25 @@ class RaggedReader(ArrayReader):
             raise UsageError(f"rows of {self.name} are no images of uint8, which could be cropped")
         return self._usual[0]
 
-    def sizes(self, rows: np.ndarray) -> np.ndarray:
+    @property
+    def filtered(self) -> bool:
+        """False: rows are cropped, so their filter is undone whatever is asked."""
+        return False
+
+    def sizes(self, rows: np.ndarray | slice) -> np.ndarray:
         """Return height and width of images: (n, 2)."""
         sizes: np.ndarray = self.shapes[rows][:, 1:]
         return sizes
 
-    def crop(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> None:
+    def crop(
+        self, rows: np.ndarray, windows: Windows, out: np.ndarray, *, nearest: bool = False
+    ) -> None:
         """Read a window of each of some images, resized to ``out`` (n, C, height, width).
+
+        Parameters
+        ----------
+        nearest
+            Take the nearest pixels, as of masks; by default they are blended.
 
         Raises
         ------
@@ -73,7 +85,8 @@ class RaggedReader(ArrayReader):
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
                         raise self.damage(row, f"it has {image.shape[0]} channels")
-                resize_windows(several, windows.part(part), out[part])
+                resize = pick_pixels if nearest else resize_windows
+                resize(several, windows.part(part), out[part])
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.

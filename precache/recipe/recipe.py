@@ -144,6 +144,7 @@ class Field(Declared):
         shape = spec.stored_shape or (None, None, None)
         if self.codec is None:
             image = spec.is_picture and spec.dtype == "uint8" and len(shape) == 3
+            image &= not (spec.kind == "mask" and spec.differs)
             object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
         if isinstance(self.codec, ImageCodec) and spec.dtype not in (None, "uint8"):
             raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
@@ -156,7 +157,7 @@ class Field(Declared):
     def _require_kind(self, kind: FieldKind) -> None:
         """Raise `ValueError` for what rows of a kind cannot be made by, or stored as."""
         takes = "functions and to_dtype" if kind == "ragged" else "functions"
-        for op in self.ops if self.follow is None else self.ops[:-1]:
+        for op in self.own_ops:
             if not isinstance(op, Function) and not (isinstance(op, ToDType) and kind == "ragged"):
                 raise ValueError(f"a field of kind {kind!r} takes {takes}, not {op.op}")
             if isinstance(op, Function) and (op.shape or (op.dtype and kind in _DTYPES)):
@@ -168,8 +169,7 @@ class Field(Declared):
     @model_serializer(mode="wrap")
     def _stated_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a kind that is not given: recipes of images and arrays do not know of it."""
-        given = self if self.follow is None else self.model_copy(update={"ops": self.ops[:-1]})
-        data: dict[str, Any] = handler(given)
+        data: dict[str, Any] = handler(self.model_copy(update={"ops": self.own_ops}))
         optional = {"kind": self.kind, "of": self.of}
         return {name: value for name, value in data.items() if optional.get(name, 1) is not None}
 
@@ -181,8 +181,13 @@ class Field(Declared):
     @property
     def follow(self) -> Follow | None:
         """The last op of a field that belongs to another one of its recipe."""
-        last = self.ops[-1] if self.ops else None
+        last: Operation | None = self.ops[-1] if self.ops else None
         return last if isinstance(last, Follow) else None
+
+    @property
+    def own_ops(self) -> tuple[Op, ...]:
+        """The ops that are declared."""
+        return self.ops if self.follow is None else self.ops[:-1]
 
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
@@ -244,7 +249,7 @@ class Field(Declared):
         """Height and width by which shards are sized if rows differ in them; None if none can."""
         spec = self.specs()[-1]
         sized = spec.stored_shape is not None or (spec.shape is not None and len(spec.shape) != 3)
-        other = spec.kind != "image" or spec.dtype not in (None, "uint8")
+        other = not spec.is_picture or spec.dtype not in (None, "uint8")
         return None if sized or other else spec.usual
 
     @property
@@ -352,7 +357,8 @@ class Recipe(Declared):
                 f"field {name} of kind {field.kind!r} cannot belong to {of}: boxes and keypoints "
                 "belong to an image that is decoded, and ragged entries and keypoints to boxes"
             )
-        names, fields = (of,), (leader,)
+        names: tuple[str, ...] = (of,)
+        fields: tuple[Field, ...] = (leader,)
         if leader.follow is not None:
             names, fields = (of, *leader.follow.names), (leader, *leader.follow.fields)
         picture = self.fields[names[-1]]
@@ -368,11 +374,10 @@ class Recipe(Declared):
                     f"decode has scaled, which rounds the size of {names[-1]}, and {name} has to "
                     "follow exactly; leave scaled out"
                 )
-        ops = field.ops if field.follow is None else field.ops[:-1]
         plain = {"codec": ZstdCodec(), "variants": 1, "first_variant": 0}
         leaders = tuple(one.model_copy(update=plain) for one in fields)
         follow = Follow(names=names, fields=leaders)
-        changes: dict[str, Any] = {"ops": (*ops, follow), "of": of}
+        changes: dict[str, Any] = {"ops": (*field.own_ops, follow), "of": of}
         if follow.is_random:
             if field.states("variants") and field.variants != picture.variants:
                 raise ValueError(
@@ -513,7 +518,7 @@ class Recipe(Declared):
         data = self.to_dict()
         for name, field in self.fields.items():
             written = data["fields"][name]
-            ops = zip(field.ops, written["ops"], strict=False)  # `Follow` is not written
+            ops = zip(field.own_ops, written["ops"], strict=True)
             for model, own in ((field, written), *ops):
                 for parameter in model.OPEN:
                     if not model.states(parameter):
@@ -583,7 +588,7 @@ def _given(**values: Any) -> dict[str, Any]:
 def require_stated_draws(recipe: Recipe) -> None:
     """Raise `RecipeError` if a field draws at random, and nobody chose how often."""
     for name, field in recipe.fields.items():
-        random = [op.op for op in field.ops if op.is_random and not isinstance(op, Follow)]
+        random = [op.op for op in field.own_ops if op.is_random]
         if random and not field.states("variants"):
             raise RecipeError(
                 f"field {name} has random ops ({', '.join(random)}), and variants is not stated: "

@@ -198,7 +198,8 @@ class FieldRecipe:
     def _following(self, value: np.ndarray, _: np.random.Generator | None) -> np.ndarray:
         """Return the entries that are left where the ops of their picture move them."""
         entries, left = self._entries(value)
-        return entries[left]
+        kept: np.ndarray = entries[left]
+        return kept
 
     def _entries(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return all entries, moved, and which of them are left: (n,) bool.

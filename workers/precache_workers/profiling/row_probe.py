@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,11 +20,12 @@ from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import run_samples
 from precache_workers.profiling.own_draws import OwnDraws
-from precache_workers.profiling.pixel_readings import PixelReadings
+from precache_workers.profiling.pixel_readings import MASKS, PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
@@ -142,8 +143,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    stored, reasons = list[float](), list[str]()
+    stored, reasons, tried = list[float](), list[str](), dict[str, dict[str, tuple[int, ...]]]()
     typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
@@ -161,9 +161,9 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 continue
             _check_dtypes(rows)
             for name, row in rows.items():
-                seen[name].add(row.shape)
                 if not len(typical.get(name, ())):
                     typical[name] = np.array(row[:1]) if row.ndim else row
+            tried[key] = {name: row.shape for name, row in rows.items()}
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs)
@@ -177,6 +177,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     if first is None:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     fields = job.recipe.fields
+    seen = {name: {own[name] for own in tried.values()} for name in fields}
     shapes = {
         name: _shape_by_length(field_of(name), fields[name], typical[name])
         if fields[name].kind is not None
@@ -189,6 +190,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     pixels = () if job.refreshes else readings.notes()
     kinds = {name: fields[name].kind for name in shapes}
     notes = (*parts.notes(starts), *_ragged_notes(shapes, seen, kinds))
+    if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
+        notes = (*notes, unlike)
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
 
 
@@ -217,6 +220,36 @@ def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
         )
     length = max(1, field.usual_nbytes // row[0].nbytes)
     return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
+def _of_other_sizes(
+    frames: MaskFrames,
+    shapes: Mapping[str, RowShape],
+    tried: Mapping[str, Mapping[str, tuple[int, ...]]],
+) -> str:
+    """Return a line on ragged masks that have not the sizes of their images; empty if all have.
+
+    Raises
+    ------
+    RecipeError
+        A quarter of the samples tried are such.
+    """
+    ragged = [name for name, row in shapes.items() if row.ragged]
+    faults = {
+        key: fault
+        for key, own in tried.items()
+        if (fault := frames.unlike({name: own.get(name) for name in ragged}))
+    }
+    if not faults:
+        return ""
+    key, fault = next(iter(faults.items()))
+    line = f"{len(faults)} of {len(tried)} samples tried are bad, such as {key}: {fault}"
+    if MASKS * len(faults) < len(tried):
+        return line
+    raise RecipeError(
+        f"{line}. Bring images and masks to one height and width, as by size = [224, 224] in the "
+        "resize of both"
+    )
 
 
 def _ragged_notes(
