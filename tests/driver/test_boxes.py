@@ -1,0 +1,237 @@
+"""Builds of boxes and keypoints: where the ops of their picture move them, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+from precache.errors import RecipeError
+from precache.recipe.recipe import Recipe
+from precache.store.open import open_version
+
+SOURCE = f"python:{__name__}:Scenes"
+SCENES, NONE = 24, 2
+"""Number of samples, and that of the one without a box."""
+
+NEAREST = {"interpolation": "nearest"}
+DECODE: dict[str, Any] = {"op": "decode"}
+BAD = {
+    3: ("boxes", [[5, 5, 5, 9]], r"boxes\[0\] is \[5.0, 5.0, 5.0, 9.0\].*of x, y, width, height"),
+    4: ("boxes", [[5, 5, float("nan"), 9]], r"boxes\[0\] is \[5.0, 5.0, nan, 9.0\]"),
+    5: ("boxes", [[500, 5, 600, 9]], r"boxes\[0\] is .*, outside of its picture of \d+ x \d+ px"),
+    6: ("boxes", [[1, 2, 3]], r"its boxes are \(1, 3\), and boxes are \(n, 4\)"),
+    7: ("number", [0, 1], r"it has 2 number, and 1 boxes"),
+    8: ("corners", [[[1], [2]]], r"its corners are \(1, 2, 1\), and keypoints"),
+    9: ("corners", [[[0, float("inf")]] * 2], r"corners\[0\] is"),
+}
+"""Sample -> a part that is bad, and the reason."""
+
+
+def upright(number: int) -> tuple[np.ndarray, list[int]]:
+    """Return a black picture with a white box, and the box."""
+    random = np.random.default_rng(number)
+    height, width = random.integers(60, 120, 2).tolist()
+    x1, y1 = int(random.integers(0, width - 25)), int(random.integers(0, height - 25))
+    x2, y2 = int(random.integers(x1 + 20, width + 1)), int(random.integers(y1 + 20, height + 1))
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[y1:y2, x1:x2] = 255 * (number != NONE)
+    return pixels, [x1, y1, x2, y2]
+
+
+class Scenes:
+    """Pictures with a box; every third one is turned by EXIF."""
+
+    def __init__(self, bad: bool = False) -> None:
+        self._bad = bad
+
+    def __len__(self) -> int:
+        return SCENES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        pixels, (x1, y1, x2, y2) = upright(number)
+        exif, buffer = Image.Exif(), io.BytesIO()
+        if number % 3 == 0:
+            exif[0x0112], pixels = 6, np.rot90(pixels)
+        Image.fromarray(pixels).save(buffer, "PNG", exif=exif)
+        sample: dict[str, Any] = {
+            "image": buffer.getvalue(),
+            "boxes": [[x1, y1, x2, y2]],
+            "corners": [[[x1, y1, 1], [x2 - 1, y2 - 1, 2]]],
+            "number": [number],
+            "label": number % 2,
+        }
+        if self._bad and number in BAD:
+            part, value, _ = BAD[number]
+            sample[part] = value
+        if number == NONE:
+            sample |= {"boxes": [], "corners": np.zeros((0, 2, 3)), "number": []}
+        return sample
+
+
+def bad_scenes() -> Scenes:
+    return Scenes(bad=True)
+
+
+def brighter(pixels: np.ndarray) -> np.ndarray:
+    return np.maximum(pixels, 1)
+
+
+def recipe(*ops: dict[str, Any], decode: dict[str, Any] = DECODE, **more: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "fields": {
+                "number": {"kind": "ragged", "of": "boxes"},
+                "image": {"ops": [decode, *ops], **more},
+                "boxes": {"kind": "boxes"},
+                "corners": {"kind": "keypoints", "of": "boxes"},
+            }
+        }
+    )
+
+
+def build(store: Path, built: Recipe, source: str = SOURCE, **options: Any) -> Any:
+    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
+    return precache.build(source, store, built, max_failures=10, **options)
+
+
+RECIPES = {
+    "resized": recipe({"op": "resize", "size": 50, **NEAREST}, {"op": "center_crop", "size": 40}),
+    "exactly": recipe({"op": "resize", "size": [90, 30], **NEAREST}, brighter_op := {
+        "op": "function", "function": f"{__name__}:brighter", "moves": False,
+    }),
+    "shrunk": recipe({"op": "resize", "max_size": 70, **NEAREST}),
+    "drawn": recipe(
+        {"op": "horizontal_flip"},
+        {"op": "random_resized_crop", "size": [48, 40], **NEAREST},
+        {"op": "horizontal_flip"},
+        variants=3,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("boxes") / request.param
+    build(path, RECIPES[request.param])
+    return path
+
+
+def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None:
+    seen, dropped = 0, 0
+    for variant in range(open_version(store).fields["image"].variants):
+        dataset = precache.CachedDataset(store, variant=variant)
+        for sample in (dataset[number] for number in range(len(dataset))):
+            white = sample["image"].numpy()[0] > 99
+            count = len(sample["boxes"])
+            assert sample["number"].shape == (count,)
+            assert sample["corners"].shape == (count, 2, 3)
+            if not count:
+                assert white.sum() <= white.shape[0]  # at most a line of pixels, by rounding
+                dropped += 1
+                continue
+            x1, y1, x2, y2 = sample["boxes"].numpy()[0]
+            rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
+            if len(rows):
+                pixels = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+                assert np.abs(sample["boxes"].numpy()[0] - pixels).max() <= 0.51
+                seen += 1
+            else:
+                assert min(x2 - x1, y2 - y1) < 1
+    assert seen > 2 * dropped
+    assert dropped
+
+
+def test_corners_are_the_first_and_last_pixels_of_boxes(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["shrunk"])
+    dataset = precache.CachedDataset(tmp_path)
+    for sample in (dataset[number] for number in range(len(dataset))):
+        if len(sample["number"]):
+            before = upright(int(sample["number"]))[0].shape[1::-1]
+            scales = np.array(sample["image"].shape[:0:-1]) / before
+            (x1, y1, x2, y2), corners = sample["boxes"].numpy()[0], sample["corners"].numpy()[0]
+            np.testing.assert_allclose(corners[0], [x1, y1, 1], atol=1e-4)
+            np.testing.assert_allclose([x2, y2] - corners[1, :2], scales, atol=1e-4)
+
+
+def test_boxes_of_pictures_as_stored(tmp_path: Path) -> None:
+    """With the orientation of the file, boxes are taken as drawn on its pixels."""
+    build(tmp_path, recipe(decode={**DECODE, "orientation": "stored"}))
+    dataset = precache.CachedDataset(tmp_path)
+    boxes = {
+        int(number): box.tolist()
+        for sample in (dataset[n] for n in range(len(dataset)))
+        for number, box in zip(sample["number"], sample["boxes"], strict=True)
+    }
+    assert boxes[1] == upright(1)[1]
+    height, width = upright(3)[0].shape[1::-1]  # it lies on its side
+    assert boxes[3] == np.minimum(upright(3)[1], [width, height, width, height]).tolist()
+
+
+def test_bad_entries_make_a_hole_with_its_reason(tmp_path: Path) -> None:
+    built = build(tmp_path, RECIPES["resized"], f"python:{__name__}:bad_scenes")
+    assert built.failed == len(BAD)
+    holes = {int(key): why for key, why in open_version(tmp_path).holes.values()}
+    assert holes.keys() == BAD.keys()
+    for number, (_, _, reason) in BAD.items():
+        assert re.search(reason, holes[number])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"boxes": {"kind": "boxes", "of": "photo"}}, r"boxes belongs to 'photo'.*of = "),
+        ({"boxes": {"kind": "boxes", "of": "boxes"}}, r"boxes of kind 'boxes' cannot belong to"),
+        ({"number": {"kind": "ragged", "of": "image"}}, r"number of kind 'ragged' cannot belong"),
+        ({"number": {"kind": "text", "of": "boxes"}}, r"number of kind 'text' cannot belong"),
+        ({"boxes": {"kind": "boxes", "variants": 2}}, r"variants = 2, and image.* 3; leave it"),
+        (
+            {"image": {"ops": [DECODE, {**brighter_op, "moves": True}]}},
+            r"brighter may move pixels of image, and .* would not follow: state moves = false",
+        ),
+        (
+            {"image": {"ops": [{**DECODE, "scaled": True}, {"op": "resize", "size": 9}]}},
+            r"decode has scaled, which rounds.*leave scaled out",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused(changes: dict[str, Any], message: str) -> None:
+    data = RECIPES["drawn"].as_stated()
+    for field in data["fields"].values():
+        field.pop("variants", None)
+    data["fields"]["image"]["variants"] = 3
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_dict({"fields": {**data["fields"], **changes}})
+
+
+def test_a_recipe_of_a_store_is_the_declared_one(store: Path) -> None:
+    stored, declared = open_version(store).recipe, RECIPES[store.name]
+    assert stored.to_dict() == declared.to_dict()
+    assert [field.ops for field in stored.fields.values()] == [
+        field.ops for field in declared.fields.values()
+    ]
+    assert "follow" not in str(stored.to_dict())
+
+
+def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) -> None:
+    before = build(tmp_path, RECIPES["resized"])
+    assert build(tmp_path, RECIPES["resized"]).version == before.version
+    resize = {"op": "resize", "size": 50, **NEAREST}
+    sizes = {}
+    for size in (40, 36):
+        build(tmp_path, recipe(resize, {"op": "center_crop", "size": size}))
+        fresh = tmp_path.with_name(f"{tmp_path.name}-{size}")
+        build(fresh, recipe(resize, {"op": "center_crop", "size": size}))
+        one, other = precache.CachedDataset(tmp_path), precache.CachedDataset(fresh)
+        rows = [{str(d.keys[n]): d[n] for n in range(len(d))} for d in (one, other)]
+        for key, sample in rows[0].items():
+            for field in ("image", "boxes", "corners", "number"):
+                assert sample[field].tolist() == rows[1][key][field].tolist()
+        sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
+    assert sizes[40] != sizes[36]
