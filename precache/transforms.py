@@ -53,6 +53,9 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 """Dtypes that torch moves, but cannot flip -> those of the same size that it can."""
 
 
+PLACES = "image/places"
+"""Part of a batch that tells where windows lie in their pictures; see `View.places`."""
+
 LEAST_SIDE = 1.0
 """Least width and height in pixels of boxes that are kept, as torchvision's sanitizing has it."""
 
@@ -316,6 +319,12 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
     Boxes are left out of which less than `LEAST_SIDE` is left across or down, with the entries that
     belong to them; those that are kept come first, in their order, and zeros behind.
     """
+    for name in following_of(batch, pictures, draw):
+        if f"{name}.length" not in batch:
+            raise UsageError(
+                f"{name} follows {' and '.join(pictures)} as padded rows, and is none: leave "
+                f"ragged={{{name!r}: …}} out of the Loader, or move both by a function of the batch"
+            )
     names, followers, changed = following_of(batch, pictures, draw), draw.followers, Batch()
     move = {"boxes": movement.boxes, "keypoints": movement.keypoints}
     moved = {name: move.get(followers[name].kind, lambda v: v)(batch[name]) for name in names}
@@ -431,7 +440,9 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 
 
 def require_fitting(
-    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    transform: Any,
+    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    followers: Mapping[str, Follower],
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
@@ -442,12 +453,14 @@ def require_fitting(
     ----------
     rows
         Field -> shape and dtype of a row.
+    followers
+        As in `Draw`.
     """
     batch: Any = {
         name: torch.empty((2, *shape), dtype=dtype, device="meta")
         for name, (shape, dtype) in rows.items()
     }
-    draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
+    draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"), followers)
     normalized = dict[str, Normalize]()
     known = True
     for step in _steps(transform):
@@ -491,6 +504,26 @@ def _placed(transform: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
         yield place, transform
 
 
+class Followed(Transform):
+    """Moves what follows ragged pictures, by the windows through which these were read.
+
+    Attributes
+    ----------
+    pictures
+        Their fields.
+    size
+        Height and width that they were read with.
+    """
+
+    def __init__(self, pictures: Collection[str], size: tuple[int, int]) -> None:
+        self.pictures, self.size = pictures, size
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        others = {name: values for name, values in batch.items() if name != PLACES}
+        movement = movement_of(batch[PLACES], self.size)
+        return {**others, **follow(others, self.pictures, movement, draw)}
+
+
 class Later(Transform):
     """The steps that are left of a transform whose first ones are done; they draw as before.
 
@@ -502,6 +535,11 @@ class Later(Transform):
 
     def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
         self.placed = placed
+
+    @property
+    def follows(self) -> bool:
+        """True if what follows ragged pictures is moved."""
+        return any(isinstance(step, Followed) for _, step in self.placed)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         for place, step in self.placed:
@@ -662,7 +700,11 @@ def _named(step: Any) -> str:
 
 
 def _require_whole_scene(
-    step: WindowStep, ragged: Sequence[str], dense: Sequence[str], where: str
+    step: WindowStep,
+    ragged: Sequence[str],
+    dense: Sequence[str],
+    where: str,
+    followers: Collection[str],
 ) -> None:
     """Raise `UsageError` if a step does not move all ragged fields, or names others, or leaves
     dense ones behind that nobody spoke of."""
@@ -674,7 +716,7 @@ def _require_whole_scene(
             f"{rows}, and {name} would leave {' and '.join(lacking)} behind: give it {fields}, or "
             "name fewer fields in fields= of the Loader"
         )
-    others = [field for field in named if field not in ragged]
+    others = [field for field in named if field not in (*ragged, *followers)]
     if missing := [field for field in others if field not in dense]:
         names = ", ".join([*ragged, *dense])
         raise UsageError(f"{name} changes {missing[0]!r}, and the batch has {names}")
@@ -687,7 +729,11 @@ def _require_whole_scene(
 
 
 def split_windows(
-    transform: Any, ragged: Sequence[str], dense: Sequence[str], where: str
+    transform: Any,
+    ragged: Sequence[str],
+    dense: Sequence[str],
+    where: str,
+    followers: Mapping[str, Follower],
 ) -> tuple[WindowSteps, Any]:
     """Split a transform into what is done while ragged rows are read, and the steps after that.
 
@@ -695,6 +741,9 @@ def split_windows(
     ----------
     dense
         Other fields of arrays.
+    followers
+        As in `Draw`, of fields that are read; if any moves with the ragged ones, the later steps
+        begin with `Followed`.
 
     Raises
     ------
@@ -709,7 +758,7 @@ def split_windows(
             break
         if size is not None and {*(step.fields or ("image",))} != {*ragged}:
             break  # of a batch, some fields may be changed without the others
-        _require_whole_scene(step, ragged, dense, where)
+        _require_whole_scene(step, ragged, dense, where, followers)
         if isinstance(step, _Resampling):
             nearest = [name for name, how in step.interpolation.items() if how == "nearest"]
         size = step.size_after(size)
@@ -728,6 +777,8 @@ def split_windows(
             f"CenterCrop(224{names}), …]){begins}; or read rows one by one, by CachedDataset"
         )
     later = placed[len(first) :]
+    if any(follower.picture in ragged for follower in followers.values()):
+        later = [((), Followed(ragged, size)), *later]
     return WindowSteps(first, size, nearest), Later(later) if later else None
 
 

@@ -98,7 +98,7 @@ class VersionReader:
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
         self._windows: FindView | None = None
-        self._size, self._nearest = (0, 0), frozenset[str]()
+        self._size, self._nearest, self._places = (0, 0), frozenset[str](), ""
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -137,6 +137,8 @@ class VersionReader:
             else:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
+        if self._places:
+            self.shapes[self._places] = ((6,), "float32")
         self.shapes["row"] = ((), "int64")
         if self._windows is not None:
             self._sizes(slice(None))
@@ -148,6 +150,8 @@ class VersionReader:
         ----------
         nearest
             Fields whose values are not blended.
+        places
+            Name under which `read` tells where the windows lie; empty to leave it out.
 
         Raises
         ------
@@ -155,6 +159,7 @@ class VersionReader:
             They differ in height or width, so that no window fits all fields of a row.
         """
         self._windows, self._size, self._nearest = windows, size, frozenset(nearest)
+        self._places = places
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
 
@@ -254,6 +259,8 @@ class VersionReader:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             kernels.take(values, rows, out[name])
+        if self._places:
+            out[self._places][:] = view.places()
         out["row"][:] = rows
 
 
