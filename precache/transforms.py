@@ -189,7 +189,7 @@ class FieldTransform(Transform):
     def _require_scene(self, images: Batch, batch: Batch) -> None:
         """Raise `UsageError` if fields that belong together stay behind, or differ in size."""
         name = type(self).__name__
-        others = [key for key in batch if key not in ("image", *NUMBERS) and batch[key].ndim > 1]
+        others = [key for key in batch if key not in ("image", *NUMBERS) and _has_axes(batch[key])]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -200,6 +200,13 @@ class FieldTransform(Transform):
         if len({*sizes.values()}) > 1:
             text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
             raise UsageError(f"{name} takes fields of one height and width, not {text}")
+
+
+def _has_axes(part: Any) -> bool:
+    """Return True for a part of a batch of which a row is an array, and neither text nor bytes."""
+    if isinstance(part, list):
+        return bool(part) and torch.is_tensor(part[0])
+    return torch.is_tensor(part) and part.ndim > 1
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:
@@ -340,7 +347,9 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 
 
 def require_fitting(
-    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    transform: Any,
+    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    sequences: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
@@ -351,10 +360,15 @@ def require_fitting(
     ----------
     rows
         Field -> shape and dtype of a row.
+    sequences
+        Parts of a batch of two rows that differ in length.
     """
     batch: Any = {
-        name: torch.empty((2, *shape), dtype=dtype, device="meta")
-        for name, (shape, dtype) in rows.items()
+        **(sequences or {}),
+        **{
+            name: torch.empty((2, *shape), dtype=dtype, device="meta")
+            for name, (shape, dtype) in rows.items()
+        },
     }
     draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
     normalized = dict[str, Normalize]()
