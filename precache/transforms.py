@@ -236,7 +236,7 @@ class FieldTransform(Transform):
                 "by fields= of the Loader"
             )
         known = {"image", *NUMBERS, *following}
-        others = [key for key in batch if key not in known and batch[key].ndim > 1]
+        others = [key for key in batch if key not in known and _has_axes(batch[key])]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -247,6 +247,13 @@ class FieldTransform(Transform):
         if len({*sizes.values()}) > 1:
             text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
             raise UsageError(f"{name} takes fields of one height and width, not {text}")
+
+
+def _has_axes(part: Any) -> bool:
+    """Return True for a part of a batch of which a row is an array, and neither text nor bytes."""
+    if isinstance(part, list):
+        return bool(part) and torch.is_tensor(part[0])
+    return torch.is_tensor(part) and part.ndim > 1
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:
@@ -442,6 +449,7 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 def require_fitting(
     transform: Any,
     rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    sequences: Mapping[str, Any],
     followers: Mapping[str, Follower],
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
@@ -453,12 +461,17 @@ def require_fitting(
     ----------
     rows
         Field -> shape and dtype of a row.
+    sequences
+        Parts of a batch of two rows that differ in length.
     followers
         As in `Draw`.
     """
     batch: Any = {
-        name: torch.empty((2, *shape), dtype=dtype, device="meta")
-        for name, (shape, dtype) in rows.items()
+        **sequences,
+        **{
+            name: torch.empty((2, *shape), dtype=dtype, device="meta")
+            for name, (shape, dtype) in rows.items()
+        },
     }
     draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"), followers)
     normalized = dict[str, Normalize]()

@@ -143,7 +143,13 @@ class VersionReader:
         if self._windows is not None:
             self._sizes(slice(None))
 
-    def crop(self, windows: FindView, size: tuple[int, int], nearest: Collection[str] = ()) -> None:
+    def crop(
+        self,
+        windows: FindView,
+        size: tuple[int, int],
+        nearest: Collection[str] = (),
+        places: str = "",
+    ) -> None:
         """Read ragged fields through windows from now on, as rows of one height and width.
 
         Parameters
@@ -179,6 +185,13 @@ class VersionReader:
                     f"and width, or read one without the other, as fields=({first!r}, …)"
                 )
         return sizes
+
+    @property
+    def columns(self) -> dict[str, tuple[Any, ...]]:
+        """Name -> (row shape, dtype) as in `shapes`, and (kind, shape behind the first axis, dtype)
+        of `sequences`."""
+        sequences = {n: (r.kind, r.fixed, r.array.dtype) for n, r in self.sequences.items()}
+        return {**sequences, **self.shapes}
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
@@ -228,7 +241,7 @@ class VersionReader:
             for name, (shape, dtype) in self.shapes.items()
         }
         self.read(rows, out)
-        ragged = {n: r.own_values(rows) for n, r in (self.ragged | self.sequences).items()}
+        ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
         return {
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }
