@@ -329,8 +329,8 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
     for name in following_of(batch, pictures, draw):
         if f"{name}.length" not in batch:
             raise UsageError(
-                f"{name} follows {' and '.join(pictures)} as padded rows, and is none: leave "
-                f"ragged={{{name!r}: …}} out of the Loader, or move both by a function of the batch"
+                f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
+                "of ragged= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
             )
     names, followers, changed = following_of(batch, pictures, draw), draw.followers, Batch()
     move = {"boxes": movement.boxes, "keypoints": movement.keypoints}

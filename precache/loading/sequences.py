@@ -84,6 +84,8 @@ class Sequences:
             batch[name] = ["", ""]
             if name in self.forms:
                 batch[name] = torch.empty(shape, dtype=dtype, device="meta")
+            if self.forms.get(name) == "padded":
+                batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
         return batch
 
 

@@ -9,12 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import precache
-from precache.errors import RecipeError
+from precache.errors import RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
+from precache.transforms import (
+    CenterCrop,
+    Compose,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
 
 SOURCE = f"python:{__name__}:Scenes"
 SCENES, NONE = 24, 2
@@ -235,3 +244,78 @@ def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) ->
                 assert sample[field].tolist() == rows[1][key][field].tolist()
         sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
     assert sizes[40] != sizes[36]
+
+
+# --- while they are read ------------------------------------------------------------------------
+
+
+TRANSFORMS = {
+    "resized crops": Compose([RandomResizedCrop(40, (0.3, 1)), HorizontalFlip()]),
+    "flipped before": Compose([HorizontalFlip(), RandomResizedCrop((30, 44), (0.3, 1))]),
+    "centre": Compose([Resize(50), CenterCrop(40), HorizontalFlip()]),
+    "windows": Compose([RandomCrop(44), lambda batch: {**batch}, HorizontalFlip()]),
+}
+
+
+@pytest.fixture(scope="module", params=["dense", "ragged"])
+def read_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes: dict[str, Any] = {"dense": {"size": [60, 70]}, "ragged": {"max_size": 90}}
+    resize = {"op": "resize", "interpolation": "bilinear", **sizes[request.param]}
+    path = tmp_path_factory.mktemp("read") / request.param
+    build(path, recipe(resize, codec="raw"))
+    return path
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_loader_moves_boxes_with_the_pixels_that_it_reads(read_store: Path, name: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "transform": TRANSFORMS[name]}
+    seen, dropped = 0, 0
+    with precache.Loader(read_store, 7, **options) as loader:
+        for batch in (batch for _ in range(3) for batch in loader):
+            assert set(batch) == {
+                "image", "label", "row",
+                *(n + end for n in ("boxes", "corners", "number") for end in ("", ".length")),
+            }  # fmt: skip
+            lengths = batch["boxes.length"]
+            for part in ("corners", "number"):
+                assert torch.equal(batch[f"{part}.length"], lengths)
+                assert batch[part].shape[:2] == batch["boxes"].shape[:2]
+            for pixels, boxes, length in zip(batch["image"], batch["boxes"], lengths, strict=True):
+                white = pixels[0].numpy() > 127
+                rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
+                if not length:
+                    assert min(len(rows), len(columns)) <= 2
+                    assert not boxes.any()
+                    dropped += 1
+                elif len(rows):
+                    edges = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+                    assert np.abs(boxes[0].numpy() - edges).max() < 1.2  # pixels are blended
+                    seen += 1
+    assert seen > 2 * dropped > 0
+
+
+@pytest.mark.parametrize("form", ["list", "jagged"])
+def test_boxes_that_are_not_padded_do_not_follow(read_store: Path, form: Any) -> None:
+    options: dict[str, Any] = {"device": "cpu", "ragged": {"boxes": form}}
+    with pytest.raises(UsageError, match=r"boxes follows image in padded rows alone: leave boxes"):
+        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
+
+
+def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "fields": ("image", "label"), "seed": 5}
+    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
+        without = list(loader)
+    options["fields"] = None
+    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
+        for one, other in zip(without, loader, strict=True):
+            assert torch.equal(one["image"], other["image"])
+
+
+def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["drawn"])
+    options: dict[str, Any] = {"device": "cpu", "shuffle": False, "refresh": "epoch"}
+    with precache.Loader(tmp_path, 24, transform=HorizontalFlip(), **options) as loader:
+        [before] = list(loader)
+        precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
+        after = [batch for _ in range(3) for batch in loader]
+    assert not any(torch.equal(before["boxes"], batch["boxes"]) for batch in after)
