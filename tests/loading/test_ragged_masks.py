@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 import precache
 from precache.codecs.windows import Windows
@@ -231,14 +232,12 @@ def brute_force(mask: np.ndarray, steps: Sequence[Any], draw: Draw) -> np.ndarra
             return top + y * Fraction(high, height), left + x * Fraction(wide, width)
 
         back.append(origin)
-    out = np.empty((height, width), mask.dtype)
-    for y in range(height):
-        for x in range(width):
-            place = Fraction(2 * y + 1, 2), Fraction(2 * x + 1, 2)
-            for origin in reversed(back):
-                place = origin(*place)
-            out[y, x] = mask[math.floor(place[0]), math.floor(place[1])]
-    return out
+    lines = [(Fraction(2 * y + 1, 2), Fraction(0)) for y in range(height)]
+    columns = [(Fraction(0), Fraction(2 * x + 1, 2)) for x in range(width)]
+    for origin in reversed(back):
+        lines, columns = [origin(*p) for p in lines], [origin(*p) for p in columns]
+    rows, across = [math.floor(y) for y, _ in lines], [math.floor(x) for _, x in columns]
+    return mask[np.ix_(rows, across)]
 
 
 @st.composite
@@ -351,6 +350,79 @@ def test_a_batch_of_pairs_may_be_changed_in_one_field(store: Path) -> None:
     for batch, plain in zip(batches(store, transform), batches(store, MOVES), strict=True):
         assert torch.equal(batch["image"], plain["image"][:, :, 2:22, 2:22])
         assert torch.equal(batch["mask"], plain["mask"])
+
+
+# --- a training ----------------------------------------------------------------------------------
+
+CROP = RandomResizedCrop(32, (0.2, 1), fields=BOTH)
+FLIP = HorizontalFlip(fields=NAMES)
+
+
+class Pairs(Dataset[dict[str, torch.Tensor]]):
+    """Pairs decoded by Pillow, and cropped as a loader draws it for a row of a store."""
+
+    def __init__(self, folder: Path, keys: Sequence[str], epoch: int) -> None:
+        self._folder, self._keys, self._epoch = folder, keys, epoch
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        draw = Draw((SEED, self._epoch), 0, torch.tensor([row]))
+        pixels = np.asarray(Image.open(self._folder / "images" / self._keys[row]))
+        mask = np.asarray(Image.open(self._folder / "masks" / self._keys[row]))
+        top, left, high, wide = part_of(CROP, *mask.shape, draw.inside(0))
+        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
+        image = torch.nn.functional.interpolate(
+            part.permute(2, 0, 1)[None].double(), (32, 32), mode="bilinear", antialias=True
+        )[0]
+        flips = bool((draw.inside(1).uniform(1) < FLIP.p).item())
+        image = image.flip(2) if flips else image
+        picked = brute_force(mask, [CROP, FLIP], draw)
+        return {"image": image.round().byte(), "mask": torch.from_numpy(picked)[None]}
+
+
+def losses(batches: Iterator[dict[str, torch.Tensor]]) -> list[float]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 12, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(12, 12, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(12, 4, 1),
+    )
+    optimizer, curve = torch.optim.Adam(net.parameters(), 0.01), []
+    for batch in batches:
+        scores, target = net(batch["image"].float() / 255 - 0.5), batch["mask"][:, 0].long()
+        loss = torch.nn.functional.cross_entropy(scores, target, ignore_index=255)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def test_a_segmentation_learns_as_from_the_files(tmp_path: Path) -> None:
+    for number in range(60):
+        size = 40 + 7 * number % 31, 36 + 11 * number % 41
+        pixels = photo(number, *size)
+        mask = pixels[..., 0] // 64
+        mask[:2] = mask[:, :2] = 255
+        name = f"{number:02}.png"
+        write(tmp_path / "images" / name, encoded(Image.fromarray(pixels), "PNG"))
+        write(tmp_path / "masks" / name, encoded(Image.fromarray(mask), "PNG"))
+    store = build(tmp_path, recipe())
+    keys, epochs = list(precache.open(store).keys), 6
+    read = batches(store, Compose([CROP, FLIP]), epochs)
+    rows = [batch["row"].tolist() for batch in read]
+    each = len(rows) // epochs
+
+    def from_files() -> Iterator[dict[str, torch.Tensor]]:
+        for epoch in range(epochs):
+            part = rows[epoch * each : (epoch + 1) * each]
+            yield from DataLoader(Pairs(tmp_path, keys, epoch), batch_sampler=part)
+
+    cached, plain = losses(iter(read)), losses(from_files())
+    assert cached == pytest.approx(plain, rel=2e-3)
+    assert np.mean(cached[-each:]) < np.mean(cached[:each]) / 2
+    assert len({*cached}) == len(cached)
 
 
 # --- refusals -------------------------------------------------------------------------------------
