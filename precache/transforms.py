@@ -42,6 +42,9 @@ GREY = (0.299, 0.587, 0.114)
 NUMBERS = ("label", "row", "repeated")
 """Fields of a batch that number its samples."""
 
+LENGTH = ".length"
+"""Ending of the name of the part of a batch with the lengths of the rows of a padded field."""
+
 MOST_CHANNELS = 4
 """Most channels of a picture; a last axis as short as that, behind longer ones, holds channels."""
 
@@ -189,7 +192,7 @@ class FieldTransform(Transform):
     def _require_scene(self, images: Batch, batch: Batch) -> None:
         """Raise `UsageError` if fields that belong together stay behind, or differ in size."""
         name = type(self).__name__
-        others = [key for key in batch if key not in ("image", *NUMBERS) and _has_axes(batch[key])]
+        others = [key for key in batch if key not in ("image", *NUMBERS) and _has_axes(batch, key)]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -202,11 +205,14 @@ class FieldTransform(Transform):
             raise UsageError(f"{name} takes fields of one height and width, not {text}")
 
 
-def _has_axes(part: Any) -> bool:
-    """Return True for a part of a batch of which a row is an array, and neither text nor bytes."""
+def _has_axes(batch: Mapping[str, Any], name: str) -> bool:
+    """Return True for a field whose rows may be pixels or coordinates: not text, nor tokens, which
+    differ in length along their only axis."""
+    part = batch[name]
     if isinstance(part, list):
-        return bool(part) and torch.is_tensor(part[0])
-    return torch.is_tensor(part) and part.ndim > 1
+        return bool(part) and torch.is_tensor(part[0]) and part[0].ndim > 1
+    differs = part.is_nested or f"{name}{LENGTH}" in batch
+    return bool(part.ndim > 1 + differs)
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:

@@ -14,9 +14,7 @@ from precache.loading.slots import as_tensor
 from precache.reading.ragged_reader import LARGE_NBYTES, PackedRows, RaggedReader
 from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
-
-LENGTH = ".length"
-"""Ending of the name of the part of a batch with the lengths of the rows of a field."""
+from precache.transforms import LENGTH
 
 Form = Literal["padded", "jagged", "list"]
 
@@ -84,6 +82,7 @@ class Sequences:
             batch[name] = ["", ""]
             if name in self.forms:
                 batch[name] = torch.empty(shape, dtype=dtype, device="meta")
+                batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
         return batch
 
 
