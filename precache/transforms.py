@@ -46,6 +46,9 @@ GREY = (0.299, 0.587, 0.114)
 NUMBERS = ("label", "row", "repeated")
 """Fields of a batch that number its samples."""
 
+LENGTH = ".length"
+"""Ending of the name of the part of a batch with the lengths of the rows of a padded field."""
+
 MOST_CHANNELS = 4
 """Most channels of a picture; a last axis as short as that, behind longer ones, holds channels."""
 
@@ -236,7 +239,7 @@ class FieldTransform(Transform):
                 "by fields= of the Loader"
             )
         known = {"image", *NUMBERS, *following}
-        others = [key for key in batch if key not in known and _has_axes(batch[key])]
+        others = [key for key in batch if key not in known and _has_axes(batch, key)]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -249,11 +252,14 @@ class FieldTransform(Transform):
             raise UsageError(f"{name} takes fields of one height and width, not {text}")
 
 
-def _has_axes(part: Any) -> bool:
-    """Return True for a part of a batch of which a row is an array, and neither text nor bytes."""
+def _has_axes(batch: Mapping[str, Any], name: str) -> bool:
+    """Return True for a field whose rows may be pixels or coordinates: not text, nor tokens, which
+    differ in length along their only axis."""
+    part = batch[name]
     if isinstance(part, list):
-        return bool(part) and torch.is_tensor(part[0])
-    return torch.is_tensor(part) and part.ndim > 1
+        return bool(part) and torch.is_tensor(part[0]) and part[0].ndim > 1
+    differs = part.is_nested or f"{name}{LENGTH}" in batch
+    return bool(part.ndim > 1 + differs)
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:
@@ -327,7 +333,7 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
     belong to them; those that are kept come first, in their order, and zeros behind.
     """
     for name in following_of(batch, pictures, draw):
-        if f"{name}.length" not in batch:
+        if name + LENGTH not in batch:
             raise UsageError(
                 f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
                 "of ragged= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
@@ -338,7 +344,7 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
     leaders = {n: f if (f := followers[n].boxes) in moved else n for n in names}
     for leader in dict.fromkeys(leaders.values()):
         entries = torch.arange(moved[leader].shape[1], device=moved[leader].device)
-        kept = entries < batch[f"{leader}.length"][:, None]
+        kept = entries < batch[leader + LENGTH][:, None]
         if followers[leader].kind == "boxes":
             corners = moved[leader]
             kept &= (corners[..., 2:] - corners[..., :2] >= LEAST_SIDE).all(-1)
@@ -353,7 +359,7 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
             axes = (*kept.shape, *(1,) * (values.ndim - 2))
             in_order = values.gather(1, order.reshape(axes).expand_as(values))
             behind = (entries >= lengths[:, None]).reshape(axes)
-            changed |= {name: in_order.masked_fill(behind, 0), f"{name}.length": lengths}
+            changed |= {name: in_order.masked_fill(behind, 0), name + LENGTH: lengths}
     return changed
 
 

@@ -21,11 +21,11 @@ from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.loader import Loader
 from precache.loading.loop import Arrived, Counters, Loop, require_same
-from precache.loading.sequences import LENGTH
 from precache.loading.slots import SlotPool
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
 from precache.sampling.mix_schedule import MixSchedule, Start, shares_of
+from precache.transforms import LENGTH
 
 log = logging.getLogger(__name__)
 

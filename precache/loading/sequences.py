@@ -14,9 +14,7 @@ from precache.loading.slots import as_tensor
 from precache.reading.ragged_reader import LARGE_NBYTES, PackedRows, RaggedReader
 from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
-
-LENGTH = ".length"
-"""Ending of the name of the part of a batch with the lengths of the rows of a field."""
+from precache.transforms import LENGTH
 
 Form = Literal["padded", "jagged", "list"]
 
@@ -83,9 +81,11 @@ class Sequences:
             shape, dtype = (2, 1, *field.fixed), as_tensor(np.empty(0, field.array.dtype)).dtype
             batch[name] = ["", ""]
             if name in self.forms:
-                batch[name] = torch.empty(shape, dtype=dtype, device="meta")
-            if self.forms.get(name) == "padded":
-                batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
+                rows = torch.empty(shape, dtype=dtype, device="meta")
+                is_padded = self.forms[name] == "padded"
+                batch[name] = rows if is_padded else [*rows]
+                if is_padded:
+                    batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
         return batch
 
 

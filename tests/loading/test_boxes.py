@@ -145,7 +145,10 @@ def test_a_batch_without_boxes_keeps_its_shape() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (MixUp(5), r"MixUp does not know where the pixels of image go.*boxes and points and number"),
+        (
+            MixUp(5),
+            r"MixUp does not know where the pixels of image go.*boxes and points and number",
+        ),
         (CutMix(5), r"CutMix does not know"),
         (Normalize([0.0], [1.0], fields=("image", "boxes")), r"Normalize changes pixels, and"),
         (HorizontalFlip(fields=("boxes",)), r"HorizontalFlip changes pixels.*name pictures"),
