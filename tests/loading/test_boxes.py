@@ -104,7 +104,7 @@ def test_windows_of_ragged_pictures_have_the_boxes_of_torchvision(name: str) -> 
         size = step.size_after(size)
     assert size is not None
     placed = [((number,), step) for number, step in enumerate(steps)]
-    view = WindowSteps(placed, size)(GOLDEN["ragged.sizes"], draw())
+    view = WindowSteps(placed, size, ())(GOLDEN["ragged.sizes"], draw())
     batch = batch_of("ragged")
     places = torch.from_numpy(view.places())
     moved = follow(batch, ["image"], movement_of(places, size), draw())
@@ -147,7 +147,7 @@ def test_a_batch_without_boxes_keeps_its_shape() -> None:
     [
         (
             MixUp(5),
-            r"MixUp does not know where the pixels of image go.*boxes and points and number",
+            r"MixUp does not know where the pixels of image go.*boxes and points",
         ),
         (CutMix(5), r"CutMix does not know"),
         (Normalize([0.0], [1.0], fields=("image", "boxes")), r"Normalize changes pixels, and"),
