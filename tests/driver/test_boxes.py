@@ -14,16 +14,21 @@ from PIL import Image
 
 import precache
 from precache.errors import RecipeError, UsageError
+from precache.loading.gpu.device_slots import DeviceSlots
+from precache.reading.version_reader import VersionReader
 from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
 from precache.transforms import (
+    PLACES,
     CenterCrop,
     Compose,
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
     Resize,
+    View,
 )
+from tests.support.device import unpacked
 
 SOURCE = f"python:{__name__}:Scenes"
 SCENES, NONE = 24, 2
@@ -292,6 +297,18 @@ def test_a_loader_moves_boxes_with_the_pixels_that_it_reads(read_store: Path, na
                     assert np.abs(boxes[0].numpy() - edges).max() < 1.2  # pixels are blended
                     seen += 1
     assert seen > 2 * dropped > 0
+
+
+def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["shrunk"])
+    reader, rows = VersionReader(str(tmp_path), ("image", "boxes")), np.arange(8)
+
+    def corner(sizes: np.ndarray, draw: Any) -> View:
+        return View.whole(sizes).cropped(np.full_like(sizes, 3), np.array([30, 20]))
+
+    reader.crop(corner, (30, 20), places=PLACES)
+    batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
+    assert batch[PLACES].tolist() == [[3, 3, 1, 1, 0, 0]] * 8
 
 
 @pytest.mark.parametrize("form", ["list", "jagged"])
