@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 import precache
 from precache.errors import RecipeError, UsageError
@@ -22,12 +25,14 @@ from precache.transforms import (
     PLACES,
     CenterCrop,
     Compose,
+    Draw,
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
     Resize,
     View,
 )
+from tests.support.building import encoded
 from tests.support.device import unpacked
 
 SOURCE = f"python:{__name__}:Scenes"
@@ -336,3 +341,132 @@ def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:
         precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
         after = [batch for _ in range(3) for batch in loader]
     assert not any(torch.equal(before["boxes"], batch["boxes"]) for batch in after)
+
+
+# --- a training ----------------------------------------------------------------------------------
+
+CROP, FLIP, SEED, EPOCHS, SIDE = RandomResizedCrop(32, (0.4, 1)), HorizontalFlip(), 4, 8, 32
+
+
+class Squares:
+    """Noise with up to three coloured squares, whose colours are their categories."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        random = np.random.default_rng(number)
+        height, width = random.integers(40, 60, 2).tolist()
+        pixels = random.integers(0, 60, (height, width, 3)).astype(np.uint8)
+        boxes, categories = [], []
+        for _ in range(number % 4):
+            x, y, size = *random.integers(0, 28, 2).tolist(), int(random.integers(7, 13))
+            category = int(random.integers(0, 3))
+            pixels[y : y + size, x : x + size, category] = 255
+            boxes.append([x, y, x + size, y + size])
+            categories.append(category)
+        picture = encoded(Image.fromarray(pixels), "PNG")
+        return {"image": picture, "boxes": boxes, "category": categories, "label": 0}
+
+
+class CroppedSquares(Dataset[dict[str, torch.Tensor]]):
+    """Squares decoded by Pillow, cropped and mirrored as a loader draws it for a row of a store."""
+
+    def __init__(self, keys: list[str], epoch: int) -> None:
+        self._keys, self._epoch = keys, epoch
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        sample, draw = Squares()[int(self._keys[row])], Draw((SEED, self._epoch), 0, _one(row))
+        pixels = np.asarray(Image.open(io.BytesIO(sample["image"])))
+        sizes = (_one(size).float() for size in pixels.shape[:2])
+        top, left, high, wide = CROP.boxes(*sizes, draw.inside(0))[0].long().tolist()
+        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
+        image = torch.nn.functional.interpolate(
+            part.permute(2, 0, 1)[None].double(), (SIDE, SIDE), mode="bilinear", antialias=True
+        )[0]
+        flips = draw.inside(1).uniform(1).item() < FLIP.p
+        boxes = []
+        for (x1, y1, x2, y2), category in zip(sample["boxes"], sample["category"], strict=True):
+            across = [min(max((x - left) * SIDE / wide, 0), SIDE) for x in (x1, x2)]
+            down = [min(max((y - top) * SIDE / high, 0), SIDE) for y in (y1, y2)]
+            if flips:
+                across = [SIDE - x for x in reversed(across)]
+            if min(across[1] - across[0], down[1] - down[0]) >= 1:
+                boxes.append([across[0], down[0], across[1], down[1], category])
+        return {"image": (image.flip(2) if flips else image).round().byte(), "boxes": boxes}
+
+
+def _one(number: int) -> torch.Tensor:
+    return torch.tensor([number])
+
+
+def targets(batch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate samples: images, and (n, 6) number in the batch, corners and category."""
+    boxes = [[n, *box] for n, sample in enumerate(batch) for box in sample["boxes"]]
+    images = torch.stack([sample["image"] for sample in batch])
+    return {"image": images, "targets": torch.tensor(boxes).reshape(-1, 6)}
+
+
+def unpadded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch of a loader as `targets` makes one."""
+    boxes, lengths = batch["boxes"], batch["boxes.length"]
+    number, place = torch.nonzero(torch.arange(boxes.shape[1]) < lengths[:, None]).T
+    columns = number[:, None], boxes[number, place], batch["category"][number, place][:, None]
+    return {"image": batch["image"], "row": batch["row"], "targets": torch.cat(columns, 1)}
+
+
+def losses(batches: Iterable[dict[str, torch.Tensor]]) -> list[float]:
+    """Train a net that finds corners and categories in the cells of the boxes' centres."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 8, stride=8), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3, padding=1)
+    )
+    optimizer, curve = torch.optim.Adam(net.parameters(), 0.01), []
+    for batch in batches:
+        scores, found = net(batch["image"].float() / 255 - 0.5), torch.zeros(8, 4, 4)
+        number, corners, category = batch["targets"].split([1, 4, 1], 1)
+        centres = (corners[:, :2] + corners[:, 2:]) / 16 + 1e-3  # some lie between two cells
+        centres = centres.long().clamp(max=3)
+        cells = number[:, 0].long(), centres[:, 1], centres[:, 0]
+        found[cells] = 1
+        own = scores.permute(0, 2, 3, 1)[cells]
+        loss = (
+            torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], found[: len(scores)])
+            + (own[:, 1:5] - corners / SIDE).abs().sum() / 8
+            + torch.nn.functional.cross_entropy(
+                own[:, 5:], category[:, 0].long(), reduction="sum"
+            ) / 8
+        )  # fmt: skip
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def test_a_detection_learns_as_from_the_files(tmp_path: Path) -> None:
+    built = Recipe.from_dict(
+        {
+            "fields": {
+                "image": {"ops": [{**DECODE, "mode": "RGB"}], "codec": "raw"},
+                "boxes": {"kind": "boxes"},
+                "category": {"kind": "ragged", "of": "boxes"},
+            }
+        }
+    )
+    build(tmp_path, built, f"python:{__name__}:Squares")
+    keys = list(precache.open(tmp_path).keys)
+    options: dict[str, Any] = {"device": "cpu", "seed": SEED, "drop_last": True}
+    with precache.Loader(tmp_path, 8, transform=Compose([CROP, FLIP]), **options) as loader:
+        read = [[*map(unpadded, loader)] for _ in range(EPOCHS)]
+
+    def from_files() -> Iterator[dict[str, torch.Tensor]]:
+        for epoch, batches in enumerate(read):
+            rows = [batch["row"].tolist() for batch in batches]
+            squares = CroppedSquares(keys, epoch)
+            yield from DataLoader(squares, batch_sampler=rows, collate_fn=targets)
+
+    cached, plain = losses(itertools.chain(*read)), losses(from_files())
+    assert cached == pytest.approx(plain, rel=2e-3)
+    assert np.mean(cached[-7:]) < np.mean(cached[:7]) / 2
+    assert len({*cached}) == len(cached)
