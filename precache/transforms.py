@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -551,7 +551,7 @@ def _named(step: Any) -> str:
 
 
 def _require_whole_scene(
-    step: WindowStep, ragged: Sequence[str], dense: Sequence[str], where: str
+    step: WindowStep, ragged: Collection[str], dense: Sequence[str], where: str
 ) -> None:
     """Raise `UsageError` if a step does not move all ragged fields, or names others, or leaves
     dense ones behind that nobody spoke of."""
@@ -576,12 +576,14 @@ def _require_whole_scene(
 
 
 def split_windows(
-    transform: Any, ragged: Sequence[str], dense: Sequence[str], where: str
+    transform: Any, ragged: Mapping[str, str], dense: Sequence[str], where: str
 ) -> tuple[WindowSteps, Any]:
     """Split a transform into what is done while ragged rows are read, and the steps after that.
 
     Parameters
     ----------
+    ragged
+        Field -> dtype.
     dense
         Other fields of arrays.
 
@@ -600,7 +602,14 @@ def split_windows(
             break  # of a batch, some fields may be changed without the others
         _require_whole_scene(step, ragged, dense, where)
         if isinstance(step, _Resampling):
-            nearest = [name for name, how in step.interpolation.items() if how == "nearest"]
+            for name, how in step.interpolation.items():
+                if how == "nearest":
+                    nearest.append(name)
+                elif ragged[name] != "uint8":
+                    raise UsageError(
+                        f"{name} of {where} is {ragged[name]}, and rows with shapes of their own "
+                        f"are blended as uint8 alone: give fields={{{name!r}: 'nearest'}}"
+                    )
         size = step.size_after(size)
         first.append((place, step))
     if size is None:

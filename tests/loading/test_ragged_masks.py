@@ -282,6 +282,36 @@ def test_masks_are_the_pixels_at_the_centres_and_images_are_read_as_alone(
         np.testing.assert_array_equal(batch["mask"][number, 0], wanted)
 
 
+def test_depth_of_sixteen_bits_keeps_its_values(tmp_path: Path) -> None:
+    for number in range(12):
+        size = 30 + number, 70 - 2 * number
+        depth = np.random.default_rng(number).integers(0, 1 << 16, size).astype(np.uint16)
+        put_pair(tmp_path, number, size)
+        write(tmp_path / f"depth/{number:02}.png", encoded(Image.fromarray(depth), "PNG"))
+    fields = recipe().to_dict()["fields"]
+    fields["depth"] = {"input": "depth", "ops": [{"op": "decode", "mode": "unchanged"}]}
+    built = Recipe.from_dict({"fields": fields})
+    precache.build(
+        f"{tmp_path}/{{images,masks,depth}}", tmp_path / "store", built, address="serial"
+    )
+    scene = {**BOTH, "depth": "nearest"}
+    chains: list[list[Any]] = [
+        [RandomResizedCrop(12, fields=scene), HorizontalFlip(fields=scene)],
+        [HorizontalFlip(fields=scene), RandomCrop((20, 12), fields=scene)],
+    ]
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for steps in chains:
+        for batch in batches(tmp_path / "store", Compose(steps)):
+            for number, row in enumerate(batch["row"]):
+                draw = Draw((SEED, 0), 0, row[None])
+                for name in ("mask", "depth"):
+                    wanted = brute_force(dataset[int(row)][name][0].numpy(), steps, draw)
+                    np.testing.assert_array_equal(batch[name][number, 0].numpy(), wanted)
+    assert batch["depth"].dtype == torch.uint16
+    with pytest.raises(UsageError, match=r"is uint16, .* give fields=\{'depth': 'nearest'\}"):
+        batches(tmp_path / "store", RandomResizedCrop(12, fields={**scene, "depth": "bilinear"}))
+
+
 # --- positions, ranks, and what follows -----------------------------------------------------------
 
 MOVES = Compose([RandomResizedCrop(24, fields=BOTH), HorizontalFlip(fields=NAMES)])
