@@ -720,7 +720,7 @@ def _named(step: Any) -> str:
 
 def _require_whole_scene(
     step: WindowStep,
-    ragged: Sequence[str],
+    ragged: Collection[str],
     dense: Sequence[str],
     where: str,
     followers: Collection[str],
@@ -749,7 +749,7 @@ def _require_whole_scene(
 
 def split_windows(
     transform: Any,
-    ragged: Sequence[str],
+    ragged: Mapping[str, str],
     dense: Sequence[str],
     where: str,
     followers: Mapping[str, Follower],
@@ -758,6 +758,8 @@ def split_windows(
 
     Parameters
     ----------
+    ragged
+        Field -> dtype.
     dense
         Other fields of arrays.
     followers
@@ -779,7 +781,14 @@ def split_windows(
             break  # of a batch, some fields may be changed without the others
         _require_whole_scene(step, ragged, dense, where, followers)
         if isinstance(step, _Resampling):
-            nearest = [name for name, how in step.interpolation.items() if how == "nearest"]
+            for name, how in step.interpolation.items():
+                if how == "nearest":
+                    nearest.append(name)
+                elif ragged[name] != "uint8":
+                    raise UsageError(
+                        f"{name} of {where} is {ragged[name]}, and rows with shapes of their own "
+                        f"are blended as uint8 alone: give fields={{{name!r}: 'nearest'}}"
+                    )
         size = step.size_after(size)
         first.append((place, step))
     if size is None:

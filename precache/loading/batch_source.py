@@ -106,7 +106,8 @@ class BatchSource:
         require_unblended(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
-            names, where = list(self.reader.ragged), self.version.path
+            names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
+            where = self.version.path
             dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
             windows, self._transform = split_windows(
                 options.transform, names, dense, where, self._followers

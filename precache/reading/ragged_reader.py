@@ -85,10 +85,10 @@ class RaggedReader(ArrayReader):
         Raises
         ------
         UsageError
-            Rows are no images of uint8.
+            Rows are no images.
         """
-        if len(self._usual) != 3 or self.array.dtype != "uint8":
-            raise UsageError(f"rows of {self.name} are no images of uint8, which could be cropped")
+        if len(self._usual) != 3:
+            raise UsageError(f"rows of {self.name} are no images, which could be cropped")
         return self._usual[0]
 
     @property
@@ -109,7 +109,7 @@ class RaggedReader(ArrayReader):
         Parameters
         ----------
         nearest
-            Take the nearest pixels, as of masks; by default they are blended.
+            Take the nearest pixels, as of masks; by default those of uint8 are blended.
 
         Raises
         ------
@@ -123,7 +123,8 @@ class RaggedReader(ArrayReader):
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
                         raise self.damage(row, f"it has {image.shape[0]} channels")
-                resize = pick_pixels if nearest else resize_windows
+                blends = self.array.dtype == "uint8" and not nearest
+                resize = resize_windows if blends else pick_pixels
                 resize(several, windows.part(part), out[part])
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:

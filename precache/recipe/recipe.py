@@ -95,7 +95,7 @@ class Field(Declared):
         as (C, H, W).
     codec
         Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd`` or ``raw``. By
-        default ``image`` for decoded uint8 images, else ``zstd``.
+        default ``image`` for decoded uint8 images, else ``zstd``, also for masks with a `max_size`.
     input
         Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
         by default the part with the field's name, else the first.
@@ -287,6 +287,9 @@ class Follow(Operation):
     op: Literal["follow"] = "follow"
     names: tuple[str, ...]
     fields: tuple[SkipValidation[Field], ...]
+
+    def __str__(self) -> str:
+        return f"follow({', '.join(self.names)})"
 
     @property
     def picture(self) -> Field:

@@ -90,7 +90,7 @@ class Scenes:
             part, value, _ = BAD[number]
             sample[part] = value
         if number == NONE:
-            sample |= {"boxes": [], "corners": np.zeros((0, 2, 3)), "number": []}
+            sample |= {"boxes": [], "corners": [], "number": []}
         return sample
 
 

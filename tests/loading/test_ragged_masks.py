@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -140,6 +142,44 @@ def test_photos_that_exif_turns_lie_on_their_masks(exif: int, tmp_path: Path) ->
     assert not precache.open(store).holes
     for batch in batches(store, RandomResizedCrop(16, fields=BOTH)):
         assert batch["mask"].shape == (8, 1, 16, 16)
+
+
+class Scenes(Dataset[dict[str, Any]]):
+    """Pairs as Pillow opens them, of the folder that a variable names."""
+
+    def __init__(self) -> None:
+        self._folder = Path(os.environ["PAIRS"])
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, mask = (
+            Image.open(self._folder / f"{part}/{index:02}.png") for part in ("images", "masks")
+        )
+        return {"image": image, "masks": mask, "label": index % 3}
+
+
+@pytest.mark.parametrize("kind", ["tar", "dataset"])
+def test_parts_of_samples_are_pairs_as_those_of_folders(
+    kind: str, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Any = f"python:{__name__}:Scenes"
+    monkeypatch.setenv("PAIRS", str(folder))
+    fields = recipe().to_dict()["fields"]
+    if kind == "tar":
+        source, fields["mask"]["input"] = tmp_path / "pairs.tar", "masks.png"
+        with tarfile.open(source, "w") as tar:
+            for path in sorted(folder.glob("*s/*.png")):
+                tar.add(path, f"{path.stem}.{path.parent.name}.png")
+    built = Recipe.from_dict({"fields": fields})
+    precache.build(source, tmp_path / "store", built, address="serial", shard_samples=8)
+    assert precache.open(tmp_path / "store").fields["mask"].ragged
+    pairs = [
+        {f"{row['image'].sum()} {row['mask'].sum()} {tuple(row['mask'].shape)}" for row in dataset}
+        for dataset in map(precache.CachedDataset, (store, tmp_path / "store"))
+    ]
+    assert pairs[0] == pairs[1]
 
 
 def put_half_mask(root: Path, number: int) -> None:
@@ -281,6 +321,36 @@ def test_masks_are_the_pixels_at_the_centres_and_images_are_read_as_alone(
         np.testing.assert_array_equal(batch["mask"][number, 0], wanted)
 
 
+def test_depth_of_sixteen_bits_keeps_its_values(tmp_path: Path) -> None:
+    for number in range(12):
+        size = 30 + number, 70 - 2 * number
+        depth = np.random.default_rng(number).integers(0, 1 << 16, size).astype(np.uint16)
+        put_pair(tmp_path, number, size)
+        write(tmp_path / f"depth/{number:02}.png", encoded(Image.fromarray(depth), "PNG"))
+    fields = recipe().to_dict()["fields"]
+    fields["depth"] = {"input": "depth", "ops": [{"op": "decode", "mode": "unchanged"}]}
+    built = Recipe.from_dict({"fields": fields})
+    precache.build(
+        f"{tmp_path}/{{images,masks,depth}}", tmp_path / "store", built, address="serial"
+    )
+    scene = {**BOTH, "depth": "nearest"}
+    chains: list[list[Any]] = [
+        [RandomResizedCrop(12, fields=scene), HorizontalFlip(fields=scene)],
+        [HorizontalFlip(fields=scene), RandomCrop((20, 12), fields=scene)],
+    ]
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for steps in chains:
+        for batch in batches(tmp_path / "store", Compose(steps)):
+            for number, row in enumerate(batch["row"]):
+                draw = Draw((SEED, 0), 0, row[None])
+                for name in ("mask", "depth"):
+                    wanted = brute_force(dataset[int(row)][name][0].numpy(), steps, draw)
+                    np.testing.assert_array_equal(batch[name][number, 0].numpy(), wanted)
+    assert batch["depth"].dtype == torch.uint16
+    with pytest.raises(UsageError, match=r"is uint16, .* give fields=\{'depth': 'nearest'\}"):
+        batches(tmp_path / "store", RandomResizedCrop(12, fields={**scene, "depth": "bilinear"}))
+
+
 # --- positions, ranks, and what follows -----------------------------------------------------------
 
 MOVES = Compose([RandomResizedCrop(24, fields=BOTH), HorizontalFlip(fields=NAMES)])
@@ -317,6 +387,18 @@ def test_every_way_of_reading_gives_the_same_pairs(options: dict[str, Any], stor
     rows = by_row(batches(store, MOVES, drop_last=False, **options))
     assert rows.keys() == usual.keys()
     assert all(torch.equal(scene, usual[row]) for row, scene in rows.items())
+
+
+def test_a_training_follows_a_build_of_pairs(folder: Path, store: Path, tmp_path: Path) -> None:
+    version = precache.ensure(
+        f"{folder}/{{images,masks}}", tmp_path / "followed", recipe(), follow=True,
+        progress=False, address="serial", shard_samples=8,
+    )  # fmt: skip
+    with precache.Loader(version, 8, transform=MOVES, **OPTIONS) as loader:
+        rows = by_row(list(loader))
+    whole = by_row(batches(store, MOVES, drop_last=False))
+    assert rows.keys() == whole.keys()
+    assert all(torch.equal(rows[row][3], whole[row][3]) for row in rows)
 
 
 def test_later_steps_see_pairs_of_one_shape(store: Path) -> None:

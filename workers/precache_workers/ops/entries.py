@@ -31,8 +31,8 @@ def require_inside(kind: str, name: str, entries: np.ndarray, size: Size) -> np.
     SampleError
         They have another shape, or are no numbers; a box is empty or lies outside of the picture.
     """
-    if not len(entries):
-        return entries.reshape(0, 4) if kind == "boxes" and entries.ndim < 2 else entries
+    if not entries.size:  # a list of none tells no other axes
+        return entries.reshape(0, 4) if kind == "boxes" else entries
     if kind == "boxes" and entries.shape[1:] != (4,):
         raise SampleError(f"its {name} are {entries.shape}, and boxes are (n, 4): x1, y1, x2, y2")
     if entries.ndim < 2 or entries.shape[-1] < 2:
@@ -70,6 +70,8 @@ def moved(
     SampleError
         The picture has no output of an op.
     """
+    if not entries.size:
+        return entries
     import torch
 
     from precache.recipe.coordinates import Movement

@@ -58,7 +58,7 @@ class FieldRecipe:
         code: Mapping[str, str] | None = None,
         common: Common | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.kind = name, field.kind
         self._common = common
         self._field = field
         self._seed = seed

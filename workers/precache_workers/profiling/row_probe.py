@@ -206,7 +206,7 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
     usual, shape = field.ragged_size, RowShape(row.shape, row.dtype.name)
     differs = len({*seen}) > 1 or field.differs
     pictures = {len(other) == 3 and other[0] == row.shape[0] for other in seen} == {True}
-    if usual is None or not (differs and pictures and row.dtype == np.uint8):
+    if usual is None or not (differs and pictures):
         return shape
     return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
 
