@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ SCENES, NONE = 24, 2
 """Number of samples, and that of the one without a box."""
 
 NEAREST = {"interpolation": "nearest"}
-DECODE: dict[str, Any] = {"op": "decode"}
+DECODE: dict[str, Any] = {"op": "decode", "orientation": "exif"}
 BAD = {
     3: ("boxes", [[5, 5, 5, 9]], r"boxes\[0\] is \[5.0, 5.0, 5.0, 9.0\].*of x, y, width, height"),
     4: ("boxes", [[5, 5, float("nan"), 9]], r"boxes\[0\] is \[5.0, 5.0, nan, 9.0\]"),
@@ -96,6 +96,34 @@ class Scenes:
 
 def bad_scenes() -> Scenes:
     return Scenes(bad=True)
+
+
+class _Changed(Scenes):
+    def __init__(self, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        sample = super().__getitem__(number)
+        return sample | self._change(number, sample)
+
+
+def fractions() -> Scenes:
+    def divided(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"boxes": (np.array(sample["boxes"]) / 200).tolist()}
+
+    return _Changed(divided)
+
+
+def upright_or_stored() -> Scenes:
+    return Scenes()
+
+
+def reaching_outside() -> Scenes:
+    def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"boxes": [[1, 1, 150, 20]]} if number == 8 else {}
+
+    return _Changed(larger)
 
 
 def brighter(pixels: np.ndarray) -> np.ndarray:
@@ -200,6 +228,29 @@ def test_bad_entries_make_a_hole_with_its_reason(tmp_path: Path) -> None:
     assert holes.keys() == BAD.keys()
     for number, (_, _, reason) in BAD.items():
         assert re.search(reason, holes[number])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (fractions, r"23 of 23 .* as fractions are: 0 has \[0\.\d+, .*: multiply x by the width"),
+        (upright_or_stored, r"8 of \d+ samples .*EXIF turns.*: 0 has EXIF orientation 6\. State"),
+    ],
+)
+def test_boxes_of_two_readings_are_refused(
+    changed: Callable[[], Scenes], message: str, tmp_path: Path
+) -> None:
+    open_recipe = recipe({"op": "resize", "size": 50, **NEAREST}, decode={"op": "decode"})
+    with pytest.raises(RecipeError, match=message):
+        build(tmp_path, open_recipe, f"python:{__name__}:{changed.__name__}")
+
+
+def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path, RECIPES["resized"], f"python:{__name__}:reaching_outside")
+    said = (
+        r"boxes: 1 of \d+ samples tried have boxes that reach outside.*: 8 has .* in \d+ x \d+ px"
+    )
+    assert re.search(said, caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from precache.errors import SampleError
 from precache.recipe.ops import Decode, Op
-from precache_workers.ops.decoding import frame_of
+from precache_workers.ops.decoding import Frame
 
 Size = tuple[int, int]
 """Height and width."""
 
 
-def picture_size(data: Any, decode: Op) -> Size:
-    """Return height and width of an image as it is decoded; raises if it has none."""
-    assert isinstance(decode, Decode)
-    frame = frame_of(data, decode)
+def size_of(frame: Frame, decode: Decode) -> Size:
+    """Return height and width of an image as it is decoded."""
     width, height = frame[:2] if decode.orientation == "stored" else frame.upright()
     return height, width
 
@@ -31,7 +28,7 @@ def require_inside(kind: str, name: str, entries: np.ndarray, size: Size) -> np.
     SampleError
         They have another shape, or are no numbers; a box is empty or lies outside of the picture.
     """
-    if not entries.size:  # a list of none tells no other axes
+    if not len(entries):  # a list of none tells no other axes
         return entries.reshape(0, 4) if kind == "boxes" else entries
     if kind == "boxes" and entries.shape[1:] != (4,):
         raise SampleError(f"its {name} are {entries.shape}, and boxes are (n, 4): x1, y1, x2, y2")
@@ -70,7 +67,7 @@ def moved(
     SampleError
         The picture has no output of an op.
     """
-    if not entries.size:
+    if not len(entries):
         return entries
     import torch
 

@@ -15,8 +15,8 @@ from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
-from precache_workers.ops.decoding import Scratch, decode
-from precache_workers.ops.entries import moved, picture_size, require_inside
+from precache_workers.ops.decoding import Scratch, decode, frame_of
+from precache_workers.ops.entries import moved, require_inside, size_of
 from precache_workers.ops.kinds import row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
@@ -224,7 +224,7 @@ class FieldRecipe:
                 )
         if kind in ("boxes", "keypoints"):
             ops = picture._field.ops
-            size = picture_size(picture.input(sample), ops[0])
+            size = size_of(frame_of(picture.input(sample), picture.decode), picture.decode)
             value = require_inside(kind, name, value, size)
             draws = (
                 picture._random(key, number) if op.is_random else None
@@ -234,6 +234,27 @@ class FieldRecipe:
         if kind == "boxes":
             left &= (value[:, 2:] > value[:, :2]).all(axis=1)
         return value, left
+
+    def unmoved(self, sample: Sample, key: str) -> tuple[np.ndarray, Any, Decode]:
+        """Return entries before they follow their picture, the picture's input, and its decode."""
+        self._at, picture = (sample, key), self._leaders[-1]
+        return (
+            self.apply(self.input(sample), 0, -1, key),
+            picture.input(sample),
+            picture.decode,
+        )
+
+    @property
+    def picture(self) -> str:
+        """Field of the picture that entries follow."""
+        return field_of(self._leaders[-1].name)
+
+    @property
+    def decode(self) -> Decode:
+        """The op that decodes a picture."""
+        first = self._field.ops[0]
+        assert isinstance(first, Decode)
+        return first
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""
