@@ -66,7 +66,7 @@ def joined(parts: Mapping[Part, Any], files: Mapping[Part, str] | None = None) -
 def _named(name: Part, value: Any) -> Any:
     """Return a value, or the error of one with its name."""
     if value is None:
-        return SampleError(f"has no {name!r}")
+        return SampleError("its row has no image" if name == IMAGE else f"has no {name!r}")
     named = isinstance(value, SampleError) and name != IMAGE
     return SampleError(f"its {name!r} {value}") if named else value
 
@@ -78,11 +78,12 @@ def value_of(name: str, data: bytes) -> bytes | str | np.ndarray | SampleError:
     """Return the value of a member or file, by the last suffix of its name."""
     suffix = name.rpartition(".")[2].lower()
     if suffix in TEXT_SUFFIXES:
-        return _text(data, "utf-8-sig")
+        return text_of(data, "utf-8-sig")
     return _array(data) if suffix == "npy" else data
 
 
-def _text(data: bytes, coding: str = "utf-8") -> str | SampleError:
+def text_of(data: bytes, coding: str = "utf-8") -> str | SampleError:
+    """Return the text that bytes are, or an error in its place."""
     try:
         return data.decode(coding)
     except UnicodeDecodeError as error:
@@ -157,7 +158,7 @@ def cell_of(column: Any, row: int) -> bytes | str | np.ndarray | SampleError | N
         data: bytes = values[0].as_py()
         return data
     if kind_of(values.type) == "names":
-        return _text(values[0].as_buffer().to_pybytes())
+        return text_of(values[0].as_buffer().to_pybytes())
     shape = []
     while is_list(values.type):
         if values.null_count:
