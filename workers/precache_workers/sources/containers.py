@@ -48,7 +48,9 @@ from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
+    HIDDEN,
     IMAGE_SUFFIXES,
+    IMAGES_ALONE,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
@@ -64,6 +66,7 @@ from precache_workers.sources.base import (
     is_utf8,
     located,
     remember,
+    require_columns,
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
@@ -101,7 +104,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"13"
+INDEX_RULES = b"14"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -377,6 +380,9 @@ class ContainerSource(Source):
             if time.monotonic() > until and len(scans.listed) < len(files):
                 break
         complete = len(scans.listed) == len(files)
+        named = getattr(self.format, "inputs", IMAGES_ALONE).names
+        if complete and named:
+            require_columns(whole.columns, named, f"the source {self}")
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
@@ -521,17 +527,24 @@ def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
 
 
 class FileNames(NamedTuple):
-    """Names of files in an archive, and which are images that are taken, and which are labels."""
+    """Names of files in an archive: which are images that are taken, other inputs, and labels."""
 
     names: Texts
     images: np.ndarray
+    inputs: np.ndarray
     labels: np.ndarray
 
 
 def file_names(
-    listed: Sequence[str], regular: np.ndarray, container: str, members: Members, labels: str = ""
+    listed: Sequence[str],
+    regular: np.ndarray,
+    container: str,
+    members: Members,
+    labels: str = "",
+    inputs: str = "",
 ) -> FileNames:
-    """Tell images from labels and others in an archive, whose names lose ``./``; count the others.
+    """Tell images from other inputs, labels and the rest in an archive, whose names lose ``./``;
+    count the rest.
 
     Parameters
     ----------
@@ -539,8 +552,8 @@ def file_names(
         Names; those of `Texts` may have bytes that are not UTF-8.
     regular
         Which are files: (names,) bool.
-    labels
-        Regular expression of the names of labels.
+    labels, inputs
+        Regular expressions of the names of labels, and of inputs that are no images.
     """
     import pyarrow.compute as pc
 
@@ -559,17 +572,21 @@ def file_names(
     members.left_out[NO_FILE] += int((~regular).sum())
     members.left_out[NO_NAME] += int((regular & ~named).sum())
     others = usable & ~found.images
-    are_labels = np.zeros(len(others), np.bool_)
+    are_inputs = are_labels = np.zeros(len(others), np.bool_)
+    if inputs:
+        are_inputs = others & found.texts.matching(inputs, ignore_case=True)
+        are_inputs &= ~found.texts.matching(HIDDEN, ignore_case=True)
     if labels:
-        are_labels = others & found.texts.matching(labels, ignore_case=True)
-    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if are_labels[row]}}
+        are_labels = others & ~are_inputs & found.texts.matching(labels, ignore_case=True)
+    kept = are_labels | are_inputs
+    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if kept[row]}}
     for row, reason in reasons.items():
         if usable[row]:
             members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
-    for row in np.flatnonzero(others & ~are_labels).tolist():
+    for row in np.flatnonzero(others & ~kept).tolist():
         members.ignore(listed[row].removeprefix("./"), container)
-    are_labels[[*found.wrong]] = False
-    return FileNames(found.texts, usable & found.kept, are_labels)
+    kept[[*found.wrong]] = False
+    return FileNames(found.texts, usable & found.kept, are_inputs & kept, are_labels & kept)
 
 
 def read_places(

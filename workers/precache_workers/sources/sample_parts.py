@@ -49,7 +49,7 @@ def joined(parts: Mapping[Part, Any], files: Mapping[Part, str] | None = None) -
         As in `Sample`.
     """
     if not files:
-        parts = {name: _named(name, value) for name, value in parts.items()}
+        parts = {name: _named(name, parts) for name in parts}
     values = [*parts.values()]
     errors = [value for value in values if isinstance(value, FetchError | SampleError)]
     unfetched = [error for error in errors if isinstance(error, FetchError)]
@@ -63,10 +63,14 @@ def joined(parts: Mapping[Part, Any], files: Mapping[Part, str] | None = None) -
     return Sample(parts, content=content, files=files or {})
 
 
-def _named(name: Part, value: Any) -> Any:
+def _named(name: Part, parts: Mapping[Part, Any]) -> Any:
     """Return a value, or the error of one with its name."""
+    value = parts[name]
+    if value is None and name == IMAGE:
+        return SampleError("its row has no image")
     if value is None:
-        return SampleError("its row has no image" if name == IMAGE else f"has no {name!r}")
+        held = [repr(other) for other, part in parts.items() if part is not None]
+        return SampleError(f"has no {name!r}" + f"; it has {', '.join(held)}" * bool(held))
     named = isinstance(value, SampleError) and name != IMAGE
     return SampleError(f"its {name!r} {value}") if named else value
 
