@@ -26,6 +26,8 @@ class RaggedReader(ArrayReader):
     ----------
     shapes
         (rows, axes) int64: the shape of each row, zeros for holes.
+    kind
+        As the recipe says of the field: rows of a kind differ in length; None for images.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class RaggedReader(ArrayReader):
         self.shapes = version.row_shapes(name)
         assert version.attributes is not None
         self._usual = version.attributes.fields[name].shape
+        self.kind = version.kind(name)
         self._version = version
 
     @property
@@ -93,6 +96,30 @@ class RaggedReader(ArrayReader):
             value = self._chunk(places, position, data, check, decode)
             self._mark_checked(places.part(position))
             yield value
+
+    def values(self, rows: np.ndarray) -> Generator[str | bytes | np.ndarray, None, None]:
+        """Yield rows as what their kind says they are: str, bytes, or arrays, as `rows` does.
+
+        Raises
+        ------
+        DamageError
+            As `rows`; or a text is no UTF-8.
+        """
+        with contextlib.closing(self.rows(rows)) as stored:
+            if self.kind not in ("text", "bytes"):
+                yield from stored
+                return
+            for row, value in zip(rows.tolist(), stored, strict=True):
+                data = value.tobytes()
+                try:
+                    yield data if self.kind == "bytes" else data.decode()
+                except UnicodeDecodeError as error:
+                    raise self.damage(row, f"it is no UTF-8: {error}") from None
+
+    def own_values(self, rows: np.ndarray) -> list[str | bytes | np.ndarray]:
+        """Return the `values` of rows, arrays in memory of their own."""
+        values = self.values(rows)
+        return [v if isinstance(v, str | bytes) else np.array(v) for v in values]
 
     def probe(self, row: int) -> None:
         for _ in self.rows(np.array([row])):

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from precache.codecs.chunk import encoder
+from precache.codecs.chunk import encoder, ragged_encoder
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
 from precache.recipe.ops import DTYPES
-from precache.recipe.recipe import Field, ImageCodec, Recipe
+from precache.recipe.recipe import Field, FieldKind, ImageCodec, Recipe
 from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
@@ -144,6 +144,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
     seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     stored, reasons = list[float](), list[str]()
+    typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
         parts.add(key, sample)
@@ -161,6 +162,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
             _check_dtypes(rows)
             for name, row in rows.items():
                 seen[name].add(row.shape)
+                if not len(typical.get(name, ())):
+                    typical[name] = np.array(row[:1]) if row.ndim else row
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs)
@@ -174,12 +177,18 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     if first is None:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     fields = job.recipe.fields
-    shapes = {name: _row_shape(fields[name], row, seen[name]) for name, row in first.items()}
+    shapes = {
+        name: _shape_by_length(field_of(name), fields[name], typical[name])
+        if fields[name].kind is not None
+        else _row_shape(fields[name], row, seen[name])
+        for name, row in first.items()
+    }
     _check_declared(job.recipe, shapes)
     if not job.refreshes:
         draws.require_none()
     pixels = () if job.refreshes else readings.notes()
-    notes = (*parts.notes(starts), *_ragged_notes(shapes, seen))
+    kinds = {name: fields[name].kind for name in shapes}
+    notes = (*parts.notes(starts), *_ragged_notes(shapes, seen, kinds))
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
 
 
@@ -199,12 +208,33 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
     return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
 
 
+def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
+    """Return the shape of rows that differ in length, by the first of them that has values."""
+    if not row.size:
+        raise RecipeError(
+            f"all rows of {name} that were tried are empty, so that their dtype and axes are "
+            "unknown: leave the field out, or let its samples have values"
+        )
+    length = max(1, field.usual_nbytes // row[0].nbytes)
+    return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
 def _ragged_notes(
-    shapes: Mapping[str, RowShape], seen: Mapping[str, Collection[tuple[int, ...]]]
+    shapes: Mapping[str, RowShape],
+    seen: Mapping[str, Collection[tuple[int, ...]]],
+    kinds: Mapping[str, FieldKind | None],
 ) -> list[str]:
     """Return a line for each field of rows of many shapes."""
     lines = []
     for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
+        if kinds[name] is not None:
+            lengths, row = sorted(shape[0] for shape in seen[name]), shapes[name]
+            span = f"{lengths[0]:,} to {lengths[-1]:,}"
+            values = f"{row.dtype} ({', '.join(map(str, ('n', *row.shape[1:])))}), n from {span},"
+            if kinds[name] in ("text", "bytes"):
+                values = f"{kinds[name]} of {span} bytes"
+            lines.append(f"Rows of {field} are {values} in the samples that were tried")
+            continue
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
         lines.append(
@@ -349,11 +379,14 @@ def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
             if row.dtype.kind == "S":
                 raise RecipeError(
                     f"the ops of {name} return the bytes of a file; begin them with decode, as "
-                    'ops = [{ op = "decode" }]'
+                    'ops = [{ op = "decode" }], or give the field kind = "bytes"'
                 )
-            kind = "str" if row.dtype.kind == "U" else row.dtype.name
+            kind, way = row.dtype.name, ""
+            if row.dtype.kind == "U":
+                kind, way = "str", f', and text with kind = "text" in [fields.{field_of(name)}]'
             raise RecipeError(
-                f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
+                f"the ops of {name} make values of type {kind}; a store holds "
+                f"{', '.join(DTYPES)}{way}"
             )
 
 
@@ -377,6 +410,8 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
 
 def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
     codec = job.recipe.fields[name].stored_as
+    if job.recipe.fields[name].kind is not None:
+        return len(ragged_encoder(codec)(row)) + 20.0
     rows = rows_per_chunk(row.nbytes)
     chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
     if isinstance(codec, ImageCodec) or rows == 1:

@@ -202,8 +202,17 @@ class FieldWriter:
         SampleError
             It is of another shape or type than the rows of the store.
         """
-        if not self._shape.admits(row):
+        by_length = self._field.kind is not None
+        if by_length and row.ndim and not len(row):  # of whatever dtype, as it has no values
+            row = np.empty((0, *self._shape.shape[1:]), self._shape.dtype)
+        if not self._shape.admits(row, by_length=by_length):
             way = "bring all to one shape and type, by a function in its ops, or in the dataset"
+            if by_length:
+                way = "bring all to one dtype by to_dtype in its ops, or in the dataset"
+            elif row.ndim and RowShape(self._shape.shape, self._shape.dtype, ragged=True).admits(
+                row, by_length=True
+            ):
+                way += '; or give the field kind = "ragged", if rows are to differ in length'
             if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
                 way = "give --resize and --crop, or resize and center_crop in its ops"
                 if self._field.ragged_size is not None:
