@@ -288,8 +288,14 @@ class Inputs:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Inputs:
-        """Return what the fields of a recipe start from, whatever their order."""
-        inputs = {field.input for field in recipe.fields.values()}
+        """Return what the fields of a recipe start from, whatever their order.
+
+        Those of a kind that no image has start from the column of their name if they name no other.
+        """
+        inputs = {
+            name if field.input is None and field.kind not in (None, "bytes") else field.input
+            for name, field in recipe.fields.items()
+        }
         names = sorted(name for name in inputs if isinstance(name, str) and name != IMAGE)
         return cls(tuple(names), image=not inputs <= {*names})
 
@@ -468,8 +474,11 @@ class Names:
     wrong: Sequence[int]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Names:
-        """Tell images from others, as `is_image` does, and those that are left out."""
+    def of(cls, names: Sequence[str], also: str = "") -> Names:
+        """Tell images from others, as `is_image` does, and those that are left out.
+
+        Files whose names match `also`, a regular expression of RE2, count as images.
+        """
         import pyarrow.compute as pc
 
         wrong: list[int] = []
@@ -482,7 +491,7 @@ class Names:
         def fitting(pattern: str) -> np.ndarray:
             return numbers_of(pc.match_substring_regex(texts.arrow, pattern, ignore_case=True))
 
-        images = fitting(_IMAGE)
+        images = fitting(rf"{_IMAGE}|{also}" if also else _IMAGE)
         left_out = {row: NOT_UTF8 for row in wrong if images[row]}
         for row in np.flatnonzero(images & fitting(HIDDEN)).tolist():
             images[row] = is_image(names[row])

@@ -5,7 +5,7 @@ the evidence that they are not samples of their own. So are other members with s
 name. If no field starts from an image, images are no inputs. Of members of one name the last one
 counts, as when the archive is extracted. The label is the text of the ``.cls`` member, of any kind
 that `labels.decide` knows; without any such member, labels are folders of the names. A sample's key
-is the name of its first image, or else of its first input.
+is the name of its first image, or the stem where images are no inputs.
 
 The identity of a sample consists of the sizes of its inputs and the times in their headers, and of
 their suffixes if there are several. Some writers give all members the same time, which
@@ -312,14 +312,15 @@ class _ArchiveSamples:
             )
         sizes, mtimes, offsets, crcs = np.concatenate(numbers, axis=1)[:, is_last][:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
-        keys, stems = names.take(first).between(prefix), stems.take(first)
+        names = (names if self._format.takes_images else stems).take(first)
+        keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
         return rows_of(
-            names.take(first).take(kept),
+            names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
             units=0 if members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=etags.take(kept),
