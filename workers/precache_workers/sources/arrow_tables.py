@@ -273,7 +273,8 @@ def _ranges(column: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
         numbers = np.arange(rows)
         bits = np.array([f"bit:{number}" for number in range(8)], object)
         return column.buffers()[1], numbers // 8, np.ones(rows, np.int64), bits[numbers % 8]
-    bounds, axes, reasons = np.arange(rows + 1), list[np.ndarray](), np.full(rows, "", object)
+    bounds: np.ndarray = np.arange(rows + 1)
+    axes, reasons = list[np.ndarray](), np.full(rows, "", object)
     while is_list(values.type):
         is_fixed = pa.types.is_fixed_size_list(values.type)
         length = values.type.list_size if is_fixed else 0
