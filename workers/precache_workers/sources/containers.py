@@ -57,6 +57,7 @@ from precache_workers.sources.base import (
     Columns,
     Fetched,
     Folders,
+    Inputs,
     LabelRules,
     Listing,
     Names,
@@ -89,7 +90,7 @@ from precache_workers.sources.listings import (
     labels_of_folders,
     text_at,
 )
-from precache_workers.sources.sample_inputs import SampleInputs
+from precache_workers.sources.sample_inputs import SampleInputs, is_picture
 from precache_workers.sources.splits import notes_of_folders, read_split_files
 
 UNIT_BYTES = 1 << 20
@@ -351,6 +352,12 @@ class ContainerSource(Source):
         return self.containers.folder
 
     @property
+    def inputs(self) -> Inputs:
+        """The parts of samples that fields start from."""
+        own: Inputs = getattr(self.format, "inputs", IMAGES_ALONE)
+        return own if self.format.columns is None else self.format.columns.inputs
+
+    @property
     def fetch_threads(self) -> int:
         return 2 if self.folder.local("") else 4
 
@@ -380,9 +387,9 @@ class ContainerSource(Source):
             if time.monotonic() > until and len(scans.listed) < len(files):
                 break
         complete = len(scans.listed) == len(files)
-        named = getattr(self.format, "inputs", IMAGES_ALONE).names
-        if complete and named:
-            require_columns(whole.columns, named, f"the source {self}")
+        is_table, read = self.format.columns is not None, self.inputs
+        if complete and read.names and not is_table:
+            require_columns(whole.columns, read.names, f"the source {self}")
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
@@ -411,7 +418,8 @@ class ContainerSource(Source):
         ctimes = np.array([file.ctime_ns for file, _ in scans.listed], np.int64)[scans.numbers]
         if str(scans.rows["etag"][0]).startswith(CHECKSUM):
             ctimes[:] = -1
-        listing = scans.listing(locations, ctimes)
+        named = [name for name in read.names if is_table or not is_picture(name)]
+        listing = of_inputs(scans.listing(locations, ctimes), named, image=read.image)
         remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -643,6 +651,17 @@ def container_etag(file: FileInfo) -> str:
         return ""
     times = file.etag or f"{file.name} {file.size} {file.mtime_ns}"
     return xxhash.xxh3_64_hexdigest(times.encode())
+
+
+def of_inputs(listing: Listing, names: Sequence[str], *, image: bool) -> Listing:
+    """Let etags tell which parts of samples their contents cover, if not that of images alone."""
+    if not names:
+        return listing
+    table = listing.table
+    blank = table.etags.is_blank & (table.mtimes < 0)
+    digest = xxhash.xxh3_64_hexdigest(json.dumps([names, image]).encode())
+    etags = table.etags.between("", f" {digest}").blanked(blank)
+    return replace(listing, table=replace(table, etags=etags))
 
 
 def _nested(files: Sequence[FileInfo]) -> bool:

@@ -64,6 +64,7 @@ from precache_workers.sources.container_names import REQUESTS, Containers, commo
 from precache_workers.sources.containers import (
     Rows,
     Scans,
+    of_inputs,
     rows_of,
     rows_of_one,
     with_column,
@@ -166,7 +167,9 @@ class ManifestSource(Source):
             ("etag", Texts(etags).arrow)):  # fmt: skip
             scans.rows = with_column(scans.rows, name, column)
         tick(len(keys))
+        read = self.columns.inputs
         listing = scans.listing(Locations.alone(scans.rows["place"]), ctimes)
+        listing = of_inputs(listing, read.names, image=read.image)
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)

@@ -127,8 +127,8 @@ class TFRecordFormat:
             return SampleError(_DAMAGED)
         try:
             parts = parts_of(record, self.columns)
-            own = {IMAGE: bytes(parts.image)} if self.columns.inputs.image else {}
-            return joined({**own, **parts.inputs})
+            own = [(IMAGE, bytes(parts.image))] * self.columns.inputs.image
+            return joined(dict([*own, *parts.inputs.items()]))
         except ValueError as error:
             return SampleError(f"its record cannot be used: {error}")
 
