@@ -145,6 +145,13 @@ class VersionReader:
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
 
+    @property
+    def columns(self) -> dict[str, tuple[Any, ...]]:
+        """Name -> (row shape, dtype) as in `shapes`, and (kind, shape behind the first axis, dtype)
+        of `sequences`."""
+        sequences = {n: (r.kind, r.fixed, r.array.dtype) for n, r in self.sequences.items()}
+        return {**sequences, **self.shapes}
+
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
         if self._is_small(array):
@@ -193,7 +200,7 @@ class VersionReader:
             for name, (shape, dtype) in self.shapes.items()
         }
         self.read(rows, out)
-        ragged = {n: r.own_values(rows) for n, r in (self.ragged | self.sequences).items()}
+        ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
         return {
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }

@@ -43,6 +43,12 @@ class RowShape:
     def __str__(self) -> str:
         return f"{self.dtype} {'of any shape' if self.ragged else tuple(self.shape)}"
 
+    def described(self, kind: str | None) -> str:
+        """Describe rows of a kind of field, such as ``text`` or ``ragged int64 (n,)``."""
+        if kind in (None, "text", "bytes"):
+            return kind or str(self)
+        return f"{kind} {self.dtype} (n,{', '.join(map(str, ('', *self.shape[1:])))[1:]})"
+
     @property
     def document(self) -> dict[str, Any]:
         """The row as documents describe it: those of rows of one shape do not know of ragged."""

@@ -84,8 +84,9 @@ class FieldRecipe:
                 return self.row(self.apply(self.input(sample), 0, None, key))
             return self._from_common(sample, lambda: self.input(sample), 0, key)
         except SampleError as error:
-            if file := sample.files.get(self.part(sample)):
-                raise SampleError(f"{file}: {error}") from None
+            named = f"its {field_of(self.name)}" if self._field.kind else ""
+            if where := sample.files.get(self.part(sample), named):
+                raise SampleError(f"{where}: {error}") from None
             raise
 
     def _from_common(

@@ -25,7 +25,7 @@ def value_of(kind: FieldKind, value: Any) -> Any:
         case "bytes" if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         case "bytes":
-            raise SampleError(f"bytes are {described(value)}")
+            raise SampleError(f"it is {described(value)}, and its field is of kind bytes")
     array = _numbers(value)
     return array if kind == "ragged" else array.astype(np.float32, copy=False)
 
@@ -35,9 +35,9 @@ def _text(value: Any) -> str:
         try:
             return bytes(value).decode()
         except UnicodeDecodeError as error:
-            raise SampleError(f"its text is no UTF-8: {error}") from None
+            raise SampleError(f"it is no text in UTF-8: {error}") from None
     if not isinstance(value, str):
-        raise SampleError(f"its text is {described(value)}")
+        raise SampleError(f"it is {described(value)}, and its field is of kind text")
     return str(value)
 
 
@@ -49,9 +49,9 @@ def _numbers(value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        raise SampleError(f"{described(value)} is no array of one dtype and shape") from None
+        raise SampleError(f"it is {described(value)}, and no array of one dtype") from None
     if array.dtype.kind not in "biuf" or not array.ndim:
-        raise SampleError(f"rows are arrays or lists of numbers, not {described(value)}")
+        raise SampleError(f"it is {described(value)}, and no array or list of numbers")
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
@@ -65,7 +65,7 @@ def row_of(kind: FieldKind, value: Any) -> np.ndarray:
         try:
             value = value.encode()
         except UnicodeEncodeError as error:
-            raise SampleError(f"its text is no valid Unicode: {error}") from None
+            raise SampleError(f"it is no text of valid Unicode: {error}") from None
     return (
         np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.ascontiguousarray(value)
     )
