@@ -99,11 +99,15 @@ def write_parquet(to: Path) -> Named:
     return str(to / "a.parquet"), BY_NAME
 
 
-def write_arrow(to: Path) -> Named:
-    of = table()
-    with pa.OSFile(str(to / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, of.schema) as out:
+def write_ipc(path: Path, of: pa.Table) -> str:
+    """A stream of Arrow, in batches of nine rows."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, of.schema) as out:
         out.write_table(of, max_chunksize=9)
-    return str(to / "a.arrow"), BY_NAME
+    return str(path)
+
+
+def write_arrow(to: Path) -> Named:
+    return write_ipc(to / "a.arrow", table()), BY_NAME
 
 
 def write_examples(to: Path) -> Named:
@@ -399,10 +403,24 @@ def test_a_column_of_another_type_is_refused_with_its_type(name: str, tmp_path: 
         opened(str(tmp_path / "a.parquet"), name).list(lambda count: None)
     kept = pq.read_schema(tmp_path / "a.parquet")
     assert str(kept.field(name).type) in str(error.value)
-    if name == "box":  # the advice is followed
-        assert "such as box.x" in str(error.value)
-        inner = opened(str(tmp_path / "a.parquet"), "box.x", image=False)
-        assert [one.inputs["box.x"] for one in parts_of(inner).values()] == [1, 1]
+    for way, value in (("box.x", 1), ("images.0", b"a")):  # the advice is followed
+        if f"such as {way}" in str(error.value):
+            inner = opened(str(tmp_path / "a.parquet"), way, image=False)
+            assert [one.inputs[way] for one in parts_of(inner).values()] == [value, value]
+    assert ("such as" in str(error.value)) is (name in ("box", "images"))
+
+
+def test_an_item_that_a_list_lacks_is_missing(tmp_path: Path) -> None:
+    image = {"bytes": b"a", "path": ""}
+    of = pa.table({"images": [[image, image], [image], None], "caption": ["a", "b", "c"]})
+    pq.write_table(of, tmp_path / "a.parquet")
+    source = opened(str(tmp_path / "a.parquet"), "images.1", "caption", image=False)
+    parts = [one.inputs["images.1"] for one in parts_of(source).values()]
+    assert parts[0] == b"a"
+    assert [str(part) for part in parts[1:]] == ["has no 'images.1'; it has 'caption'"] * 2
+    write_ipc(tmp_path / "a.arrow", of)
+    with pytest.raises(SourceError, match=r"column 'images\.1\.bytes' is of type .*as Parquet"):
+        opened(str(tmp_path / "a.arrow"), "images.1", image=False).list(lambda count: None)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -468,9 +486,7 @@ def test_cells_that_are_missing_or_no_array_are_holes(tmp_path: Path) -> None:
         }
     )
     pq.write_table(of, tmp_path / "a.parquet")
-    path = str(tmp_path / "a.arrow")
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, of.schema) as out:
-        out.write_table(of)
+    write_ipc(tmp_path / "a.arrow", of)
     for name in ("a.parquet", "a.arrow"):
         samples = parts_of(opened(str(tmp_path / name), *of.column_names, image=False))
         reasons = [

@@ -31,6 +31,7 @@ from precache_workers.sources.columns import (
     choose_images,
     leaf,
     row_labels,
+    stored_as,
     texts_of,
     type_of,
 )
@@ -153,6 +154,7 @@ def _require_plain(schema: Any, chosen: ChosenColumns, where: str) -> None:
             inner = inner.value_type
         plain = types.is_integer(inner) or types.is_floating(inner)
         plain |= kind is inner and (types.is_boolean(kind) or str(kind) in _OF_BYTES)
+        plain &= stored_as(schema, column) == column
         if not plain:
             raise SourceError(f"{where}: its column {column!r} is of type {kind}; {_WAY_OUT}")
 

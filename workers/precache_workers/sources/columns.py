@@ -37,7 +37,7 @@ from precache_workers.sources.labels import (
     values_of,
 )
 from precache_workers.sources.listings import Members
-from precache_workers.sources.sample_parts import STARTS, can_start, is_binary
+from precache_workers.sources.sample_parts import STARTS, can_start, is_binary, is_list
 from precache_workers.sources.splits import names_splits
 
 IMAGE_COLUMNS = (
@@ -162,7 +162,8 @@ def choose(
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
             )
-    used = {image if columns.inputs.image or not typed else None, *labels, columns.key, *named}
+    whole = (name if name in names else name.partition(".")[0] for name in named)
+    used = {image if columns.inputs.image or not typed else None, *labels, columns.key, *whole}
     others = tuple(name for name in names if name not in used)
     rivals = [name for name in others if guess and labels and kinds[name] is not None]
     # They have labels by what the guessed column was taken for: its name, or else the metadata.
@@ -239,6 +240,8 @@ def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> 
         is_struct = pa.types.is_struct(kind)
         if not (holds_images(kind) if is_struct else can_start(kind)):
             parts = f", or a field of it, such as {column}.{kind[0].name}" if is_struct else ""
+            if is_list(kind) and holds_images(kind.value_type):
+                parts = f", or one of them, such as {column}.0"
             raise SourceError(
                 f"{where}: its column {column!r} has values of type {kind}; a field starts from "
                 f"{STARTS}{parts}"
@@ -258,7 +261,10 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
     of_labels = [*schema.names, *folders]
     require_columns(schema.names, [columns.image], where)
-    fitting = [name for name in columns.inputs.names if name in parts]
+    lists = {field.name for field in schema if is_list(field.type)}
+    split = {name: name.partition(".") for name in columns.inputs.names}
+    items = [n for n, (of, _, at) in split.items() if of in lists and at.isdecimal()]
+    fitting = [*items, *(name for name in split if name in parts)]
     require_columns([*schema.names, *fitting], columns.inputs.names, where)
     require_columns(of_labels, filter(None, columns.labels(of_labels)), where)
     require_columns([*schema.names, *parts], [columns.key], where)
@@ -346,22 +352,43 @@ def holds_images(kind: Any) -> bool:
 
 
 def type_of(schema: Any, name: str) -> Any:
-    """Return the type of a column, or of a field of a struct by its dotted path."""
+    """Return the type of a column, or of a field of a struct or item of lists, as of `leaf`."""
     if name in schema.names:
         return schema.field(name).type
     outer, _, inner = name.partition(".")
-    return schema.field(outer).type.field(inner).type
+    kind = schema.field(outer).type
+    return kind.value_type if is_list(kind) else kind.field(inner).type
+
+
+def stored_as(schema: Any, name: str) -> str:
+    """Return the name of the stored column in which a leaf lies: of items, that of the lists."""
+    outer = name.partition(".")[0]
+    is_item = name not in schema.names and is_list(schema.field(outer).type)
+    return outer if is_item else name
 
 
 # --- values -------------------------------------------------------------------------------------
 
 
 def leaf(batch: Any, name: str) -> Any:
-    """Return a column, or a field of a struct by its dotted path."""
+    """Return a column, or by a dotted path a field of a struct, or an item of lists."""
     if name in batch.schema.names:
         return batch.column(name)
     outer, _, inner = name.partition(".")
-    return batch.column(outer).field(inner)
+    column = batch.column(outer)
+    if is_list(column.type):
+        number, _, inner = inner.partition(".")
+        column = _items(column, int(number))
+    return column.field(inner) if inner else column
+
+
+def _items(lists: Any, number: int) -> Any:
+    """Return an item of each of some lists; null for those that have fewer."""
+    import pyarrow as pa
+
+    items = [row.values.slice(number, 1) if row.is_valid else () for row in lists]
+    none = pa.nulls(1, lists.type.value_type)
+    return pa.concat_arrays([item if len(item) else none for item in items])
 
 
 def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:

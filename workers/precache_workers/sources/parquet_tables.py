@@ -34,6 +34,7 @@ from precache_workers.sources.columns import (
     leaf,
     repeated_label,
     row_labels,
+    stored_as,
     texts_of,
 )
 from precache_workers.sources.containers import (
@@ -136,7 +137,7 @@ class ParquetFormat:
                 schema = footer.schema.to_arrow_schema()
                 chosen = choose_images(schema, self.columns, where, container.name)
                 for name, column in chosen.inputs.items():
-                    end = _end(footer, column, *max(numbers))
+                    end = _end(footer, stored_as(schema, column), *max(numbers))
                     with open_file(folder, file, end=end) as stream:
                         table = open_table(stream, footer)
                         for group, some in sorted(rows.items()):
@@ -237,7 +238,7 @@ def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
 def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
     """Return the mean bytes of a sample in some row groups, according to the footer."""
     described = [table.metadata.row_group(group) for group in groups]
-    read = {*chosen.inputs.values()}
+    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
     columns = [column for group in described for column in _chunks(group, read)]
     nbytes = sum(column.total_uncompressed_size for column in columns)
     mean: int = nbytes // max(1, sum(group.num_rows for group in described))
@@ -260,7 +261,8 @@ def _values(
     for thousands of rows of a page.
     """
     last, known = max(rows), dict[bytes, bytes]()
-    for row, batch in enumerate(table.iter_batches(1, [group], [column], use_threads=False)):
+    stored = stored_as(table.schema_arrow, column)
+    for row, batch in enumerate(table.iter_batches(1, [group], [stored], use_threads=False)):
         samples_at_work().advance()  # row groups may be large, and networks slow
         if row in rows:
             value = cell_of(leaf(batch, column), 0)
