@@ -28,7 +28,14 @@ from precache.messages import did_you_mean, first_ones, printable
 from precache.storage.base import FileInfo, Folder
 from precache.store.labels import MOST_CLASSES
 from precache.store.locations import Container
-from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, Fetched, starts_as_image
+from precache_workers.sources.base import (
+    IMAGE,
+    NO_COLUMNS,
+    Columns,
+    Fetched,
+    Sample,
+    starts_as_image,
+)
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Place,
@@ -37,6 +44,7 @@ from precache_workers.sources.containers import (
     Wanted,
     in_batches,
     read_places,
+    too_large_error,
 )
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.evidence import quoted
@@ -116,7 +124,15 @@ class TFRecordFormat:
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = wanted.places.to_pylist()
         ranges = [(place["offset"], place["length"] + 16) for place in places]
-        return read_places(folder, container, ranges, lambda n, d: self._sample(d, **places[n]))
+
+        def sample(number: int, data: bytes) -> Fetched | None:
+            read = self._sample(data, **places[number])
+            listed = not self.columns.inputs.names
+            if listed or not isinstance(read, Sample) or read.nbytes <= most_bytes:
+                return read
+            return too_large_error(read.nbytes, most_bytes)
+
+        return read_places(folder, container, ranges, sample)
 
     def _sample(self, data: bytes, offset: int, length: int, crc: int) -> Fetched | None:
         same = len(data) == length + 16 and _length(data[: _HEAD.size]) == length
