@@ -156,10 +156,10 @@ class RaggedReader(ArrayReader):
             )
         starts = np.cumsum(whole) - sizes
         if (data := self._unpacked(places, whole)) is None:  # or wrong, which `rows` says
+            decoded = [row.reshape(-1).view(np.uint8) for row in self.rows(rows)]
             data = np.empty(total, np.uint8)
-            places_of = zip(starts.tolist(), sizes.tolist(), self.rows(rows), strict=True)
-            for start, size, row in places_of:
-                data[start : start + size] = row.reshape(-1).view(np.uint8)
+            for start, row in zip(starts.tolist(), decoded, strict=True):
+                data[start : start + len(row)] = row
         return PackedRows(data, starts, sizes, lengths[:, 0])
 
     def _unpacked(self, places: Places, sizes: np.ndarray) -> np.ndarray | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -166,7 +167,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                     typical[name] = np.array(row[:1]) if row.ndim else row
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
-        _require_inputs(readings.fields, inputs)
+        _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
     starts = parts.starts(job.recipe) if isinstance(job.source, DatasetSource) else ()
     if not job.refreshes:
@@ -209,8 +210,15 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
 
 
 def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
-    """Return the shape of rows that differ in length, by the first of them that has values."""
-    if not row.size:
+    """Return the shape of rows that differ in length, by the first of them that has values.
+
+    That of texts and bytes, and of boxes, is known without.
+    """
+    if field.kind in ("text", "bytes"):
+        row = np.empty(1, np.uint8)
+    elif field.kind == "boxes":
+        row = np.empty((1, 4), np.float32)
+    elif not row.size:
         raise RecipeError(
             f"all rows of {name} that were tried are empty, so that their dtype and axes are "
             "unknown: leave the field out, or let its samples have values"
@@ -360,11 +368,19 @@ class _Parts:
         return tuple(lines)
 
 
-def _require_inputs(fields: Mapping[str, Field], inputs: Sequence[Part]) -> None:
-    """Raise `RecipeError` if several fields would start from a sample's first part by default."""
+def _require_inputs(
+    fields: Mapping[str, Field], inputs: Sequence[Part], known: Collection[Part]
+) -> None:
+    """Raise `RecipeError` if several fields would start from a sample's first part by default.
+
+    Parameters
+    ----------
+    known
+        Parts of any sample: a field of such a name starts from that, which others may lack.
+    """
     first, *others = inputs
     named = {name if field.input is None else field.input for name, field in fields.items()}
-    unnamed = [n for n, field in fields.items() if field.input is None and n not in inputs]
+    unnamed = [n for n, field in fields.items() if field.input is None and n not in known]
     if others and unnamed and (len(unnamed) > 1 or first in named):
         raise RecipeError(
             f"field {unnamed[-1]} names no input, and would start from {in_words(first)}, as "

@@ -10,8 +10,8 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from precache.codecs.chunk import encoder, ragged_encoder
-from precache.errors import SampleError
+from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
+from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field
 from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
@@ -219,11 +219,25 @@ class FieldWriter:
                     way += "; or --max-size to store rows of many shapes"
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape}; {way}"
+                f"store are {self._shape.described(self._field.kind)}; {way}"
             )
+        if self._shape.ragged and row.nbytes > MAX_EXPANDED:
+            self._require_plausible(row)
         self._copy_now()
         copy_row(row, self._writer.room(row.shape))
         self._staged = None
+
+    def _require_plausible(self, row: np.ndarray) -> None:
+        """Raise `SampleError` if readers would take a large row for forged, as it shrinks much."""
+        encoded = ragged_encoder(self._field.stored_as)(np.ascontiguousarray(row))
+        try:
+            require_plausible(len(encoded), row.nbytes)
+        except DamageError:
+            raise SampleError(
+                f"its {self._name} of {size(row.nbytes)} would be stored in {size(len(encoded))}, "
+                'which readers take for forged; give the field codec = "raw", and build with '
+                "--retry-failed"
+            ) from None
 
     # --- stored rows ----------------------------------------------------------------------------
 
