@@ -97,8 +97,9 @@ class Field(Declared):
         Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd`` or ``raw``. By
         default ``image`` for decoded uint8 images, else ``zstd``, also for masks with a `max_size`.
     input
-        Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
-        by default the part with the field's name, else the first.
+        Part of the sample that the ops start from: a column of a table, a suffix of members of tar
+        archives, a folder of a pair, or an item of a dict or tuple. By default the image, or of a
+        `kind` the column of the field's name; of a dict the part of that name, else the first.
     kind
         Given where rows differ in length: ``text`` (str), ``bytes``, ``boxes`` (n, 4) float32,
         ``keypoints`` (n, …, 2 or more) float32, or ``ragged``: arrays or lists of numbers whose

@@ -109,7 +109,7 @@ class SourceTracer:
         columns: Mapping[str, str | None] = MappingProxyType({}),
         sample_name: SampleName | None = None,
     ) -> None:
-        from precache_workers.sources.base import Columns
+        from precache_workers.sources.base import Columns, Inputs
         from precache_workers.sources.folder import FolderSource
         from precache_workers.sources.kinds import open_source
 
@@ -117,7 +117,7 @@ class SourceTracer:
             source,
             storage_options,
             kind=source_kind,
-            columns=Columns(**columns),
+            columns=Columns(**columns, inputs=Inputs.of(recipe)),
             sample_name=sample_name,
         )
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from precache.errors import SourceError
 from precache.messages import printable
+from precache_workers.sources.base import is_image
 
 SampleName = Literal["first-dot", "last-dot", "whole"]
 """The part of a member's name that names its sample: up to the first or the last dot of the file
@@ -167,12 +168,19 @@ class SampleInputs:
         self, images: list[dict[str, Any]], orders: dict[tuple[str, ...], list[str] | None]
     ) -> list[dict[str, Any]]:
         held = {image["suffix"]: image for image in images}
-        combination = tuple(held)
+        combination = tuple(filter(is_picture, held))
         order = orders[combination] if combination in orders else self._order(combination)
         if order is None:
             return images
         nowhere = {"offset": 0, "size": -1, "crc": 0}
-        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in order]
+        others = [suffix for suffix in held if suffix not in order]
+        every = (*order, *others)
+        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in every]
+
+
+def is_picture(suffix: str) -> bool:
+    """Return True for a suffix of an image, behind the name of a sample."""
+    return not suffix or is_image(f"x.{suffix}")
 
 
 def _stem(suffix: str) -> str:
