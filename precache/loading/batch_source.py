@@ -18,9 +18,10 @@ from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.loop import Arrived, Counters
-from precache.loading.options import SHUFFLE_WINDOW, Block, LoaderOptions
+from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
+from precache.loading.sequences import Sequences
 from precache.loading.shard_order import CommittedShards, ShardOrder
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
@@ -35,8 +36,11 @@ from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
+    PLACES,
     Batch,
     Draw,
+    Follower,
+    Later,
     is_drawn,
     label_mixing,
     require_fitting,
@@ -96,17 +100,25 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
+        self._followers = self._find_followers()
+        self._sequences = Sequences(self.reader, options.ragged)
+        self._require_no_sequences()
         require_unblended(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
-            names, where = list(self.reader.ragged), self.version.path
-            windows, self._transform = split_windows(options.transform, names, where)
+            names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
+            where = self.version.path
+            dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
+            windows, self._transform = split_windows(
+                options.transform, names, dense, where, self._followers
+            )
             if options.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
                     "shapes of their own; leave resident out"
                 )
-            self.reader.crop(windows, windows.size)
+            moving = isinstance(self._transform, Later) and self._transform.follows
+            self.reader.crop(windows, windows.size, windows.nearest, PLACES if moving else "")
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
@@ -123,7 +135,8 @@ class BatchSource:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(self._transform, kinds)
+            sequences = self._sequences.tried(self.reader)
+            require_fitting(self._transform, kinds, sequences, self._followers)
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -139,6 +152,7 @@ class BatchSource:
         )
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
+        self._row_nbytes += sum(field.mean_nbytes for field in self.reader.sequences.values())
         self._transform_time = ThreadTime()
         self._repeated = 0
         self._warned_of_mark = False
@@ -209,6 +223,8 @@ class BatchSource:
                 "nodes of the shuffle": nodes,
                 BLOCK: size,
             }
+        elif isinstance(options.shuffle, Buckets):
+            window = {"buckets of the shuffle": shuffle["window"]}
         rows, holes = "all", self.version.hole_rows if self.version.committed else ()
         if identity["rows"] is not None:
             rows = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
@@ -301,7 +317,8 @@ class BatchSource:
         if again is not None:
             positions = torch.from_numpy(again).to(rows.device, non_blocking=rows.is_cuda)
             rows = torch.where(positions < 0, positions, rows)
-        return Draw((self.order.seed, epoch), first // self.order.global_batch, rows)
+        step = first // self.order.global_batch
+        return Draw((self.order.seed, epoch), step, rows, self._followers)
 
     def _tuple_of(self, batch: Any, marked: bool) -> Any:
         """Return a dict as a tuple, with the mark that it has; anything else as it is."""
@@ -345,9 +362,40 @@ class BatchSource:
             or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
         }
 
+    def _find_followers(self) -> dict[str, Follower]:
+        """Return the fields that belong to pictures or boxes, as their recipe declares."""
+        if self.version.attributes is None or isinstance(self._options.fields, Mapping):
+            return {}
+        followers = {}
+        for name, field in self.version.attributes.recipe.fields.items():
+            if name in self.reader.arrays and field.follow is not None:
+                *boxes, picture = field.follow.names
+                moves = field.kind in ("boxes", "keypoints")
+                followers[name] = Follower(
+                    field.kind or "", picture if moves else "", boxes[0] if boxes else ""
+                )
+        return followers
+
+    def _require_no_sequences(self) -> None:
+        """Raise `UsageError` if rows that differ in length are read, and an option takes none."""
+        options, names = self._options, list(self.reader.sequences)
+        others = tuple({*self.reader.shapes, *self.reader.ragged} - {"row"})
+        for option, refused in (
+            (f"resident={options.resident!r}", options.resident is not None),
+            ("decompress='device'", options.decompress == "device"),
+            ("output='tuple'", options.output == "tuple"),
+        ):
+            if names and refused:
+                raise UsageError(
+                    f"{option} takes rows of one shape, and those of {' and '.join(names)} differ "
+                    f"in length: leave it out, or read the others alone, by fields={others}"
+                )
+
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
-        for name, (_, dtype) in self.reader.shapes.items():
+        dtypes = {name: dtype for name, (_, dtype) in self.reader.shapes.items()}
+        dtypes |= {n: r.array.dtype for n, r in self.reader.sequences.items()}
+        for name, dtype in dtypes.items():
             like = as_tensor(np.empty(0, dtype))
             try:
                 like.to(self._options.device)
@@ -377,11 +425,15 @@ class BatchSource:
                 options.world_size,
                 self._closed,
             )
-        if weights is not None and shuffle is None:
+        by_length = isinstance(options.shuffle, Buckets)
+        if weights is not None and (shuffle is None or by_length):
             raise UsageError(
                 f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
             )
-        sequence = None
+        sequence = lengths = None
+        if isinstance(options.shuffle, Buckets):
+            rows = valid(np.arange(len(valid)))
+            lengths = self.reader.sequences[options.shuffle.field].shapes[rows, 0]
         if options.shuffle == "key":
             rows = valid(np.arange(len(valid)))
             keys = list(self.version.keys)
@@ -394,6 +446,7 @@ class BatchSource:
             drop_last=options.drop_last,
             sequence=sequence,
             weights=weights,
+            lengths=lengths,
             rank=options.rank,
             world_size=options.world_size,
         )
@@ -434,6 +487,7 @@ class BatchSource:
             in_rounds=not self.live,
             finish=self._finish if self._transforms_early else None,
             draw=self._draw if self._crops else None,
+            sequences=self._sequences,
         )
 
     def _rows_with_labels(self) -> np.ndarray:
@@ -487,6 +541,14 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
     chosen, ranks = options.shuffle, options.world_size
     if chosen == "block" or (chosen is True and reader.cached is not None):
         chosen = Block()
+    if isinstance(chosen, Buckets):
+        if chosen.field not in reader.sequences:
+            those = ", ".join(reader.sequences) or "none"
+            raise UsageError(
+                f"shuffle is {chosen}, and the fields that are read whose rows differ in length "
+                f"are: {those}"
+            )
+        return Shuffle(f"buckets {chosen.field}", options.batch_size * ranks, chosen.count)
     if not isinstance(chosen, Block):
         return Shuffle() if options.is_shuffled else None
     if options.batch_size * ranks % chosen.nodes:
@@ -503,7 +565,8 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
         and options.cache.limit is not None
     ):
         window = reader.cached.window(SHUFFLE_WINDOW)
-    shard_rows = [array.array.object_shape[0] for array in reader.readers.values()]
+    arrays = (reader.readers | reader.sequences).values()
+    shard_rows = [array.array.object_shape[0] for array in arrays]
     return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from precache.codecs import kernels
-from precache.codecs.windows import Windows
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
@@ -23,8 +22,9 @@ from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
-FindWindows = Callable[[np.ndarray, Any], Windows]
-"""Finds the windows of images of (n, 2) heights and widths, by the random numbers of their rows."""
+FindView = Callable[[np.ndarray, Any], Any]
+"""Returns the `precache.transforms.View` of images of (n, 2) heights and widths, by the random
+numbers of their rows."""
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -55,9 +55,11 @@ class VersionReader:
     variant_period
         Epochs after which the same arrays are read again.
     shapes
-        Name -> (row shape, dtype), `row` (int64) last; without ragged fields.
+        Name -> (row shape, dtype), `row` (int64) last; without `ragged` and `sequences`.
     ragged
-        Name -> reader, of fields whose rows have shapes of their own, and are not cropped.
+        Name -> reader, of images that have shapes of their own, and are not cropped.
+    sequences
+        Name -> reader, of fields whose rows differ in length, such as texts.
     cached
         The large fields' shards in a disk cache, if there is one.
     """
@@ -95,8 +97,8 @@ class VersionReader:
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
-        self._windows: FindWindows | None = None
-        self._size = (0, 0)
+        self._windows: FindView | None = None
+        self._size, self._nearest, self._places = (0, 0), frozenset[str](), ""
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -115,13 +117,16 @@ class VersionReader:
         self.arrays = {name: self.version.array_at(name, epoch) for name in names}
         self.readers: dict[str, ArrayReader] = {}
         self.ragged: dict[str, RaggedReader] = {}
+        self.sequences: dict[str, RaggedReader] = {}
         self.small: dict[str, np.ndarray] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, array in self.arrays.items():
             opened = self._opened.get(array)
             if opened is None:
                 opened = self._opened[array] = self._open(array)
-            if isinstance(opened, RaggedReader) and self._windows is None:
+            if isinstance(opened, RaggedReader) and opened.kind is not None:
+                self.sequences[name] = opened
+            elif isinstance(opened, RaggedReader) and self._windows is None:
                 self.ragged[name] = opened
             elif isinstance(opened, RaggedReader):
                 self.readers[name] = opened
@@ -132,13 +137,61 @@ class VersionReader:
             else:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
+        if self._places:
+            self.shapes[self._places] = ((6,), "float32")
         self.shapes["row"] = ((), "int64")
+        if self._windows is not None:
+            self._sizes(slice(None))
 
-    def crop(self, windows: FindWindows, size: tuple[int, int]) -> None:
-        """Read ragged fields through windows from now on, as rows of one height and width."""
-        self._windows, self._size = windows, size
+    def crop(
+        self,
+        windows: FindView,
+        size: tuple[int, int],
+        nearest: Collection[str] = (),
+        places: str = "",
+    ) -> None:
+        """Read ragged fields through windows from now on, as rows of one height and width.
+
+        Parameters
+        ----------
+        nearest
+            Fields whose values are not blended.
+        places
+            Name under which `read` tells where the windows lie; empty to leave it out.
+
+        Raises
+        ------
+        UsageError
+            They differ in height or width, so that no window fits all fields of a row.
+        """
+        self._windows, self._size, self._nearest = windows, size, frozenset(nearest)
+        self._places = places
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
+
+    def _sizes(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Return height and width of the ragged fields of rows: (n, 2)."""
+        ragged = {n: r for n, r in self.readers.items() if isinstance(r, RaggedReader)}
+        (first, sizes), *others = [(name, reader.sizes(rows)) for name, reader in ragged.items()]
+        for name, own in others:
+            unlike = np.flatnonzero((own != sizes).any(axis=1))
+            if len(unlike):
+                row = int(np.arange(self.version.rows)[rows][unlike[0]])
+                (height, width), (high, wide) = own[unlike[0]], sizes[unlike[0]]
+                raise UsageError(
+                    f"{name} and {first} of {self.version.path} differ in size in {len(unlike):,} "
+                    f"of {len(own):,} rows, so that no crop fits both: of {self.version.keys[row]} "
+                    f"they are {width} x {height} and {wide} x {high}. Build them with one height "
+                    f"and width, or read one without the other, as fields=({first!r}, …)"
+                )
+        return sizes
+
+    @property
+    def columns(self) -> dict[str, tuple[Any, ...]]:
+        """Name -> (row shape, dtype) as in `shapes`, and (kind, shape behind the first axis, dtype)
+        of `sequences`."""
+        sequences = {n: (r.kind, r.fixed, r.array.dtype) for n, r in self.sequences.items()}
+        return {**sequences, **self.shapes}
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
@@ -181,13 +234,14 @@ class VersionReader:
         self.small = {name: column for name, column in values.items() if name != "row"}
 
     def read_whole(self, rows: np.ndarray) -> dict[str, Any]:
-        """Read rows into memory of their own: name -> (n, ...), of ragged fields a list of rows."""
+        """Read rows into memory of their own: name -> (n, ...), of ragged fields a list of rows:
+        str, bytes, or arrays."""
         out = {
             name: np.empty((len(rows), *shape), dtype)
             for name, (shape, dtype) in self.shapes.items()
         }
         self.read(rows, out)
-        ragged = {n: [np.array(row) for row in r.rows(rows)] for n, r in self.ragged.items()}
+        ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
         return {
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }
@@ -207,14 +261,19 @@ class VersionReader:
         draw
             Random numbers of these rows, for the windows that `crop` was given.
         """
+        view: Any = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
-                assert self._windows is not None
-                reader.crop(rows, self._windows(reader.sizes(rows), draw), out[name])
+                if view is None:
+                    assert self._windows is not None
+                    view = self._windows(self._sizes(rows), draw)
+                reader.crop(rows, view.windows, out[name], nearest=name in self._nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             kernels.take(values, rows, out[name])
+        if self._places:
+            out[self._places][:] = view.places()
         out["row"][:] = rows
 
 

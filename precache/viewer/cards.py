@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from precache.html.png import Preview, downsample, encode_png, preview
+from precache.html.png import Preview, downsample, encode_png, outline, overlay, preview
 from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
@@ -93,7 +93,7 @@ class Cards:
         return self._card(row, stored, None, RAW_BYTES)
 
     def _card(
-        self, row: int, stored: dict[str, np.ndarray] | str, side: int | None, raw_bytes: int
+        self, row: int, stored: dict[str, Any] | str, side: int | None, raw_bytes: int
     ) -> Card:
         """Make the card of a row from its arrays, or from the reason why they cannot be read."""
         key, version = self._catalogue.key(row), self._catalogue.version
@@ -109,7 +109,7 @@ class Cards:
             for array in version.variants(name):
                 if array not in arrays:
                     continue
-                stored_row = preview(arrays[array])
+                stored_row = preview(arrays[array], kind=version.kind(array))
                 if array == compared and name in trace.results:
                     same = _compare(trace.results[name], arrays[array])
                     stored_row = replace(stored_row, note=f"{stored_row.note}; {same}")
@@ -119,6 +119,7 @@ class Cards:
                     continue
                 alt = f"Stored {title} of {key}"
                 pictures.append(_picture(f"stored {title}", alt, stored_row, side))
+        pictures += self._overlays(key, arrays, side)
         return Card(
             row=row,
             key=key,
@@ -128,6 +129,27 @@ class Cards:
             pictures=pictures,
             numbers=numbers,
         )
+
+    def _overlays(
+        self, key: str, arrays: Mapping[str, np.ndarray], side: int | None
+    ) -> Iterator[Picture]:
+        """Yield masks of epoch 0 over the first picture of their size, and boxes over theirs."""
+        version, rows, masks = self._catalogue.version, dict[str, np.ndarray](), list[str]()
+        for name, field in version.recipe.fields.items():
+            row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
+            if row is not None and kind in ("image", "mask") and row.dtype == np.uint8:
+                rows[name] = row
+                masks += [name] if kind == "mask" else []
+        for mask in masks:
+            size = rows[mask].shape[1:]
+            for name in [n for n in rows if n not in masks and rows[n].shape[1:] == size][:1]:
+                shown = overlay(rows[mask], rows[name])
+                yield _picture(f"{mask} over {name}", f"{mask} over {name} of {key}", shown, side)
+        for name, field in version.recipe.fields.items():
+            boxes, picture = arrays.get(version.array_at(name, 0)), rows.get(field.of or "")
+            if field.kind == "boxes" and boxes is not None and picture is not None:
+                title = f"{name} over {field.of}"
+                yield _picture(title, f"{title} of {key}", outline(boxes, picture), side)
 
 
 def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:
@@ -154,8 +176,11 @@ def _url(data: bytes, media: str) -> str:
     return f"data:{media};base64,{base64.b64encode(data).decode()}"
 
 
-def _compare(computed: np.ndarray, stored: np.ndarray) -> str:
+def _compare(computed: np.ndarray, stored: Any) -> str:
     """Compare a row computed from the raw file now with the stored one."""
+    if isinstance(stored, str | bytes):
+        data = stored.encode() if isinstance(stored, str) else stored
+        stored = np.frombuffer(data, np.uint8)
     if computed.shape != stored.shape or computed.dtype != stored.dtype:
         return (
             f"the ops now give {computed.dtype.name} {computed.shape}, "

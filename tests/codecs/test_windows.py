@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
 from precache.codecs import kernels
-from precache.codecs.windows import Windows, resize_windows
+from precache.codecs.windows import Windows, pick_pixels, resize_windows
 from tests.conftest import photo
 
 compiled = pytest.mark.skipif(kernels.compiled().functions is None, reason="nothing is compiled")
@@ -132,3 +132,30 @@ def test_images_of_other_channels_are_refused() -> None:
     windows, out = window((0, 0, 5, 5), (4, 4), False), np.zeros((1, 3, 4, 4), np.uint8)
     with pytest.raises(ValueError, match="images of 1 channels, and room for 3"):
         resize_windows([image(0, 10, 20, 1)], windows, out)
+
+
+@pytest.mark.parametrize("count", [1, 7, 24, 100, 224, 385])
+def test_nearest_pixels_are_those_that_contain_the_centres(count: int) -> None:
+    """By whole numbers, as on a device: rounding moves centres that lie on the edge of a pixel."""
+    sizes = np.arange(1, 1200)
+    windows = Windows(
+        np.stack([sizes * 0, sizes * 0 + 5, sizes, sizes], 1),
+        np.zeros((len(sizes), 2)),
+        np.stack([sizes, sizes], 1) / count,
+        sizes % 2 == 0,
+    )
+    wanted = (2 * np.arange(count) + 1) * sizes[:, None] // (2 * count)
+    np.testing.assert_array_equal(windows.nearest(0, count), wanted)
+    np.testing.assert_array_equal(windows.nearest(1, count), wanted + 5)
+
+
+def test_picked_pixels_are_mirrored_and_of_any_dtype() -> None:
+    pixels = np.arange(2 * 10 * 20, dtype=np.uint16).reshape(2, 10, 20) * 150
+    out = np.zeros((2, 2, 3, 4), np.uint16)
+    windows = [window((2, 4, 6, 8), (3, 4), mirrored) for mirrored in (False, True)]
+    both = Windows(
+        *(np.concatenate(pair) for pair in zip(*(vars(w).values() for w in windows), strict=True))
+    )
+    pick_pixels([pixels, pixels], both, out)
+    np.testing.assert_array_equal(out[0], pixels[:, 3:8:2, 5:12:2])
+    np.testing.assert_array_equal(out[1], out[0][:, :, ::-1])

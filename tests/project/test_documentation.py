@@ -7,6 +7,7 @@ libraries runs where they are installed, and is compiled elsewhere.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -61,6 +62,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask.putpalette(bytes(range(256)) * 3)
         place = folder / "masks" / photo.relative_to(folder / "photos").with_suffix(".png")
         write(place, encoded(mask, "PNG"))
+    write_boxes(folder)
     photo = next((folder / "photos/cat").iterdir())
     for crop in (200, 224):
         if crop == 224:
@@ -68,6 +70,20 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe = precache.Recipe.image(resize=256, crop=crop)
         precache.build(folder / "photos", folder / "photos.store", recipe, address="serial")
     return folder
+
+
+def write_boxes(folder: Path) -> None:
+    """Write some photos with labels of boxes, as COCO has them, into ``coco/``."""
+    images, annotations = [], []
+    for number, photo in enumerate(sorted((folder / "photos").rglob("*.jpg"))[:40]):
+        write(folder / "coco/train" / photo.name, photo.read_bytes())
+        images.append({"id": number, "file_name": photo.name})
+        for place in range(number % 4):
+            box = [9 * number % 200, 50 * place, 50, 40 + place]
+            one = {"image_id": number, "category_id": 1 + place, "bbox": box, "iscrowd": 0}
+            annotations.append(one)
+    labels = json.dumps({"images": images, "annotations": annotations})
+    write(folder / "coco/annotations/instances_train.json", labels.encode())
 
 
 def blocks(document: Path, mark: str = "") -> Iterator[tuple[str, str, str]]:

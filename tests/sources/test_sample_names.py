@@ -188,8 +188,8 @@ def test_a_sample_without_an_input_that_others_have_is_a_hole_and_no_other_input
     result = precache.build(source, tmp_path / "store", PAIRED, address="serial")
     reasons = {key.rpartition("/")[2]: reason for key, reason in result.holes}
     assert reasons.keys() == {"0003.target.png", "0007.input.jpg"}
-    assert "has no image 'input.jpg'" in reasons["0003.target.png"]
-    assert "has no image 'target.png'" in reasons["0007.input.jpg"]
+    assert "has no 'input.jpg'; it has 'target.png'" in reasons["0003.target.png"]
+    assert "has no 'target.png'" in reasons["0007.input.jpg"]
     plain = build(source, tmp_path / "plain")
     assert [key.rpartition("/")[2] for key, _ in plain.holes] == ["0003.target.png"]
     shown = {key.rpartition("/")[2][:4]: row for key, row in pixels(tmp_path / "plain").items()}
@@ -209,7 +209,7 @@ def test_a_field_named_as_an_input_does_not_take_another_one(tmp_path: Path) -> 
     result = precache.build(source, tmp_path / "store", recipe, address="serial")
     [(key, reason)] = result.holes
     assert key == "a.tar/5.jpg"
-    assert "has no image 'png'" in reason
+    assert "has no 'png'; it has 'jpg'" in reason
 
 
 def test_the_flag_is_refused_where_it_has_no_meaning(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import numpy as np
 
 from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import Computed, Decode, Function, Op, Operation
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
-from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.decoding import Scratch, decode, frame_of
+from precache_workers.ops.entries import moved, require_inside, size_of
+from precache_workers.ops.kinds import row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
@@ -56,7 +58,7 @@ class FieldRecipe:
         code: Mapping[str, str] | None = None,
         common: Common | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.kind = name, field.kind
         self._common = common
         self._field = field
         self._seed = seed
@@ -64,7 +66,19 @@ class FieldRecipe:
         self._is_picture = field.decodes
         # A custom function may keep a reference to its argument; built-in ops do not.
         scratch = None if self._runs_functions else Scratch()
-        self._calls = [_computed(op, code or {}, scratch) for op in field.ops]
+        self._calls = [_computed(op, code or {}, scratch, field.kind) for op in field.ops]
+        self._follow, self._at = field.follow, (Sample({}), "")
+        if self._follow is not None:
+            self._calls[-1] = self._following
+            self._leaders = [
+                FieldRecipe(
+                    leader,
+                    declared.model_copy(update={"first_variant": field.first_variant}),
+                    seed,
+                    code,
+                )
+                for leader, declared in zip(self._follow.names, self._follow.fields, strict=True)
+            ]
         self._calls_before = [
             call.before(following) if isinstance(call, Operation) else call
             for call, following in zip(self._calls, field.ops[1:], strict=False)
@@ -78,13 +92,15 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row.
         """
+        self._at = sample, key
         try:
             if self._common is None or not self._field.fixed_ops:
                 return self.row(self.apply(self.input(sample), 0, None, key))
             return self._from_common(sample, lambda: self.input(sample), 0, key)
         except SampleError as error:
-            if file := sample.files.get(self.part(sample)):
-                raise SampleError(f"{file}: {error}") from None
+            named = f"its {field_of(self.name)}" if self._field.kind else ""
+            if where := sample.files.get(self.part(sample), named):
+                raise SampleError(f"{where}: {error}") from None
             raise
 
     def _from_common(
@@ -98,7 +114,9 @@ class FieldRecipe:
             common.value = self.apply(begin(), applied, fixed, key)
             common.of = of
         # A custom function may modify its argument, from which the other variants start, too.
-        value = common.value.copy() if self._runs_functions else common.value
+        value = common.value
+        if self._runs_functions:
+            value = copy.copy(value) if isinstance(value, str | bytes) else value.copy()
         return self.row(self.apply(value, fixed, None, key))
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
@@ -108,6 +126,9 @@ class FieldRecipe:
         """
         if applied == len(self._field.ops):
             return row
+        if self._field.kind is not None:  # their ops are functions, which may keep the row
+            value = stored_value(self._field.kind, row)
+            return self.row(self.apply(value, applied, None, key))
         if self._is_picture and row.ndim == 3:
             row = row.transpose(1, 2, 0)
         if self._common is not None and applied <= self._field.fixed_ops:
@@ -138,6 +159,7 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row, raised by the op that finds it.
         """
+        self._at = sample, key
         value = self.input(sample)
         yield None, value
         for number, op in enumerate(self._field.ops):
@@ -146,6 +168,8 @@ class FieldRecipe:
 
     def row(self, value: Any) -> np.ndarray:
         """Convert the output of the last op to a stored row: a decoded image to (C, H, W)."""
+        if self._field.kind is not None:
+            return row_of(self._field.kind, value)
         array = np.asarray(value)
         if self._is_picture and array.ndim == 3:
             array = array.transpose(2, 0, 1)
@@ -169,7 +193,68 @@ class FieldRecipe:
         if isinstance(value, SampleError):
             raise SampleError(str(value))
         # A custom function may modify its argument, from which other fields start, too.
-        return copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
+        value = copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
+        return value if self._field.kind is None else value_of(self._field.kind, value)
+
+    def _following(self, value: np.ndarray, _: np.random.Generator | None) -> np.ndarray:
+        """Return the entries that are left where the ops of their picture move them."""
+        entries, left = self._entries(value)
+        kept: np.ndarray = entries[left]
+        return kept
+
+    def _entries(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all entries, moved, and which of them are left: (n,) bool.
+
+        Raises
+        ------
+        SampleError
+            They cannot be entries of their picture, or not of their boxes.
+        """
+        (sample, key), kind = self._at, self._field.kind
+        assert self._follow is not None
+        *boxes, picture = self._leaders
+        name, left = field_of(self.name), np.ones(len(value), np.bool_)
+        for leader in boxes:
+            leader._at = sample, key
+            before = leader.apply(leader.input(sample), 0, -1, key)
+            left = leader._entries(before)[1]
+            if len(left) != len(value):
+                raise SampleError(
+                    f"it has {len(value)} {name}, and {len(left)} {field_of(leader.name)}"
+                )
+        if kind in ("boxes", "keypoints"):
+            ops = picture._field.ops
+            size = size_of(frame_of(picture.input(sample), picture.decode), picture.decode)
+            value = require_inside(kind, name, value, size)
+            draws = (
+                picture._random(key, number) if op.is_random else None
+                for number, op in enumerate(ops)
+            )
+            value = moved(kind, value, size, zip(ops, draws, strict=True))
+        if kind == "boxes":
+            left &= (value[:, 2:] > value[:, :2]).all(axis=1)
+        return value, left
+
+    def unmoved(self, sample: Sample, key: str) -> tuple[np.ndarray, Any, Decode]:
+        """Return entries before they follow their picture, the picture's input, and its decode."""
+        self._at, picture = (sample, key), self._leaders[-1]
+        return (
+            self.apply(self.input(sample), 0, -1, key),
+            picture.input(sample),
+            picture.decode,
+        )
+
+    @property
+    def picture(self) -> str:
+        """Field of the picture that entries follow."""
+        return field_of(self._leaders[-1].name)
+
+    @property
+    def decode(self) -> Decode:
+        """The op that decodes a picture."""
+        first = self._field.ops[0]
+        assert isinstance(first, Decode)
+        return first
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""
@@ -178,13 +263,16 @@ class FieldRecipe:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-def _computed(op: Op, code: Mapping[str, str], scratch: Scratch | None) -> Computed:
+def _computed(
+    op: Op, code: Mapping[str, str], scratch: Scratch | None, kind: FieldKind | None
+) -> Computed:
     """Return the callable that computes an op: the op itself, unless only workers can."""
     match op:
         case Decode():
             return lambda value, _: decode(value, op, scratch)
         case Function():
-            return _UserFunction(op, code.get(op.function, ""))
+            call = _UserFunction(op, code.get(op.function, ""), kind)
+            return call if kind is None else lambda *given: value_of(kind, call(*given))
         case _:
             return op
 
@@ -192,8 +280,9 @@ def _computed(op: Op, code: Mapping[str, str], scratch: Scratch | None) -> Compu
 class _UserFunction:
     """A function of the user with its parameters, or an instance of a class."""
 
-    def __init__(self, op: Function, code: str) -> None:
+    def __init__(self, op: Function, code: str, kind: FieldKind | None) -> None:
         self._op = op
+        self._kind = kind
         loaded = load_object(op.function, code)
         if not isinstance(loaded, type):
             self._call: Callable[..., Any] = functools.partial(loaded, **op.params)
@@ -203,16 +292,18 @@ class _UserFunction:
         except Exception as error:
             raise RecipeError(_failure(f"{op.function}(**{op.params})", error)) from error
 
-    def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
+    def __call__(self, value: Any, random: np.random.Generator | None) -> Any:
         try:
-            result = np.asarray(self._call(value, **({} if random is None else {"random": random})))
+            result = self._call(value, **({} if random is None else {"random": random}))
+            if self._kind is None and result is not None:
+                result = np.asarray(result)
         except MemoryError:
             raise
         except BaseException as error:
             if not fails_sample(error):
                 raise
             raise SampleError(_failure(self._op.function, error)) from error
-        if result.shape == () and result.item() is None:
+        if result is None:
             raise SampleError(f"{self._op.function} returned None; let it return an array")
         return result
 

@@ -618,6 +618,8 @@ def _wanted_digests(spec: VersionSpec) -> dict[str, dict[str, int]]:
         name: {
             ops_digest(recipe, name, count, spec.decides): count
             for count in range(len(declared.ops), 0, -1) or [0]
+            # Following a picture takes its sample.
+            if declared.follow is None or count == len(declared.ops)
         }
         for name, declared in recipe.fields.items()
     }

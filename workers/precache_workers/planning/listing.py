@@ -567,7 +567,8 @@ def _read_names(
     notes, doubts, table = list[str](), list[Doubt](), listing.table
     files = table.keys
     if isinstance(source, ManifestSource) and table.locations is not None:
-        files = Texts([*dict.fromkeys(table.locations.places.to_pylist())])  # keys may be others
+        uris = table.locations.places.field("uri")  # keys may be others
+        files = Texts([*dict.fromkeys(uris.to_pylist())])
     folder, unpack = None, tuple[tuple[str, ...], ...]()
     if isinstance(source, ContainerSource):
         unpacked, unpack = source.containers.unpacked()

@@ -14,7 +14,7 @@ from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache.store.commit_log import recordable_source
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.sources.base import Columns, LabelRules, Source, is_utf8
+from precache_workers.sources.base import Columns, Inputs, LabelRules, Source, is_utf8
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.kinds import has_columns, open_source
 from precache_workers.user_code.loading import require_permission
@@ -72,7 +72,7 @@ def source_of(request: Request) -> Source:
         follow_links=request.follow_links,
         most_bytes=request.max_sample_bytes,
         kind=request.source_kind,
-        columns=Columns(request.image_column, label_column, key_column),
+        columns=Columns(request.image_column, label_column, key_column, Inputs.of(request.recipe)),
         sample_name=request.sample_name,
         # Of text, the rules are for a file of labels, if there is one.
         rules=rules

@@ -19,7 +19,8 @@ from PIL import Image
 from precache.errors import RecipeError
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
-from precache_workers.ops.decoding import PictureFacts, picture_facts
+from precache_workers.ops.decoding import PictureFacts, frame_of, picture_facts
+from precache_workers.ops.entries import size_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames, Pair
 from precache_workers.sources.base import Sample
@@ -85,7 +86,12 @@ class PixelReadings:
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self.fields = fields
         flags = [*fields] == ["image"]
-        self._seen = [_Pixels(name, field, recipes[name], flags) for name, field in fields.items()]
+        self._seen = [
+            _Boxes(name, recipes[name])
+            if field.kind == "boxes"
+            else _Pixels(name, field, recipes[name], flags)
+            for name, field in fields.items()
+        ]
         self._frames = MaskFrames(fields, recipes)
         self._masks: dict[str, _Frames] = {}
 
@@ -101,7 +107,7 @@ class PixelReadings:
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
-        evidence: list[_Frames | _Pixels] = [*self._masks.values(), *self._seen]
+        evidence: list[_Frames | _Pixels | _Boxes] = [*self._masks.values(), *self._seen]
         for seen in evidence:
             for refusal, *stated in seen.refusals():
                 ways = [way.flags for way in stated if way.flags]
@@ -109,7 +115,7 @@ class PixelReadings:
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each default that decided pixels, and finding that is not refused."""
-        evidence: list[_Frames | _Pixels] = [*self._seen, *self._masks.values()]
+        evidence: list[_Frames | _Pixels | _Boxes] = [*self._seen, *self._masks.values()]
         return tuple(f"{seen.name}: {line}" for seen in evidence for line in seen.notes())
 
 
@@ -377,6 +383,70 @@ class _Frames:
         return (
             f"{text}. State in decode of {self.turned[0][1].image} which masks these are. Drawn on "
             f'upright photos: orientation = "exif". Drawn on photos as they are stored: {_STORED}'
+        )
+
+
+class _Boxes:
+    """Evidence on one field of boxes, a key and a text for each sample.
+
+    Attributes
+    ----------
+    tried
+        Samples that have boxes.
+    fractions
+        All coordinates are from 0 to 1.
+    turned
+        EXIF turns the picture, and boxes may be drawn on it either way.
+    outside
+        Some box reaches outside of the picture.
+    """
+
+    def __init__(self, name: str, recipe: FieldRecipe) -> None:
+        self.name, self._recipe, self.tried, self._picture = name, recipe, 0, ""
+        self.fractions, self.turned, self.outside = (list[str]() for _ in range(3))
+
+    def look(self, sample: Sample, key: str) -> None:
+        """Add a sample."""
+        boxes, data, decode = self._recipe.unmoved(sample, key)
+        if not len(boxes):
+            return
+        frame, self._picture = frame_of(data, decode), self._recipe.picture
+        height, width = size_of(frame, decode)
+        self.tried += 1
+        far = np.maximum(-boxes[:, :2].min(1), (boxes[:, 2:] - [width, height]).max(1))
+        if float(boxes.max()) <= 1:
+            self.fractions.append(f"{key} has {boxes[0].tolist()}")
+        if float(far.max()) > 1:
+            text = f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
+            self.outside.append(text)
+        if frame.orientation != 1 and not decode.states("orientation"):
+            self.turned.append(f"{key} has EXIF orientation {frame.orientation}")
+
+    def refusals(self) -> Iterator[Refusal]:
+        """Yield the readings that refuse a build, with their ways out."""
+        if self.tried and len(self.fractions) == self.tried:
+            text = self._some(self.fractions, "have boxes of 0 to 1, as fractions are")
+            yield (f"{text}. Boxes are pixels: multiply x by the width and y by the height",)
+        if self.turned and MASKS * len(self.turned) >= self.tried:
+            yield (self._turned(),)
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each finding."""
+        if self.turned:
+            yield self._turned()
+        if self.outside:
+            yield self._some(
+                self.outside, "have boxes that reach outside of their pictures, and are clipped"
+            )
+
+    def _some(self, some: list[str], what: str) -> str:
+        return f"{len(some)} of {self.tried} samples tried {what}: {some[0]}"
+
+    def _turned(self) -> str:
+        text = self._some(self.turned, "have pictures that EXIF turns")
+        return (
+            f"{text}. State in decode of {self._picture} on which pixels boxes were drawn. Upright "
+            f'photos: orientation = "exif". Photos as they are stored: {_STORED}'
         )
 
 

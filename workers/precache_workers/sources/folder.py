@@ -86,6 +86,9 @@ class FolderSource(Source):
     pattern: str = ""
     """Name of the source if it has several folders, of which this is the first."""
 
+    also: str = ""
+    """Regular expression of RE2 of the names of files that are samples, though no images."""
+
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
 
@@ -97,7 +100,7 @@ class FolderSource(Source):
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
-        images, facts, complete = _Images(), Members(), True
+        images, facts, complete = _Images(self.also), Members(), True
         container = table_file = ""
 
         def leave_out(name: str, reason: str) -> None:
@@ -214,8 +217,8 @@ class _Images:
         Of the files that were added and not settled yet.
     """
 
-    def __init__(self) -> None:
-        self.count, self.names = 0, list[str]()
+    def __init__(self, also: str) -> None:
+        self._also, self.count, self.names = also, 0, list[str]()
         self._etags, self._numbers = list[str](), array("q")
         self._all_names, self._all_etags = GrowingTexts(), GrowingTexts()
         self._all_numbers = array("q")
@@ -228,7 +231,7 @@ class _Images:
 
     def settle(self, facts: Members) -> list[str]:
         """Find the images among the files that were added last; returns the names of the others."""
-        names, found = self.names, Names.of(self.names)
+        names, found = self.names, Names.of(self.names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
         kept = found.kept

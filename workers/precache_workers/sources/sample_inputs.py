@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from precache.messages import printable
-from precache_workers.sources.base import Doubt, choice_error
+from precache_workers.sources.base import Doubt, choice_error, is_image
 from precache_workers.sources.name_readings import is_target
 
 SampleName = Literal["first-dot", "last-dot", "whole"]
@@ -192,12 +192,19 @@ class SampleInputs:
         self, images: list[dict[str, Any]], orders: dict[tuple[str, ...], list[str] | None]
     ) -> list[dict[str, Any]]:
         held = {image["suffix"]: image for image in images}
-        combination = tuple(held)
+        combination = tuple(filter(is_picture, held))
         order = orders[combination] if combination in orders else self._order(combination)
         if order is None:
             return images
         nowhere = {"offset": 0, "size": -1, "crc": 0}
-        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in order]
+        others = [suffix for suffix in held if suffix not in order]
+        every = (*order, *others)
+        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in every]
+
+
+def is_picture(suffix: str) -> bool:
+    """Return True for a suffix of an image, behind the name of a sample."""
+    return not suffix or is_image(f"x.{suffix}")
 
 
 def _may_be_masks(combination: Sequence[str]) -> bool:
