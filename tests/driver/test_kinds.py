@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from torch.utils.data import DataLoader
 
 import precache
-from precache.errors import BuildError, RecipeError, SourceError
+from precache.errors import BuildError, RecipeError, SourceError, UsageError
 from precache.recipe.recipe import Field
 from precache.viewer.cards import Cards
 from precache.viewer.search import Catalogue
@@ -331,6 +331,12 @@ def test_rows_that_are_no_such_kind_are_refused(
     built = precache.Recipe.from_dict({"fields": {"value": field}})
     with pytest.raises((RecipeError, SourceError, BuildError), match=message):
         build(rows, tmp_path / "store", built, max_failures=0)
+
+
+def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:
+    source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(8)])
+    with pytest.raises(UsageError, match=r"leave \[fields.caption\] out of its recipe"):
+        precache.doctor(source, recipe("image", "caption"), samples=8, seconds=1)
 
 
 # --- large rows ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,37 @@ def test_tokens_stay_behind_a_crop_and_points_do_not(form: Any, store: Path) -> 
     points = {"fields": ["image", "points"], "ragged": {"points": form}}
     with pytest.raises(UsageError, match="points would stay behind"):
         precache.Loader(store, 5, transform=RandomCrop(9), **points, **OPTIONS)
+
+
+READ = """
+import sys
+import torch
+from tests.support import other_device
+import precache
+
+def rows(device, **options):
+    with precache.Loader(sys.argv[1], 5, seed=3, device=device, **options) as loader:
+        for batch in loader:
+            tensors = {n: v for n, v in batch.items() if n not in ("caption", "blob")}
+            tensors = {n: v if isinstance(v, list) else [v] for n, v in tensors.items()}
+            assert all(v.device.type == device for part in tensors.values() for v in part)
+            host = {n: [v.cpu() for v in part] for n, part in tensors.items()}
+            yield batch["caption"], batch["blob"], host
+
+fields = {"fields": ["image", "caption", "blob", "tokens", "points", "boxes"]}
+for options in ({}, {"ragged": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
+    for one, other in zip(rows("cpu", **fields, **options), rows("other", **fields, **options)):
+        assert one[:2] == other[:2]
+        assert one[2].keys() == other[2].keys()
+        for name, part in one[2].items():
+            assert all(torch.equal(*pair) for pair in zip(part, other[2][name], strict=True))
+"""
+
+
+def test_another_device_has_the_tensors_and_texts_stay(
+    store: Path, run_python: Callable[..., Any]
+) -> None:
+    run_python(READ, store)
 
 
 # --- refusals -----------------------------------------------------------------------------------
