@@ -474,7 +474,8 @@ def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path
     assert not precache.build(path, tmp_path / "images", recipe, address="serial").holes
     recipe = recipe_of({"caption": "txt"}, "image", "caption")
     result = precache.build(path, tmp_path / "store", recipe, address="serial", max_failures=9)
-    assert dict(result.holes) == {f"a.tar/{stem}.jpg": str(texts[stem]) for stem in "239"}
+    reasons = {f"a.tar/{stem}.jpg": f"its caption: {texts[stem]}" for stem in "239"}
+    assert dict(result.holes) == reasons
 
 
 def test_cells_that_are_missing_or_no_array_are_holes(tmp_path: Path) -> None:
@@ -573,6 +574,24 @@ def test_a_column_that_a_field_reads_is_no_label_unless_it_is_named(tmp_path: Pa
     both = open_source(str(tmp_path / "b.parquet"), columns=columns)
     assert both.list(lambda count: None).table.labels.tolist() == [3, 4]
     assert [one.inputs["label"] for one in parts_of(both).values()] == [3, 4]
+
+
+def test_labels_that_fields_read_are_said_to_be_none(tmp_path: Path) -> None:
+    members = [("cat/1.jpg", encoded(cut(1))), ("cat/1.cls", b"3")]
+    listing = opened(write_tar(tmp_path / "a.tar", members), "cls").list(lambda count: None)
+    assert "The .cls members are inputs of fields, and no labels" in listing.notes
+    assert listing.table.classes == ("cat",)
+
+
+def test_members_of_many_suffixes_hide_none_that_a_field_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache_workers.sources.tar_members.AT_ONCE", 50)
+    logs = [(f"log.{number}", b"") for number in range(200)]
+    source = write_tar(tmp_path / "a.tar", [*logs, ("1.jpg", encoded(cut(1))), ("1.txt", b"a")])
+    assert parts_of(opened(source, "txt"))["1"].inputs["txt"] == "a"
+    with pytest.raises(SourceError, match="has no column 'text'"):
+        opened(source, "text").list(lambda count: None)
 
 
 def test_a_listing_of_columns_by_its_index_is_the_same(tmp_path: Path) -> None:

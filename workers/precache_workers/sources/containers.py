@@ -389,7 +389,8 @@ class ContainerSource(Source):
         complete = len(scans.listed) == len(files)
         is_table, read = self.format.columns is not None, self.inputs
         if complete and read.names and not is_table:
-            require_columns(whole.columns, read.names, f"the source {self}")
+            columns_there = [name for name, _ in whole.columns.most_common()]
+            require_columns(columns_there, read.names, f"the source {self}")
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)

@@ -27,6 +27,7 @@ import contextlib
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
@@ -262,6 +263,8 @@ class _ArchiveSamples:
         self._middle = "[^./]*" if self._first_dot else "[^/]*"
         named = [re.escape(name) for name in format_.inputs.names if not is_picture(name)]
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
+        if "cls" in format_.inputs.names:
+            members.notes["The .cls members are inputs of fields, and no labels"] += 1
         self._labels: list[str | None] = []
         self._known: dict[bytes, str] = {}
 
@@ -275,8 +278,11 @@ class _ArchiveSamples:
         elif unread := int(found.images.sum()):
             members.notes["{count} images of tar archives are read by no field"] += unread
         self._others.add(found.names, some, np.flatnonzero(found.inputs))
-        if named and len(members.columns) < MOST_SUFFIXES:
-            members.columns.update(filter(None, self._split(found.names)[1]))
+        if named:
+            dotted = found.names.take(found.names.matching(r"\.[^/]*$"))
+            for suffix, count in Counter(self._split(dotted)[1]).items():
+                if suffix in named or len(members.columns) < MOST_SUFFIXES:
+                    members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
         for row in rows.tolist():

@@ -114,6 +114,8 @@ class TFRecordFormat:
             return
         if lacking:
             raise SourceError(f"{where}: in its records, {_lacks(min(lacking), first.names)}")
+        if columns.label is None and (taken := [n for n in LABEL_FEATURES if n in named]):
+            members.notes[f"{quoted(taken)} are inputs of fields, and no labels"] += 1
         used = {columns.key, first.image_name, first.label_name, *named}
         others = sorted({*first.names} - used)
         if others:
