@@ -290,6 +290,19 @@ def test_a_source_is_told_from_a_value_before_it(builds: Builds) -> None:
         assert builds.run(*command[:-1], f"{number}.store") == 0, builds.printed
 
 
+def test_a_name_of_samples_by_which_labels_are_lost_says_so(builds: Builds) -> None:
+    names = "a.1.png a.2.png b.1.png b.2.png c.png"
+    lost = ".cls members of tar archives have no image beside them"
+    for labels, said in (({"a": "x", "b": "y"}, True), ({"a": "x", "b": "y", "c": "x"}, False)):
+        choices = builds.choices(tar(names, labels)(builds.root))
+        assert [all(label is None for label in found.values()) for found in choices] == [
+            False, said, said,
+        ]  # fmt: skip
+        printed = " ".join(builds.printed.split())
+        whole = f"`--sample-name whole` if each image is a sample (2 {lost}"
+        assert f"{whole}{', and no sample gets a label' * said})" in printed
+
+
 def test_no_doubt_is_without_a_case(
     builds: Builds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

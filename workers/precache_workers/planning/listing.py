@@ -63,7 +63,7 @@ from precache_workers.sources.name_readings import (
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.sample_inputs import WHEN
 from precache_workers.sources.splits import is_split, split_name
-from precache_workers.sources.tar_archives import TarFormat
+from precache_workers.sources.tar_archives import LONE_LABELS, TarFormat
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
@@ -324,7 +324,10 @@ def _settled(request: Request, source: Source, doubt: Doubt) -> Doubt:
             listing = other.list(lambda count: None, LOOK_SECONDS)
             _require_few_bad(named, listing)
             _, of_names = _read_names(named, other, listing)
-            _labelled(named, other, listing, listing.table, of_names)
+            table = _labelled(named, other, listing, listing.table, of_names)
+            if lost := [note for note in listing.notes if note.endswith(LONE_LABELS)]:
+                none = "" if has_label(table.labels).any() else ", and no sample gets a label"
+                choices[-1] = way, f"{when} ({lost[0]}{none})"
         except ChoiceError as error:
             first, what = error.ways[0] if error.ways else (), error.doubts[0].what
             if is_flag(first) and first[:1] not in ((), way[:1]):
