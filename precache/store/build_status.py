@@ -103,6 +103,18 @@ def read_status(
     )
 
 
+def read_description(version: Folder) -> Identity | None:
+    """Read the description of a version that was begun; None if there is none.
+
+    Raises
+    ------
+    StoreError
+        It is damaged.
+    """
+    data = version.get(DESCRIPTION)
+    return None if data is None else Identity.read(data, version.path(DESCRIPTION))
+
+
 def read_build_or_none(folder: Folder) -> BuildStatus | None:
     """Like `read_build`; returns None, too, if the description is damaged or not ours."""
     with contextlib.suppress(StoreError):
@@ -112,11 +124,8 @@ def read_build_or_none(folder: Folder) -> BuildStatus | None:
 
 def read_build(version: Folder) -> BuildStatus | None:
     """Return the progress of a version that was begun; None if nothing describes its build."""
-    data = version.get(DESCRIPTION)
-    if data is None:
-        return None
-    identity = Identity.read(data, version.path(DESCRIPTION))
-    if identity.version != version.name:
+    identity = read_description(version)
+    if identity is None or identity.version != version.name:
         return None
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment

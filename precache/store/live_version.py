@@ -13,7 +13,7 @@ from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
 from precache.store.array_metadata import field_layout, label_layout
-from precache.store.build_status import DESCRIPTION, FROZEN_ROWS
+from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes, Identity
 from precache.store.labels import are_classes, label_attributes
@@ -262,10 +262,9 @@ class LiveVersion(Version):
 
     def _why_ended(self) -> str:
         """Return why no build is running, as far as its processes tell."""
-        data = self.folder.get(DESCRIPTION)
-        if data is None:
+        identity = read_description(self.folder)
+        if identity is None:
             return "its description was removed"
-        identity = Identity.read(data, self.folder.path(DESCRIPTION))
         ended = "has ended" if has_ended(identity.by) else "shows no sign of life"
         return identity.failed or f"{identity.by} {ended}"
 
@@ -283,10 +282,9 @@ def open_begun(folder: Folder, leases: Leases | None = None) -> LiveVersion | No
     StoreError
         The description or the row table is damaged, or of another version.
     """
-    data = folder.get(DESCRIPTION)
-    if data is None:
+    begun = read_description(folder)
+    if begun is None:
         return None
-    begun = Identity.read(data, folder.path(DESCRIPTION))
     frozen = folder.get(FROZEN_ROWS)  # committed at this moment, it has another
     name = ROW_TABLE if frozen is None else FROZEN_ROWS
     table = RowTable.from_parquet(frozen or folder.read(name), folder.path(name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -50,7 +49,6 @@ from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     UnmendedError,
-    copy_from_other_versions,
     copy_to_other_versions,
     lost_by_shard,
     mend_small,
@@ -75,9 +73,9 @@ from precache_workers.planning.stored_versions import (
     StoredObjects,
     committed_versions,
     compare_objects,
-    contents_of,
     is_committed,
     is_whole,
+    rows_of,
 )
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -261,7 +259,7 @@ class _Build:
         failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)
-        self.listed.keep_record(self.store, functools.partial(contents_of, complete))
+        self.listed.keep_record(self.store, lambda: rows_of(complete)[1])
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -542,17 +540,14 @@ class _Build:
         Their rows must be what they were.
         """
         self._decide_starts()
-        target, lost = work.target, dict(work.lost or {})
+        target, by_shard = work.target, lost_by_shard(work.lost or {})
         with self._take_lease(target) as lease:
-            for name in copy_from_other_versions(self.store, target, lost, lease.require):
-                del lost[name]
-            by_shard = lost_by_shard(lost)
             todo = sorted(by_shard)
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
                 catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
-                found = catalogue.find(target.rows_per_shard, target.shapes) if todo else None
+                found = catalogue.find(target.rows_per_shard, target.shapes)
                 self._run_shards(run, target, lease, todo, receipts, by_shard, found)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(target, receipts.values())
@@ -566,7 +561,7 @@ class _Build:
         self.progress.finish(
             f"Version {short(target.version)} is complete again: {len(todo)} shards built{mended}"
         )
-        return self._result(target)
+        return self._result(target, shards_reused=Totals.of(receipts.values()).reused)
 
     def _run_shards(
         self,

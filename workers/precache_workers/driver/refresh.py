@@ -13,9 +13,8 @@ from dataclasses import replace
 from precache.errors import RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
-from precache.store.build_status import DESCRIPTION
+from precache.store.build_status import read_description
 from precache.store.commit_log import read_log, recordable_source, short
-from precache.store.json_documents import Identity
 from precache.store.lease import is_built
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
@@ -85,10 +84,8 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
 
 def _was_cut_off(version: Version) -> bool:
     """Return True if the version is of a refresh that was cut off after its commit."""
-    data = version.folder.get(DESCRIPTION)
-    if data is None or is_built(version.folder):
-        return False
-    return Identity.read(data, version.folder.path(DESCRIPTION)).refreshes is not None
+    begun = None if is_built(version.folder) else read_description(version.folder)
+    return begun is not None and begun.refreshes is not None
 
 
 def _source(version: Version, request: Request) -> str:

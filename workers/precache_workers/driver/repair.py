@@ -5,7 +5,7 @@ An object is put only if it has the bytes that the version's tree of digests nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from precache.errors import DamageError, StoreError
 from precache.storage.base import Folder
@@ -96,27 +96,6 @@ def objects_of(target: TargetVersion, receipts: Iterable[Receipt]) -> dict[tuple
         for receipt in receipts
         for field, stored in receipt.objects.items()
     }
-
-
-def copy_from_other_versions(
-    store: Folder, target: TargetVersion, lost: StoredObjects, require: Callable[[], None]
-) -> list[tuple[str, int]]:
-    """Copy lost objects from other versions that have them whole; returns which.
-
-    Parameters
-    ----------
-    require
-        Raises where the build may no longer write.
-    """
-    copied = []
-    for item, leaf in lost.items():
-        for other in _versions_with(store, target, item, leaf):
-            if leaf.is_in(other):
-                require()
-                target.folder.copy(leaf.name, other, leaf.name, scratch=SCRATCH)
-                copied.append(item)
-                break
-    return copied
 
 
 def copy_to_other_versions(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -32,7 +31,7 @@ from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import contents_of, is_whole
+from precache_workers.planning.stored_versions import is_whole, rows_of
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class WantedVersion:
             return None
         version = open_own(target.folder)
         if self.listed is not None:
-            self.listed.keep_record(self.store, functools.partial(contents_of, version))
+            self.listed.keep_record(self.store, lambda: rows_of(version)[1])
         return version
 
     def _is_building(self) -> bool:

@@ -129,11 +129,6 @@ def compare_objects(
     return prefetch(compare, recorded, threads, threads)
 
 
-def contents_of(version: Version) -> list[str]:
-    """Read the content hashes of a version by row."""
-    return read_contents(version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE))
-
-
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
     """Read the receipts of a version that was begun, by shard."""
     return {

@@ -71,6 +71,20 @@ class FinishedObject:
                     raise DamagedObjectError(other.array, other.shard, error) from None
         return folder.create(name, self.parts, scratch=SCRATCH)
 
+    def put(self, folder: Folder, name: str) -> None:
+        """Put the object in place of what lies there, as a link where there is another one.
+
+        Raises
+        ------
+        DamagedObjectError
+            As `read` does.
+        """
+        parts = self.read()
+        if self.other is None:
+            folder.put(name, parts, scratch=SCRATCH)
+        else:
+            folder.copy(name, self.other.folder, self.other.leaf.name, scratch=SCRATCH)
+
     def read(self) -> Sequence[Buffer]:
         """Return the bytes of the object, one buffer after another.
 
@@ -152,7 +166,7 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
             )
     for field in lost:
         require_lease(task)
-        task.folder.put(task.objects[field], objects[field].read(), scratch=SCRATCH)
+        objects[field].put(task.folder, task.objects[field])
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
@@ -187,7 +201,7 @@ def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     if finished(task):
         return False
     require_lease(task)
-    task.folder.put(name, own.read(), scratch=SCRATCH)
+    own.put(task.folder, name)
     return True
 
 
