@@ -478,45 +478,39 @@ def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: 
 
 @pytest.mark.parametrize(
     ("pack", "files", "labels", "said"),
-    in_turn(
-        [
-            ("images/x/a images/y/b", "x, y", "Classes are the 2 folders of images"),
-            ("photos/a photos/b", "photos, photos", "of the one class 'photos'"),
-            ("train/x/a train/y/b", "x, y", "Classes are the 2 folders of train/"),
-            ("a/b/x/p a/b/y/q", "x, y", "Classes are the 2 folders of a/b/"),
-            ("car/a train/b bus/c", "car, train, bus", "'train' is a c"),
-            ("valid/a invalid/b", "valid, invalid", ""),
-            ("mask/a no_mask/b", "mask, no_mask", ""),
-            ("n01/images/a n02/images/b", "n01, n02", ""),
-            ("a/images/x/p b/images/y/q", "a, b", "such as a/images/x; --label-level 3 takes"),
-            ("00000/a 00001/b", "00000, 00001", "--label-level 0 gives no label"),
-            ("fold1/a fold10/b", "fold1, fold10", "--label-level 0 gives no label"),
-            ("Batch_1/a Batch_2/b", "Batch_1, Batch_2", "as their names suggest"),
-            (
-                "HAM10000_images_part_1/a HAM10000_images_part_2/b",
-                "HAM10000_images_part_1, HAM10000_images_part_2",
-                "'HAM10000_images_part_2'; if these are parts of one data set",
-            ),
-            ("subset9/a subset10/b", "subset9, subset10", "are parts of one data"),
-            (
-                "100CANON/a 101_PANA/b",
-                "100CANON, 101_PANA",
-                "as their names suggest, --label-level 0",
-            ),
-            (
-                "2024-05-01/a; 2024-06-11 Rome/b",
-                "2024-05-01, 2024-06-11 Rome",
-                "as their names suggest",
-            ),
-            (
-                "img_align/a mask_align/b",
-                "img_align, mask_align",
-                "also 'img_align', 'mask_align'; if these are parts of one data set, as their",
-            ),
-            ("pet/cat/a tree/oak/b", "pet, tree", "pet/cat; --label-level 2 takes"),
-        ]
-    ),
-)
+    in_turn([
+        ("images/x/a images/y/b", "x, y", "Classes are the 2 folders of images"),
+        ("photos/a photos/b", "photos, photos", "of the one class 'photos'"),
+        ("train/x/a train/y/b", "x, y", "Classes are the 2 folders of train/"),
+        ("a/b/x/p a/b/y/q", "x, y", "Classes are the 2 folders of a/b/"),
+        ("car/a train/b bus/c", "car, train, bus", "'train' is a c"),
+        ("valid/a invalid/b", "valid, invalid", ""),
+        ("mask/a no_mask/b", "mask, no_mask", ""),
+        ("n01/images/a n02/images/b", "n01, n02", ""),
+        ("a/images/x/p b/images/y/q", "a, b", "such as a/images/x; --label-level 3 takes"),
+        ("00000/a 00001/b", "00000, 00001", "--label-level 0 gives no label"),
+        ("fold1/a fold10/b", "fold1, fold10", "--label-level 0 gives no label"),
+        ("Batch_1/a Batch_2/b", "Batch_1, Batch_2", "as their names suggest"),
+        (
+            "HAM10000_images_part_1/a HAM10000_images_part_2/b",
+            "HAM10000_images_part_1, HAM10000_images_part_2",
+            "'HAM10000_images_part_2'; if these are parts of one data set",
+        ),
+        ("subset9/a subset10/b", "subset9, subset10", "are parts of one data"),
+        ("100CANON/a 101_PANA/b", "100CANON, 101_PANA", "as their names suggest, --label-level 0"),
+        (
+            "2024-05-01/a; 2024-06-11 Rome/b",
+            "2024-05-01, 2024-06-11 Rome",
+            "as their names suggest",
+        ),
+        (
+            "img_align/a mask_align/b",
+            "img_align, mask_align",
+            "also 'img_align', 'mask_align'; if these are parts of one data set, as their",
+        ),
+        ("pet/cat/a tree/oak/b", "pet, tree", "pet/cat; --label-level 2 takes"),
+    ]),
+)  # fmt: skip
 def test_other_folders_are_classes_and_a_guess_is_said(
     builds: Builds, pack: Pack, files: str, labels: str, said: str
 ) -> None:
@@ -868,16 +862,13 @@ def columns_of(**labels: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("table", "labels", "readings"),
-    with_kinds(
-        TYPED,
-        [
-            ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
-            ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
-            (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
-            (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
-        ],
-    ),
-)
+    with_kinds(TYPED, [
+        ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
+        ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
+        (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
+        (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
+    ]),
+)  # fmt: skip
 def test_a_typed_column_of_two_readings_is_refused(
     builds: Builds, table: Write, labels: list[Any], readings: list[list[Any]]
 ) -> None:
@@ -944,15 +935,12 @@ def test_files_with_categories_in_other_orders_are_refused(
 
 @pytest.mark.parametrize(
     ("table", "bits", "expected"),
-    with_kinds(
-        TYPED,
-        [
-            ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
-            ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
-            ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
-        ],
-    ),
-)
+    with_kinds(TYPED, [
+        ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
+        ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
+        ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
+    ]),
+)  # fmt: skip
 def test_columns_of_0_and_1_are_refused_with_the_flag_that_takes_them(
     builds: Builds, table: Write, bits: dict[str, list[Any]], expected: list[Any]
 ) -> None:
@@ -1247,19 +1235,16 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
 
 @pytest.mark.parametrize(
     ("table", "column", "values", "refused"),
-    with_kinds(
-        TABLE_KINDS,
-        [
-            ("is_valid", [True, False, False], True),
-            ("Test", ["1", "0", "0"], True),
-            ("dataset_split", ["trn", "tst", "tst"], True),
-            ("fold", [1, 2, 2], False),
-            ("subset", ["coco", "lvis", "lvis"], False),
-            ("valid", [3, 4, 4], None),
-            ("split", ["train", "train", "train"], None),
-        ],
-    ),
-)
+    with_kinds(TABLE_KINDS, [
+        ("is_valid", [True, False, False], True),
+        ("Test", ["1", "0", "0"], True),
+        ("dataset_split", ["trn", "tst", "tst"], True),
+        ("fold", [1, 2, 2], False),
+        ("subset", ["coco", "lvis", "lvis"], False),
+        ("valid", [3, 4, 4], None),
+        ("split", ["train", "train", "train"], None),
+    ]),
+)  # fmt: skip
 def test_columns_of_splits_are_known_by_their_name(
     builds: Builds, table: Write, column: str, values: list[Any], refused: bool | None
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import os
 import re
 import shutil
@@ -593,8 +594,16 @@ def test_old_times_that_return_bring_no_old_pixels(tmp_path: Path, many_touched:
     assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
 
 
-@pytest.mark.parametrize("between", ["another size", "the same size", "removed"])
-@pytest.mark.parametrize("form", FORMS)
+BETWEEN = ("another size", "the same size", "removed")
+
+
+@pytest.mark.parametrize(
+    ("form", "between"),
+    [
+        *itertools.product(("folder", "tar"), BETWEEN),
+        *zip(sorted({*FORMS} - {"folder", "tar"}), itertools.cycle(BETWEEN), strict=False),
+    ],
+)
 def test_an_old_size_and_time_that_return_bring_no_old_pixels(
     form: str, between: str, tmp_path: Path
 ) -> None:

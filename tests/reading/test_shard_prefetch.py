@@ -177,7 +177,9 @@ def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
         assert loader.state_dict()["shuffle"] == shuffle
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize(
+    "number", [*range(12), *(pytest.param(n, marks=pytest.mark.heavy) for n in range(12, 24))]
+)
 def test_any_order_is_read_within_any_limit(
     number: int, large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,13 +407,15 @@ def _called_as(stems: Texts, others: Texts, *, same: bool) -> tuple[np.ndarray, 
     rows = np.flatnonzero(stems.matching(f"{_WORD}$"))
     cut = stems.take(rows)
     for count in range(1, MOST_WORDS + 1):
+        if not len(rows):
+            break
         cut = _replaced(cut, f"{_WORD}$")
         found = others.find(cut)
         found = np.where(same & (found == rows), -1, found)
         row_of[rows[found >= 0]], words[rows[found >= 0]] = found[found >= 0], count
         rows, cut = rows[found < 0], cut.take(found < 0)
     parts, places = [Texts([])], [np.empty(0, np.int64)]
-    for count in range(1, MOST_WORDS + 1):
+    for count in range(1, int(words.max(initial=0)) + 1):
         of_count = np.flatnonzero(words == count)
         parts.append(_found(stems.take(of_count), f"(?:{_WORD}){{{count}}}$"))
         places.append(of_count)
