@@ -379,7 +379,7 @@ class BatchSource:
     def _require_no_sequences(self) -> None:
         """Raise `UsageError` if rows that differ in length are read, and an option takes none."""
         options, names = self._options, list(self.reader.sequences)
-        others = tuple({*self.reader.shapes, *self.reader.ragged} - {"row"})
+        others = tuple(n for n in self.reader.arrays if n not in self.reader.sequences)
         for option, refused in (
             (f"resident={options.resident!r}", options.resident is not None),
             ("decompress='device'", options.decompress == "device"),

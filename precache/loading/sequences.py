@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -89,41 +89,10 @@ class Sequences:
         return batch
 
 
-def _gathered(
-    name: str, form: Form, field: RaggedReader, parts: Sequence[PackedRows]
-) -> dict[str, Any]:
-    """Join the rows of one field: padded and their lengths, or one after another with offsets, or
-    with lengths as a list."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    pieces = (
-        [part.data.data for part in parts],
-        np.repeat(np.arange(len(parts)), [len(part.sizes) for part in parts]),
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
-    )
-    if form == "padded":
-        return padded(name, *pieces, lengths, field.fixed, field.array.dtype)
-    out = np.empty((int(lengths.sum()), *field.fixed), field.array.dtype)
-    kernels.copy_pieces(*pieces, out, out.nbytes)
-    if form == "list":
-        return {name: as_tensor(out), name + LENGTH: lengths.tolist()}
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(offsets)}
+class Pieces(NamedTuple):
+    """Rows of one field, wherever they lie.
 
-
-def padded(
-    name: str,
-    sources: list[memoryview],
-    numbers: np.ndarray,
-    starts: np.ndarray,
-    sizes: np.ndarray,
-    lengths: np.ndarray,
-    fixed: tuple[int, ...],
-    dtype: Any,
-) -> dict[str, torch.Tensor]:
-    """Return rows of a field as (n, longest, ...) with zeros behind each, and their lengths.
-
-    Parameters
+    Attributes
     ----------
     sources
         Buffers that hold the rows.
@@ -131,32 +100,65 @@ def padded(
         (n,) int64: source of each row, and its first byte and bytes there.
     lengths
         (n,) int64: length of each row's first axis.
+    """
+
+    sources: list[memoryview]
+    numbers: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, parts: Sequence[PackedRows]) -> Pieces:
+        """Return the rows of several parts, in their order."""
+        numbers = np.repeat(np.arange(len(parts)), [len(part.sizes) for part in parts])
+        data, *columns = zip(*parts, strict=True)
+        return cls([one.data for one in data], numbers, *map(np.concatenate, columns))
+
+
+def _gathered(
+    name: str, form: Form, field: RaggedReader, parts: Sequence[PackedRows]
+) -> dict[str, Any]:
+    """Join the rows of one field: padded and their lengths, or one after another with offsets, or
+    with lengths as a list."""
+    pieces = Pieces.of(parts)
+    if form == "padded":
+        return _padded(name, pieces, field.fixed, field.array.dtype)
+    out = np.empty((int(pieces.lengths.sum()), *field.fixed), field.array.dtype)
+    kernels.copy_pieces(*pieces[:4], out, out.nbytes)
+    if form == "list":
+        return {name: as_tensor(out), name + LENGTH: pieces.lengths.tolist()}
+    offsets = np.concatenate([[0], np.cumsum(pieces.lengths)])
+    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(offsets)}
+
+
+def _padded(name: str, rows: Pieces, fixed: tuple[int, ...], dtype: Any) -> dict[str, torch.Tensor]:
+    """Return rows of a field as (n, longest, ...) with zeros behind each, and their lengths.
 
     Raises
     ------
     UsageError
         There is no memory for them.
     """
-    longest = int(lengths.max(initial=0))
+    count, longest = len(rows.lengths), int(rows.lengths.max(initial=0))
     pitch = int(np.prod(fixed, dtype=np.int64)) * np.dtype(dtype).itemsize * longest
-    if (nbytes := len(lengths) * pitch) >= LARGE_NBYTES and nbytes > available_bytes():
+    if count * pitch >= LARGE_NBYTES and count * pitch > available_bytes():
         raise UsageError(
-            f"{name} of a batch takes {nbytes} bytes, as its {len(lengths)} rows are padded to the "
+            f"{name} of a batch takes {count * pitch} bytes, as its {count} rows are padded to the "
             f"longest, of {longest}, and {available_bytes()} are free; give a smaller batch_size, "
             f"or ragged={{{name!r}: 'list'}} to a Loader"
         )
-    out = np.empty((len(lengths), longest, *fixed), dtype)
-    rest = pitch - sizes
+    out, rest = np.empty((count, longest, *fixed), dtype), pitch - rows.sizes
     zeros = np.zeros(int(rest.max(initial=0)), np.uint8).data
     kernels.copy_pieces(  # each row, then zeros
-        [*sources, zeros],
-        _in_turns(numbers, np.full_like(numbers, len(sources))),
-        _in_turns(starts, np.zeros_like(starts)),
-        _in_turns(sizes, rest),
+        [*rows.sources, zeros],
+        _in_turns(rows.numbers, np.full_like(rows.numbers, len(rows.sources))),
+        _in_turns(rows.starts, np.zeros_like(rows.starts)),
+        _in_turns(rows.sizes, rest),
         out,
         out.nbytes,
     )
-    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(lengths)}
+    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(rows.lengths)}
 
 
 def _in_turns(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -179,11 +181,9 @@ def with_padding(batch: Mapping[str, Any], sequences: Collection[str]) -> Any:
             whole[name] = rows
             continue
         arrays = [np.ascontiguousarray(row.numpy()) for row in rows]
-        sizes = np.array([array.nbytes for array in arrays], np.int64)
-        lengths = np.array([len(array) for array in arrays], np.int64)
+        columns = [(0, array.nbytes, len(array)) for array in arrays]
+        starts, sizes, lengths = np.array(columns, np.int64).T.copy()
         sources = [array.reshape(-1).view(np.uint8).data for array in arrays]
-        numbers = np.arange(len(arrays))
-        fixed, dtype = arrays[0].shape[1:], arrays[0].dtype
-        starts = np.zeros_like(sizes)
-        whole |= padded(name, sources, numbers, starts, sizes, lengths, fixed, dtype)
+        pieces = Pieces(sources, np.arange(len(arrays)), starts, sizes, lengths)
+        whole |= _padded(name, pieces, arrays[0].shape[1:], arrays[0].dtype)
     return whole

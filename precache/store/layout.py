@@ -47,7 +47,8 @@ class RowShape:
         """Describe rows of a kind of field, such as ``text`` or ``ragged int64 (n,)``."""
         if kind in (None, "text", "bytes"):
             return kind or str(self)
-        return f"{kind} {self.dtype} (n,{', '.join(map(str, ('', *self.shape[1:])))[1:]})"
+        axes = str((0, *self.shape[1:])).replace("0", "n", 1)
+        return f"{kind} {self.dtype} {axes}"
 
     @property
     def document(self) -> dict[str, Any]:

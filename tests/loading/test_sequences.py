@@ -17,7 +17,9 @@ import zarr
 import precache
 from precache.codecs import kernels
 from precache.errors import DamageError, UsageError
+from precache.loading import sequences
 from precache.loading.options import Block, Buckets
+from precache.reading import ragged_reader
 from precache.sampling.order import BucketPermutation, buckets_of
 from precache.store.open import open_version
 from precache.transforms import ColorJitter, Compose, HorizontalFlip, RandomCrop, ToDType
@@ -325,6 +327,19 @@ def test_without_such_fields_it_is_taken(options: dict[str, Any], store: Path) -
 def test_numbers_of_buckets_that_make_no_sense_are_refused(count: Any) -> None:
     with pytest.raises(UsageError, match="count is"):
         Buckets("tokens", count)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"), [(ragged_reader, "rows of tokens take"), (sequences, "'list'} to a")]
+)
+def test_batches_that_do_not_fit_the_memory_are_refused(
+    module: Any, message: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with precache.Loader(store, 5, fields=("tokens",), **OPTIONS) as loader:
+        monkeypatch.setattr(module, "LARGE_NBYTES", 1)
+        monkeypatch.setattr(module, "available_bytes", lambda: 1)
+        with pytest.raises(UsageError, match=f"{message}.*"):
+            next(iter(loader))
 
 
 def test_damage_is_named_by_key(store: Path, tmp_path: Path) -> None:
