@@ -281,6 +281,24 @@ def test_tables_without_images_build(tmp_path: Path) -> None:
         listed(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+def test_numbers_are_rows_without_axes(kind: str, tmp_path: Path) -> None:
+    scores = [number / 4 for number in range(COUNT)]
+    if kind == "jsonl":
+        cells = [{**row, "score": s} for row, s in zip(rows(tmp_path), scores, strict=True)]
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, cells)))
+    elif kind == "arrow":
+        write_ipc(tmp_path / "a.arrow", pa.table({"score": scores}))
+    else:
+        pq.write_table(pa.table({"score": scores}), tmp_path / "a.parquet")
+    ops = [{"op": "to_dtype", "dtype": "float32"}]
+    recipe = precache.Recipe.from_dict({"fields": {"score": {"input": "score", "ops": ops}}})
+    source = tmp_path / f"a.{kind}"
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    dataset = precache.CachedDataset(tmp_path / "store")
+    assert sorted(float(dataset[number]["score"]) for number in range(COUNT)) == scores
+
+
 @pytest.mark.parametrize("kind", ["tar", "parquet", "arrow"])
 def test_only_columns_that_fields_name_are_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

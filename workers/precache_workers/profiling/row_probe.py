@@ -162,7 +162,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 continue
             _check_dtypes(rows)
             for name, row in rows.items():
-                if not len(typical.get(name, ())):
+                if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
             tried[key] = {name: row.shape for name, row in rows.items()}
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))

@@ -299,7 +299,8 @@ class _ArchiveSamples:
         """Return all samples."""
         members, prefix = self._members, f"{self._file.name}/"
         taken = self._images, self._others
-        names = Texts.joined([some.names.texts() for some in taken])
+        texts = [some.names.texts() for some in taken]
+        names = Texts.joined(texts) if len(texts[1]) else texts[0]  # it would copy them
         numbers = [np.zeros((4, 0), np.int64), *(part for some in taken for part in some.numbers)]
         is_last = last_of_each(names, self._file.name, members)
         replaced = self._split(names.take(~is_last))[0]
