@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from precache.runtime.machine import MachineReader
 from precache.store.layout import align
 from tests.bench.device import DirectRows
 from tests.conftest import BuiltStore
+from tests.support.kinds import put_rows, recipe, row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,6 +66,25 @@ def test_batches_on_the_device_are_those_of_the_host(store: BuiltStore, on_host:
         assert all(each.is_cuda for batch in loader for each in batch.values())
         loader.set_epoch(0)
         _assert_same(_epoch(loader), on_host)
+
+
+@pytest.mark.parametrize("form", ["padded", "jagged", "list"])
+def test_rows_that_differ_in_length_are_those_of_the_host(form: Any, tmp_path: Path) -> None:
+    source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(23)])
+    precache.build(source, tmp_path / "store", recipe(), address="serial", shard_samples=4)
+    options: Any = {"seed": 2, "ragged": {"tokens": form, "points": form}}
+    epochs = []
+    for device in ("cpu", "cuda"):
+        with precache.Loader(tmp_path / "store", 5, device=device, **options) as loader:
+            epoch = []
+            for batch in loader:
+                parts = {n: v for n, v in batch.items() if n not in ("caption", "blob")}
+                lists = {n: list(v.unbind()) if torch.is_tensor(v) else v for n, v in parts.items()}
+                tensors = [v for part in lists.values() for v in part]
+                assert all(v.device.type == device for v in tensors)
+                epoch.append((batch["caption"], batch["blob"], [v.tolist() for v in tensors]))
+            epochs.append(epoch)
+    assert epochs[0] == epochs[1]
 
 
 def test_a_resident_version_gives_the_same_batches(store: BuiltStore, on_host: Epoch) -> None:

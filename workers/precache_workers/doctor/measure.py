@@ -100,6 +100,11 @@ class Examination:
                     f"doctor measures rows of one shape, and those of {name} keep the shapes of "
                     "their images; give --resize and --crop to it, or let plan predict the build"
                 )
+            if declared.kind is not None:
+                raise UsageError(
+                    f"doctor measures rows of one shape, and those of {name} differ in length; "
+                    f"leave [fields.{name}] out of its recipe, or let plan predict the build"
+                )
         began, load, name = time.monotonic(), os.getloadavg()[0], shown(self.request.source)
         listing = self.job.source.list(
             lambda count: self.tick(f"listing, {count:,} samples"), self.seconds * LISTING
