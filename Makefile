@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all lint compiled-tests format bench docs wheel clean
+.PHONY: help venv demo test tests test-all lint style types format bench docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,26 +23,32 @@ venv: $(STAMP)  ## make .venv, with everything that the targets below need (PYTH
 demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
 	@$(BIN)/python -m tests.demo
 
+# Types are checked beside the tests: mypy keeps one core busy for half a minute.
+test: $(STAMP)  ## check style and types, run the tests (PROCESSES=0: one at a time)
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
 # A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it. Files in
 # their order: sorted by their number of tests, those that wait for processes would all come last. One thread of OpenMP
 # each: more than there are cores spend a sixth of all CPU time waiting for each other.
-# The asserts of all tests are compiled beside mypy, which keeps one core busy: else each process would compile them.
-test: $(STAMP)  ## check style and types, run the tests (PROCESSES=0: one at a time)
-	@$(MAKE) --no-print-directory --jobs 2 lint compiled-tests
+# The asserts of all tests are compiled first: else each process would compile them.
+tests: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # One at a time: they measure, or load the machine by themselves.
 test-all: $(FRAMEWORKS) test  ## the same, and the tests that take minutes
 	$(BIN)/python -m pytest -m heavy
 
-lint: $(STAMP)  ## check style and types
+lint: style types  ## check style and types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-compiled-tests: $(STAMP)
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+types: $(STAMP)
+	$(BIN)/mypy
 
 format: $(STAMP)  ## lay out the code, and mend what can be mended by itself
 	$(BIN)/ruff check --fix .

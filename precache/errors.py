@@ -67,7 +67,17 @@ class UsageError(PrecacheError):
 
 
 class RecipeError(UsageError):
-    """A recipe with an unknown op, an invalid parameter, or ops that do not fit together."""
+    """A recipe with an unknown op, an invalid parameter, or ops that do not fit together.
+
+    Attributes
+    ----------
+    ways
+        As in `ChoiceError`, of a recipe that flags describe: flags of other recipes.
+    """
+
+    def __init__(self, *parts: object, ways: Iterable[Sequence[str]] = ()) -> None:
+        super().__init__(*parts)
+        self.ways = tuple(map(tuple, ways))
 
 
 class SourceError(UsageError):

@@ -8,12 +8,15 @@ transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
 
 Fields of one scene, such as an image and its mask, move together only if `fields` names them. A
 transform that moves or mixes pixels refuses a batch with another field of arrays unless `fields`
-says which it changes.
+says which it changes. Boxes and keypoints, which their recipe declares to be places in a picture,
+follow it without being named: they move by the same draw, are clipped, and boxes of which less than
+a pixel is left across or down are dropped, together with the entries that belong to them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -30,6 +33,7 @@ from torch.nn import functional
 
 from precache.codecs.windows import Windows
 from precache.errors import UsageError
+from precache.recipe.coordinates import Movement
 from precache.recipe.ops import Operation
 from precache.recipe.resampling import resized_shape
 from precache.runtime.integers import sides, whole
@@ -50,6 +54,32 @@ MOST_CHANNELS = 4
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Dtypes that torch moves, but cannot flip -> those of the same size that it can."""
+
+
+PLACES = "image/places"
+"""Part of a batch that tells where windows lie in their pictures; see `View.places`."""
+
+LEAST_SIDE = 1.0
+"""Least width and height in pixels of boxes that are kept, as torchvision's sanitizing has it."""
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A field with entries (N, longest, …), which are places in a picture or belong to boxes.
+
+    Attributes
+    ----------
+    kind
+        ``boxes``, ``keypoints``, or any other for values that do not move.
+    picture
+        Field in which the entries are places; empty for values that do not move.
+    boxes
+        Field of boxes that entries are dropped with; empty for none.
+    """
+
+    kind: str
+    picture: str = ""
+    boxes: str = ""
 
 
 def _signed(value: int) -> int:
@@ -77,15 +107,18 @@ class Draw:
     numbers
         (N,) int64 on the device that identify the samples: row numbers, or for a row that may have
         come before, -1 minus its position in the epoch's order.
+    followers
+        Fields of the batch that move as its pictures do.
     """
 
     key: tuple[int | str, ...]
     step: int
     numbers: torch.Tensor
+    followers: Mapping[str, Follower] = dataclasses.field(default_factory=dict)
 
     def inside(self, index: int) -> Draw:
         """Return the draw of the transform at an index within this one."""
-        return Draw((*self.key, index), self.step, self.numbers)
+        return replace(self, key=(*self.key, index))
 
     def uniform(self, count: int) -> torch.Tensor:
         """Draw (N, count) float32, uniform in [0, 1), a function of (key, number)."""
@@ -100,7 +133,7 @@ class Draw:
 
     def part(self, start: int, stop: int) -> Draw:
         """Return the draw of some samples of the batch."""
-        return Draw(self.key, self.step, self.numbers[start:stop])
+        return replace(self, numbers=self.numbers[start:stop])
 
     def at(self, path: Iterable[int]) -> Draw:
         """Return the draw of a step by the indices of the transforms that it is in."""
@@ -156,7 +189,7 @@ class FieldTransform(Transform):
     moves: ClassVar[bool] = False
     by_axis: ClassVar[bool] = True
 
-    def _images(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def _images(self, batch: Batch, draw: Draw) -> dict[str, torch.Tensor]:
         """Return the fields to change as (N, C, H, W).
 
         Raises
@@ -166,7 +199,13 @@ class FieldTransform(Transform):
             that nobody named.
         """
         name = type(self).__name__
-        for field in self.fields or ("image",):
+        fields = [field for field in self.fields or ("image",) if field not in draw.followers]
+        if self.fields and len(fields) < (len(self.fields) if not self.moves else 1):
+            raise UsageError(
+                f"{name} changes pixels, and fields={self.fields} names boxes, keypoints or what "
+                "belongs to them; name pictures, which these follow where pixels move"
+            )
+        for field in fields:
             values = batch.get(field)
             if values is None:
                 names = ", ".join(batch)
@@ -184,15 +223,23 @@ class FieldTransform(Transform):
                     "channels last. Store (C, H, W), which transpose(2, 0, 1) makes of it; "
                     f"or put this before it, in a Compose: lambda batch: {moved}"
                 )
-        images = {field: batch[field] for field in self.fields or ("image",)}
+        images = {field: batch[field] for field in fields}
         if self.moves:
-            self._require_scene(images, batch)
+            self._require_scene(images, batch, draw)
         return {field: _as_images(values) for field, values in images.items()}
 
-    def _require_scene(self, images: Batch, batch: Batch) -> None:
+    def _require_scene(self, images: Batch, batch: Batch, draw: Draw) -> None:
         """Raise `UsageError` if fields that belong together stay behind, or differ in size."""
         name = type(self).__name__
-        others = [key for key in batch if key not in ("image", *NUMBERS) and _has_axes(batch, key)]
+        following = following_of(batch, images, draw)
+        if following and not isinstance(self, WindowStep):
+            raise UsageError(
+                f"{name} does not know where the pixels of {' and '.join(images)} go, so that "
+                f"{' and '.join(following)} cannot follow: leave it out, or read no such fields, "
+                "by fields= of the Loader"
+            )
+        known = {"image", *NUMBERS, *following}
+        others = [key for key in batch if key not in known and _has_axes(batch, key)]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -254,10 +301,14 @@ class ImageTransform(FieldTransform):
         self.fields = field_names(fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
+        images = self._images(batch, draw)
         changed = {
-            name: _as_before(self.change(name, images, draw), batch[name])
-            for name, images in self._images(batch).items()
+            name: _as_before(self.change(name, pixels, draw), batch[name])
+            for name, pixels in images.items()
         }
+        if isinstance(self, WindowStep) and following_of(batch, images, draw):
+            height, width = next(iter(images.values())).shape[2:]
+            changed |= follow(batch, images, self.movement(height, width, draw), draw)
         return {**batch, **changed}
 
     def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -269,7 +320,52 @@ class ImageTransform(FieldTransform):
         """Return the changed images."""
 
 
-def _constant(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+def following_of(batch: Batch, pictures: Collection[str], draw: Draw) -> list[str]:
+    """Return the fields of a batch that follow some pictures, and those that belong to them."""
+    moving = [n for n, f in draw.followers.items() if n in batch and f.picture in pictures]
+    return [n for n, f in draw.followers.items() if n in batch and {n, f.boxes} & {*moving}]
+
+
+def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Draw) -> Batch:
+    """Return the fields that follow some pictures, moved, and without boxes that are gone.
+
+    Boxes are left out of which less than `LEAST_SIDE` is left across or down, with the entries that
+    belong to them; those that are kept come first, in their order, and zeros behind.
+    """
+    for name in following_of(batch, pictures, draw):
+        if name + LENGTH not in batch:
+            raise UsageError(
+                f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
+                "of ragged= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
+            )
+    names, followers, changed = following_of(batch, pictures, draw), draw.followers, Batch()
+    move = {"boxes": movement.boxes, "keypoints": movement.keypoints}
+    moved = {name: move.get(followers[name].kind, lambda v: v)(batch[name]) for name in names}
+    leaders = {n: f if (f := followers[n].boxes) in moved else n for n in names}
+    for leader in dict.fromkeys(leaders.values()):
+        entries = torch.arange(moved[leader].shape[1], device=moved[leader].device)
+        kept = entries < batch[leader + LENGTH][:, None]
+        if followers[leader].kind == "boxes":
+            corners = moved[leader]
+            kept &= (corners[..., 2:] - corners[..., :2] >= LEAST_SIDE).all(-1)
+        order, lengths = (~kept).to(torch.int8).argsort(dim=1, stable=True), kept.sum(1)
+        for name in [name for name in names if leaders[name] == leader]:
+            values = moved[name]
+            if values.shape[:2] != kept.shape:
+                raise UsageError(
+                    f"{name} {tuple(values.shape)} belongs to {leader} {tuple(kept.shape)}, and "
+                    "has other entries: a function of the batch before changes one of them alone"
+                )
+            axes = (*kept.shape, *(1,) * (values.ndim - 2))
+            in_order = values.gather(1, order.reshape(axes).expand_as(values))
+            behind = (entries >= lengths[:, None]).reshape(axes)
+            changed |= {name: in_order.masked_fill(behind, 0), name + LENGTH: lengths}
+    return changed
+
+
+def _constant(
+    values: Sequence[float] | Sequence[Sequence[float]], like: torch.Tensor
+) -> torch.Tensor:
     """Return float32 on the device of `like`.
 
     Copied from the host, because creating it on CUDA would wait for all work of the device.
@@ -359,7 +455,8 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 def require_fitting(
     transform: Any,
     rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    sequences: Mapping[str, Any] | None = None,
+    sequences: Mapping[str, Any],
+    followers: Mapping[str, Follower],
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
@@ -372,15 +469,17 @@ def require_fitting(
         Field -> shape and dtype of a row.
     sequences
         Parts of a batch of two rows that differ in length.
+    followers
+        As in `Draw`.
     """
     batch: Any = {
-        **(sequences or {}),
+        **sequences,
         **{
             name: torch.empty((2, *shape), dtype=dtype, device="meta")
             for name, (shape, dtype) in rows.items()
         },
     }
-    draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
+    draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"), followers)
     normalized = dict[str, Normalize]()
     known = True
     for step in _steps(transform):
@@ -424,6 +523,26 @@ def _placed(transform: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
         yield place, transform
 
 
+class Followed(Transform):
+    """Moves what follows ragged pictures, by the windows through which these were read.
+
+    Attributes
+    ----------
+    pictures
+        Their fields.
+    size
+        Height and width that they were read with.
+    """
+
+    def __init__(self, pictures: Collection[str], size: tuple[int, int]) -> None:
+        self.pictures, self.size = pictures, size
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        others = {name: values for name, values in batch.items() if name != PLACES}
+        movement = movement_of(batch[PLACES], self.size)
+        return {**others, **follow(others, self.pictures, movement, draw)}
+
+
 class Later(Transform):
     """The steps that are left of a transform whose first ones are done; they draw as before.
 
@@ -435,6 +554,11 @@ class Later(Transform):
 
     def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
         self.placed = placed
+
+    @property
+    def follows(self) -> bool:
+        """True if what follows ragged pictures is moved."""
+        return any(isinstance(step, Followed) for _, step in self.placed)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         for place, step in self.placed:
@@ -473,10 +597,13 @@ class View:
         (N, 2) float64 height and width of what is seen, whole numbers.
     windows
         Where that is in each image.
+    shifts
+        (N,) float64 pixels that keypoints lie right of the same places of boxes; see `Movement`.
     """
 
     sizes: np.ndarray
     windows: Windows
+    shifts: np.ndarray
 
     @classmethod
     def whole(cls, sizes: np.ndarray) -> View:
@@ -484,7 +611,8 @@ class View:
         sizes = sizes.astype(np.float64)
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         mirrored = np.zeros(len(sizes), np.bool_)
-        return cls(sizes, Windows(boxes, np.zeros_like(sizes), np.ones_like(sizes), mirrored))
+        windows = Windows(boxes, np.zeros_like(sizes), np.ones_like(sizes), mirrored)
+        return cls(sizes, windows, np.zeros(len(sizes)))
 
     def require(self, size: tuple[int, int]) -> None:
         """Raise `UsageError` if a crop does not fit."""
@@ -504,17 +632,33 @@ class View:
         corners[:, 1] = np.where(windows.mirrored, behind, corners[:, 1])
         if (windows.scales == 1).all():  # pixels beside the part take no part in a resize
             boxes = np.concatenate([windows.boxes[:, :2] + corners, sizes], axis=1)
-            return View(sizes, replace(windows, boxes=boxes))
-        return View(sizes, replace(windows, starts=windows.starts + corners * windows.scales))
+            return replace(self, sizes=sizes, windows=replace(windows, boxes=boxes))
+        starts = windows.starts + corners * windows.scales
+        return replace(self, sizes=sizes, windows=replace(windows, starts=starts))
 
     def resized(self, sizes: np.ndarray) -> View:
         """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
         sizes = np.broadcast_to(sizes, self.sizes.shape)
-        return View(sizes, replace(self.windows, scales=self.sizes / sizes))
+        windows, shifts = replace(self.windows, scales=self.sizes / sizes), self.shifts
+        return View(sizes, windows, shifts * sizes[:, 1] / self.sizes[:, 1])
 
     def mirrored(self, flips: np.ndarray) -> View:
         """Return the view with left and right exchanged where `flips` (N,) is true."""
-        return View(self.sizes, replace(self.windows, mirrored=self.windows.mirrored ^ flips))
+        windows = replace(self.windows, mirrored=self.windows.mirrored ^ flips)
+        return View(self.sizes, windows, np.where(flips, -1 - self.shifts, self.shifts))
+
+    def places(self) -> np.ndarray:
+        """Return (N, 6) float32 for `movement_of`, which tells where pixels of the images go."""
+        windows = self.windows
+        corners = windows.boxes[:, [1, 0]] + windows.starts[:, ::-1]
+        columns = [corners, 1 / windows.scales[:, ::-1], windows.mirrored[:, None]]
+        return np.concatenate([*columns, self.shifts[:, None]], 1, dtype=np.float32)
+
+
+def movement_of(places: torch.Tensor, size: tuple[int, int]) -> Movement:
+    """Return the movement of pixels that `View.places` tells, to pictures of a size."""
+    starts, scales, mirrored, shifts = torch.split(places, [2, 2, 1, 1], 1)
+    return Movement(starts, scales, mirrored[:, 0] > 0, size, shifts[:, 0])
 
 
 class WindowStep(ABC):
@@ -537,6 +681,10 @@ class WindowStep(ABC):
         """Return what is seen after the step."""
 
     @abstractmethod
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        """Return where the pixels of images of one size go."""
+
+    @abstractmethod
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return height and width after the step, given those before; None if images differ."""
 
@@ -557,12 +705,12 @@ class WindowSteps:
     size: tuple[int, int]
     nearest: Sequence[str]
 
-    def __call__(self, sizes: np.ndarray, draw: Draw) -> Windows:
-        """Return the windows of images of (N, 2) heights and widths."""
+    def __call__(self, sizes: np.ndarray, draw: Draw) -> View:
+        """Return what is seen of images of (N, 2) heights and widths."""
         view = View.whole(sizes)
         for place, step in self.placed:
             view = step.view(view, draw.at(place))
-        return view.windows
+        return view
 
 
 def _named(step: Any) -> str:
@@ -571,7 +719,11 @@ def _named(step: Any) -> str:
 
 
 def _require_whole_scene(
-    step: WindowStep, ragged: Collection[str], dense: Sequence[str], where: str
+    step: WindowStep,
+    ragged: Collection[str],
+    dense: Sequence[str],
+    where: str,
+    followers: Collection[str],
 ) -> None:
     """Raise `UsageError` if a step does not move all ragged fields, or names others, or leaves
     dense ones behind that nobody spoke of."""
@@ -583,7 +735,7 @@ def _require_whole_scene(
             f"{rows}, and {name} would leave {' and '.join(lacking)} behind: give it {fields}, or "
             "name fewer fields in fields= of the Loader"
         )
-    others = [field for field in named if field not in ragged]
+    others = [field for field in named if field not in (*ragged, *followers)]
     if missing := [field for field in others if field not in dense]:
         names = ", ".join([*ragged, *dense])
         raise UsageError(f"{name} changes {missing[0]!r}, and the batch has {names}")
@@ -596,7 +748,11 @@ def _require_whole_scene(
 
 
 def split_windows(
-    transform: Any, ragged: Mapping[str, str], dense: Sequence[str], where: str
+    transform: Any,
+    ragged: Mapping[str, str],
+    dense: Sequence[str],
+    where: str,
+    followers: Mapping[str, Follower],
 ) -> tuple[WindowSteps, Any]:
     """Split a transform into what is done while ragged rows are read, and the steps after that.
 
@@ -606,6 +762,9 @@ def split_windows(
         Field -> dtype.
     dense
         Other fields of arrays.
+    followers
+        As in `Draw`, of fields that are read; if any moves with the ragged ones, the later steps
+        begin with `Followed`.
 
     Raises
     ------
@@ -620,7 +779,7 @@ def split_windows(
             break
         if size is not None and {*(step.fields or ("image",))} != {*ragged}:
             break  # of a batch, some fields may be changed without the others
-        _require_whole_scene(step, ragged, dense, where)
+        _require_whole_scene(step, ragged, dense, where, followers)
         if isinstance(step, _Resampling):
             for name, how in step.interpolation.items():
                 if how == "nearest":
@@ -646,6 +805,8 @@ def split_windows(
             f"CenterCrop(224{names}), …]){begins}; or read rows one by one, by CachedDataset"
         )
     later = placed[len(first) :]
+    if any(follower.picture in ragged for follower in followers.values()):
+        later = [((), Followed(ragged, size)), *later]
     return WindowSteps(first, size, nearest), Later(later) if later else None
 
 
@@ -720,11 +881,21 @@ class RandomCrop(_Cropping):
                 f"a crop of {height} x {width} does not fit images of "
                 f"{padded.shape[2]} x {padded.shape[3]}"
             )
-        spare = _constant([padded.shape[2] - height + 1, padded.shape[3] - width + 1], images)
-        corner = (draw.uniform(2) * spare).long()
+        corner = self._corners(images.shape[2], images.shape[3], draw).long()
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         number = torch.arange(len(images), device=images.device)
         return windows[number, :, corner[:, 0], corner[:, 1]]
+
+    def _corners(self, height: int, width: int, draw: Draw) -> torch.Tensor:
+        """Draw (N, 2) float32 top and left, whole numbers, in padded images."""
+        lengths, sides = (height, width), self.size
+        spare = [
+            length + 2 * self.padding - s + 1 for length, s in zip(lengths, sides, strict=True)
+        ]
+        return (draw.uniform(2) * _constant(spare, draw.numbers)).floor()
+
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        return _shifted(self._corners(height, width, draw).flip(1) - self.padding, self.size)
 
 
 class CenterCrop(_Cropping):
@@ -744,8 +915,15 @@ class CenterCrop(_Cropping):
         (height, width), (high, wide) = self.size, images.shape[2:]
         if high < height or wide < width:
             raise UsageError(f"a crop of {height} x {width} does not fit images of {high} x {wide}")
-        top, left = round((high - height) / 2), round((wide - width) / 2)
+        top, left = self._corner(high, wide)
         return images[:, :, top : top + height, left : left + width]
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        return round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        top, left = self._corner(height, width)
+        return _shifted(_constant([[left, top]], draw.numbers), self.size)
 
     def view(self, view: View, draw: Draw) -> View:
         view.require(self.size)
@@ -785,6 +963,11 @@ class Resize(_Resampling):
             for length, out in zip(lengths, self._size_of(*lengths), strict=True)
         )
         return images[:, :, rows[:, None], columns]
+
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        high, wide = size = self._size_of(height, width)
+        kept = _shifted(_constant([[0, 0]], draw.numbers), size)
+        return replace(kept, scales=_constant([[wide / width, high / height]], draw.numbers))
 
     def view(self, view: View, draw: Draw) -> View:
         sizes = [self._size_of(height, width) for height, width in view.sizes.astype(int).tolist()]
@@ -842,6 +1025,11 @@ class RandomResizedCrop(_Resampling):
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
 
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        top, left, h, w = self.boxes(height, width, draw).unbind(1)
+        kept = _shifted(torch.stack([left, top], 1), self.size)
+        return replace(kept, scales=torch.stack([self.size[1] / w, self.size[0] / h], 1))
+
     def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]
         top, left, h, w = self.boxes(height, width, draw).long().unbind(1)
@@ -861,6 +1049,12 @@ class RandomResizedCrop(_Resampling):
         grid = torch.stack([across, down], 3)
         sampled = functional.grid_sample(images.float(), grid, align_corners=False)
         return _like(sampled, images)
+
+
+def _shifted(starts: torch.Tensor, size: tuple[int, int]) -> Movement:
+    """Return the movement of a part with these (N, 2) or (1, 2) corners x, y, and of this size."""
+    mirrored = torch.zeros_like(starts[:, 0], dtype=torch.bool)
+    return Movement(starts, torch.ones_like(starts), mirrored, size)
 
 
 def _interpolations(step: type, given: Any, names: tuple[str, ...]) -> dict[str, str]:
@@ -918,6 +1112,10 @@ class HorizontalFlip(ImageTransform, WindowStep):
 
     def view(self, view: View, draw: Draw) -> View:
         return view.mirrored(self._drawn(draw).numpy())
+
+    def movement(self, height: int, width: int, draw: Draw) -> Movement:
+        kept = _shifted(_constant([[0, 0]], draw.numbers), (height, width))
+        return replace(kept, mirrored=self._drawn(draw))
 
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         return size
@@ -1293,7 +1491,7 @@ class MixUp(Mixing):
         super().__init__(classes, alpha, fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        fields = self._images(batch)
+        fields = self._images(batch, draw)
         for name, images in fields.items():
             if name != "image" and not images.is_floating_point():
                 raise UsageError(
@@ -1329,7 +1527,7 @@ class CutMix(Mixing):
         super().__init__(classes, alpha, fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        fields = self._images(batch)
+        fields = self._images(batch, draw)
         images = next(iter(fields.values()))
         height, width = images.shape[2:]
         side = (1 - _beta(self.alpha, len(images), draw, images.device)).sqrt()

@@ -70,10 +70,15 @@ def builds(
     return Builds(tmp_path, capsys)
 
 
+LONG = ("user_code/test_identity", "storage/test_faults", "runtime/test_time_limit")
+"""Files of a third of a minute that would come last, when other processes have nothing to do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("heavy") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+    items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{n}.py" for n in LONG)))
 
 
 def pytest_collection() -> None:

@@ -131,7 +131,8 @@ def build(
         divided into about 16 shards if their chunks allow it.
     ignore_ctime
         Take local samples as unchanged that have the size and time that they had. By default those
-        of another ctime are read, as `chmod`, links and copies change it, but so does rewriting.
+        of another ctime or inode are read, as `chmod`, links and copies change these, but so do
+        rewriting and `mv`.
     on_error
         ``skip``: a sample that cannot be decoded becomes a hole; ``raise``: the first one ends the
         build.

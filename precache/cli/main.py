@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import precache
 from precache.cli.commands import COMMANDS
-from precache.errors import ChoiceError, PrecacheError
+from precache.errors import ChoiceError, PrecacheError, RecipeError
 from precache.messages import did_you_mean, printable, without_secrets
 
 _LISTED = [name for group in COMMANDS.values() for name in group]
@@ -113,8 +113,11 @@ def _other_commands(
     """Return commands by which a source builds that can be read in two ways; none with secrets."""
     source = getattr(options, "source", None)
     secret = any(text.startswith("--storage-options") for text in given)
-    if not isinstance(error, ChoiceError) or secret or source is None:
+    if not isinstance(error, ChoiceError | RecipeError) or secret or source is None:
         return []
+    if isinstance(error, RecipeError) and hasattr(options, "recipe"):
+        return []  # flags do not go with it
+    unpack = error.unpack if isinstance(error, ChoiceError) else ()
     [place] = (place for place, word in enumerate(given) if word is source)
     end = next((number for number, word in enumerate(given) if word == "--"), len(given))
     here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
@@ -128,7 +131,7 @@ def _other_commands(
         words, before, flags = ["precache", *given], list[str](), [*map(relative, way)]
         if not flags[0].startswith("-"):
             words[1 + place] = flags.pop(0)
-            before = [shlex.join(map(relative, command)) for command in error.unpack]
+            before = [shlex.join(map(relative, command)) for command in unpack]
         words[1 + end : 1 + end] = flags
         commands.append(" && ".join([*before, shlex.join(words)]))
     return [text for text in commands if text == printable(without_secrets(text))]

@@ -16,6 +16,9 @@ COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 SHOWN_CLASSES = 12
 """Most values of a mask that are listed."""
 
+LINES_SIDE = 48
+"""Longer side of a smaller copy of a picture in which the lines of boxes are still seen."""
+
 PICTURE_SIDE = 16
 """Minimum side of a two-dimensional array that is shown as a picture, not as numbers."""
 
@@ -58,7 +61,9 @@ class Preview:
     note: str
 
 
-def preview(array: np.ndarray | str | bytes, *, channels_last: bool = False) -> Preview:
+def preview(
+    array: np.ndarray | str | bytes, *, channels_last: bool = False, kind: str | None = None
+) -> Preview:
     """Convert an array to a picture, or to text if it does not have the shape of one.
 
     Parameters
@@ -69,13 +74,15 @@ def preview(array: np.ndarray | str | bytes, *, channels_last: bool = False) -> 
         stays, as far as it is not too long.
     channels_last
         Try the last axis before the first as the axis of channels.
+    kind
+        Kind of rows that differ in length, which are no pictures.
     """
     if isinstance(array, bytes):
         return Preview(None, f"{len(array):,} bytes, which begin with {array[:BYTES_SHOWN].hex()}")
     if isinstance(array, str):
         rest = f"… ({len(array):,} characters)" if len(array) > TEXT_SHOWN else ""
         return Preview(None, printable(array[:TEXT_SHOWN]) + rest)
-    image = _channels_last(array, channels_last)
+    image = _channels_last(array, channels_last) if kind is None else None
     if image is None or 0 in image.shape:
         return Preview(None, _summary(array))
     note = f"{image.shape[1]} x {image.shape[0]}, {image.dtype.name}"
@@ -111,6 +118,18 @@ def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
     values = np.unique(classes).tolist()
     more = f" and {len(values) - SHOWN_CLASSES} more" if len(values) > SHOWN_CLASSES else ""
     return Preview(shown, f"values {', '.join(map(str, values[:SHOWN_CLASSES]))}{more}")
+
+
+def outline(boxes: np.ndarray, image: np.ndarray) -> Preview:
+    """Draw boxes (n, 4) into an image (C, H, W) uint8, thick enough for `LINES_SIDE`."""
+    pixels = np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2).copy()
+    thick = -(-max(pixels.shape[:2]) // LINES_SIDE)
+    for left, top, right, bottom in boxes.round().astype(int).tolist():
+        box = pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
+        inside = box[thick:-thick, thick:-thick].copy()
+        box[:] = 255, 0, 0
+        box[thick:-thick, thick:-thick] = inside
+    return Preview(pixels, f"{len(boxes)} boxes")
 
 
 def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:

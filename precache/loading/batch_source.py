@@ -36,8 +36,11 @@ from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
+    PLACES,
     Batch,
     Draw,
+    Follower,
+    Later,
     is_drawn,
     label_mixing,
     require_fitting,
@@ -97,6 +100,7 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
+        self._followers = self._find_followers()
         self._sequences = Sequences(self.reader, options.ragged)
         self._require_no_sequences()
         require_unblended(options.transform, self._masks())
@@ -105,13 +109,16 @@ class BatchSource:
             names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
             where = self.version.path
             dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
-            windows, self._transform = split_windows(options.transform, names, dense, where)
+            windows, self._transform = split_windows(
+                options.transform, names, dense, where, self._followers
+            )
             if options.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
                     "shapes of their own; leave resident out"
                 )
-            self.reader.crop(windows, windows.size, windows.nearest)
+            moving = isinstance(self._transform, Later) and self._transform.follows
+            self.reader.crop(windows, windows.size, windows.nearest, PLACES if moving else "")
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
@@ -128,7 +135,8 @@ class BatchSource:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(self._transform, kinds, self._sequences.tried(self.reader))
+            sequences = self._sequences.tried(self.reader)
+            require_fitting(self._transform, kinds, sequences, self._followers)
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -309,7 +317,8 @@ class BatchSource:
         if again is not None:
             positions = torch.from_numpy(again).to(rows.device, non_blocking=rows.is_cuda)
             rows = torch.where(positions < 0, positions, rows)
-        return Draw((self.order.seed, epoch), first // self.order.global_batch, rows)
+        step = first // self.order.global_batch
+        return Draw((self.order.seed, epoch), step, rows, self._followers)
 
     def _tuple_of(self, batch: Any, marked: bool) -> Any:
         """Return a dict as a tuple, with the mark that it has; anything else as it is."""
@@ -352,6 +361,20 @@ class BatchSource:
             if is_mask
             or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
         }
+
+    def _find_followers(self) -> dict[str, Follower]:
+        """Return the fields that belong to pictures or boxes, as their recipe declares."""
+        if self.version.attributes is None or isinstance(self._options.fields, Mapping):
+            return {}
+        followers = {}
+        for name, field in self.version.attributes.recipe.fields.items():
+            if name in self.reader.arrays and field.follow is not None:
+                *boxes, picture = field.follow.names
+                moves = field.kind in ("boxes", "keypoints")
+                followers[name] = Follower(
+                    field.kind or "", picture if moves else "", boxes[0] if boxes else ""
+                )
+        return followers
 
     def _require_no_sequences(self) -> None:
         """Raise `UsageError` if rows that differ in length are read, and an option takes none."""

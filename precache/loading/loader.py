@@ -375,7 +375,7 @@ class Loader(Loop):
         before = self._source.reader
         if before.cached:
             before.cached.close()
-        fields = [name for name in before.columns if name != "row"]
+        fields = list(before.arrays)
         options = self._options.model_copy(update={"fields": fields})
         other = BatchSource(uri, options, self._closed)
         if other.reader.columns != before.columns:

@@ -81,8 +81,11 @@ class Sequences:
             shape, dtype = (2, 1, *field.fixed), as_tensor(np.empty(0, field.array.dtype)).dtype
             batch[name] = ["", ""]
             if name in self.forms:
-                batch[name] = torch.empty(shape, dtype=dtype, device="meta")
-                batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
+                rows = torch.empty(shape, dtype=dtype, device="meta")
+                is_padded = self.forms[name] == "padded"
+                batch[name] = rows if is_padded else [*rows]
+                if is_padded:
+                    batch[name + LENGTH] = torch.empty(2, dtype=torch.int64, device="meta")
         return batch
 
 

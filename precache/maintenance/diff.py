@@ -315,7 +315,7 @@ def compare_recipes(one: Recipe, other: Recipe) -> list[Change]:
             texts = (field and " → ".join(map(str, field.ops)) for field in (before, after))
             changes.append(Change(f"field {name}", *texts))
         else:
-            changes += _op_changes(name, before.ops, after.ops)
+            changes += _op_changes(name, before.own_ops, after.own_ops)
             changes += _parameter_changes(name, _settings(before), _settings(after))
     return [*changes, *_values({"seed": one.seed}, {"seed": other.seed})]
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from precache.errors import PrecacheError, StorageError, StoreError
-from precache.messages import as_text, first_ones
+from precache.messages import as_text, first_ones, shown
 from precache.reading.array_reader import ArrayReader
 from precache.reading.ragged_reader import open_reader
 from precache.reading.shard_files import RangedShardFiles
 from precache.storage.base import required
-from precache.storage.open import StorageOptions
-from precache.store.commit_log import short
+from precache.storage.open import StorageOptions, open_folder
+from precache.store.commit_log import read_log, short
 from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
-from precache.store.open import open_damaged
+from precache.store.open import open_damaged, split_uri
 from precache.store.tree import CHECKSUM, Flaw, Leaf
 from precache.store.version import VERIFY_HINT, Version, gone_error
 from precache.units import size
@@ -61,6 +62,8 @@ class Verified:
         Number and size of the shards that were read.
     unchecked
         Parts that could not be checked, and why.
+    way_out
+        Advice on damage.
     """
 
     version: str
@@ -70,6 +73,7 @@ class Verified:
     nbytes: int
     damage: tuple[Damage, ...]
     unchecked: tuple[str, ...] = ()
+    way_out: str = VERIFY_HINT
 
     @property
     def ok(self) -> bool:
@@ -86,10 +90,7 @@ class Verified:
         if self.ok:
             return as_text([*lines, f"{version} is whole: {checked}"])
         lines.append(f"{version} is damaged in {len(self.damage)} objects ({checked})")
-        lines.append(
-            f"{VERIFY_HINT}: from copies, or from the source where that gives the same bytes again"
-        )
-        return as_text(lines)
+        return as_text([*lines, self.way_out])
 
 
 def verify(
@@ -121,7 +122,7 @@ def verify(
         verified = _verify(version, tick)
     if verified.damage and version.is_gone():
         raise gone_error(version.path)
-    return verified
+    return replace(verified, way_out=way_out(version, uri, storage_options))
 
 
 def _verify(version: Version, tick: Tick) -> Verified:
@@ -184,10 +185,26 @@ def _key(version: Version, row: int) -> str:
         return f"row {row}"
 
 
+def way_out(version: Version, uri: str | os.PathLike[str], storage_options: StorageOptions) -> str:
+    """Return the advice on damage of the version that a URI names: of a build, if it is current."""
+    store, prefix = split_uri(uri, storage_options)
+    with contextlib.suppress(StoreError):
+        current = read_log(open_folder(store, storage_options), newest=True).current
+        if prefix is not None and current is not None and current.version != version.id:
+            return (
+                "it is not the current version, so the precache build command that made it, with "
+                "--verify, repairs it only while source, recipe and code are as they were then; "
+                "else copy what is damaged from a store that has it whole: precache pull "
+                f"OTHER@{short(version.id)} {shown(store)}, after which it is current (precache "
+                f"use {shown(store)}@{short(current.version)} undoes that)"
+            )
+    return f"{VERIFY_HINT}: from copies, or from the source where that gives the same bytes again"
+
+
 # --- without reading all bytes ------------------------------------------------------------------
 
 
-def require_whole(version: Version) -> None:
+def require_whole(version: Version, advice: str) -> None:
     """Raise `StoreError` if objects of a version are damaged, missing, or in each other's place.
 
     Of a shard, its size and the end of its last chunk are compared.
@@ -197,8 +214,7 @@ def require_whole(version: Version) -> None:
     if flaws:
         more = f", and {len(flaws) - 1} others" if len(flaws) > 1 else ""
         raise StoreError(
-            f"version {version.id} is damaged: {flaws[0].name}: {flaws[0].reason}{more}; "
-            f"{VERIFY_HINT}"
+            f"version {version.id} is damaged: {flaws[0].name}: {flaws[0].reason}{more}; {advice}"
         )
 
 

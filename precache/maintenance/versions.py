@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError, UsageError
 from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
-from precache.maintenance.verify import require_whole
+from precache.maintenance.verify import require_whole, way_out
 from precache.messages import Table, as_text, shown
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_text
@@ -290,7 +290,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
             f"{name} names no version; give one, such as {name}@3f2a; precache ls {name} lists them"
         )
     version = open_version(uri, None, storage_options)
-    require_whole(version)
+    require_whole(version, way_out(version, uri, storage_options))
     store = open_folder(base, storage_options)
     before = read_log(store).current
     commit = make_current(store, version.id)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from precache.codecs import kernels
-from precache.codecs.windows import Windows
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
@@ -23,8 +22,9 @@ from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
-FindWindows = Callable[[np.ndarray, Any], Windows]
-"""Finds the windows of images of (n, 2) heights and widths, by the random numbers of their rows."""
+FindView = Callable[[np.ndarray, Any], Any]
+"""Returns the `precache.transforms.View` of images of (n, 2) heights and widths, by the random
+numbers of their rows."""
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -97,8 +97,8 @@ class VersionReader:
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
-        self._windows: FindWindows | None = None
-        self._size, self._nearest = (0, 0), frozenset[str]()
+        self._windows: FindView | None = None
+        self._size, self._nearest, self._places = (0, 0), frozenset[str](), ""
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -137,12 +137,18 @@ class VersionReader:
             else:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
+        if self._places:
+            self.shapes[self._places] = ((6,), "float32")
         self.shapes["row"] = ((), "int64")
         if self._windows is not None:
             self._sizes(slice(None))
 
     def crop(
-        self, windows: FindWindows, size: tuple[int, int], nearest: Collection[str] = ()
+        self,
+        windows: FindView,
+        size: tuple[int, int],
+        nearest: Collection[str] = (),
+        places: str = "",
     ) -> None:
         """Read ragged fields through windows from now on, as rows of one height and width.
 
@@ -150,6 +156,8 @@ class VersionReader:
         ----------
         nearest
             Fields whose values are not blended.
+        places
+            Name under which `read` tells where the windows lie; empty to leave it out.
 
         Raises
         ------
@@ -157,6 +165,7 @@ class VersionReader:
             They differ in height or width, so that no window fits all fields of a row.
         """
         self._windows, self._size, self._nearest = windows, size, frozenset(nearest)
+        self._places = places
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
 
@@ -252,17 +261,19 @@ class VersionReader:
         draw
             Random numbers of these rows, for the windows that `crop` was given.
         """
-        windows: Windows | None = None
+        view: Any = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
-                if windows is None:
+                if view is None:
                     assert self._windows is not None
-                    windows = self._windows(self._sizes(rows), draw)
-                reader.crop(rows, windows, out[name], nearest=name in self._nearest)
+                    view = self._windows(self._sizes(rows), draw)
+                reader.crop(rows, view.windows, out[name], nearest=name in self._nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             kernels.take(values, rows, out[name])
+        if self._places:
+            out[self._places][:] = view.places()
         out["row"][:] = rows
 
 

@@ -45,6 +45,11 @@ class Declared(BaseModel):
         return cls
 
 
+UNICODE_ADVICE = (
+    "it has bytes that are not UTF-8, as names in stores are; give a link to it (ln -s), or rename "
+    "it"
+)
+
 _ADVICE = {
     "bool_parsing": "give True or False",
     "bool_type": "give True or False",
@@ -59,6 +64,7 @@ _ADVICE = {
     "int_parsing": "give a whole number",
     "int_type": "give a whole number",
     "less_than_equal": "the most is {le}",
+    "string_unicode": UNICODE_ADVICE,
     "literal_error": "choose {expected}",
     "model_attributes_type": 'give a table, such as {{ op = "decode" }}',
     "model_type": "give a table of names and values",

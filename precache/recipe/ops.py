@@ -175,6 +175,15 @@ Computed = Callable[[Any, np.random.Generator | None], Any]
 """Computes the output of an op, from a value and, for random ops, a generator."""
 
 
+@dataclass(frozen=True)
+class Scene:
+    """What an op shows of an image: a part, resized to a height and width, and then mirrored."""
+
+    part: Part
+    size: tuple[int, int]
+    mirrored: bool = False
+
+
 class Operation(Declared):
     """An op of a recipe. Calling it with a value and a random generator computes its output."""
 
@@ -229,6 +238,11 @@ class Operation(Declared):
         return (
             None if part is None else (part[0].stop - part[0].start, part[1].stop - part[1].start)
         )
+
+    def scene(self, height: int, width: int, random: np.random.Generator | None) -> Scene | None:
+        """Return what the output shows of an image; None if it is not known."""
+        after, whole = self.size_after(height, width), (slice(0, height), slice(0, width))
+        return after and Scene(self.part(height, width) or whole, after)
 
     def tried(self) -> tuple[Operation, ...]:
         """Return the ops of which outputs on probes tell the outputs of this one."""
@@ -545,6 +559,10 @@ class RandomResizedCrop(Resampling):
     def spec(self, given: Spec) -> Spec:
         return super().spec(given).sized(self.size)
 
+    def scene(self, height: int, width: int, random: np.random.Generator | None) -> Scene:
+        assert random is not None
+        return Scene(self._box(height, width, random), self.size)
+
     def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
         assert random is not None
         box = self._box(value.shape[0], value.shape[1], random)
@@ -584,6 +602,11 @@ class HorizontalFlip(Operation):
 
     def size_after(self, height: int, width: int) -> tuple[int, int] | None:
         return height, width
+
+    def scene(self, height: int, width: int, random: np.random.Generator | None) -> Scene:
+        assert random is not None
+        whole = slice(0, height), slice(0, width)
+        return Scene(whole, (height, width), random.random() < self.p)
 
 
 class ToDType(Operation):
@@ -632,6 +655,9 @@ class Function(Operation):
     random
         True if the function draws random numbers. It then gets a `numpy.random.Generator` as
         ``random=``, seeded by (recipe seed, key, variant).
+    moves
+        False states that the function leaves the pixels of images where they are, and changes
+        values alone. Of a picture with boxes or keypoints this has to be known.
 
     Attributes
     ----------
@@ -647,6 +673,7 @@ class Function(Operation):
     dtype: DType | None = None
     shape: tuple[PositiveInt, ...] | None = None
     random: bool = False
+    moves: bool = True
     _store: str = PrivateAttr("")
 
     @property
@@ -668,6 +695,12 @@ class Function(Operation):
             raise ValueError("params has 'random', the generator's parameter; rename it")
         return self
 
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the default of `moves`: recipes without boxes do not know of it."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if name != "moves" or not value}
+
     @property
     def is_random(self) -> bool:
         return self.random
@@ -675,6 +708,9 @@ class Function(Operation):
     @property
     def libraries(self) -> tuple[str, ...]:
         return ()
+
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return None if self.moves else (height, width)
 
     def spec(self, given: Spec) -> Spec:
         given, shape = super().spec(given), self.shape or None

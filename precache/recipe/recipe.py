@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     NonNegativeInt,
     SerializerFunctionWrapHandler,
+    SkipValidation,
     ValidationError,
     model_serializer,
     model_validator,
@@ -25,7 +26,18 @@ from pydantic import Field as Attribute
 
 from precache.errors import RecipeError
 from precache.recipe.base import Declared, canonical_json, raise_recipe_error
-from precache.recipe.ops import OPS, OPS_REVISION, Function, Interpolation, Mode, Op, Spec, ToDType
+from precache.recipe.ops import (
+    OPS,
+    OPS_REVISION,
+    Decode,
+    Function,
+    Interpolation,
+    Mode,
+    Op,
+    Operation,
+    Spec,
+    ToDType,
+)
 from precache.recipe.variants import arrays_of, field_of
 
 MAX_VARIANTS = 1024
@@ -85,13 +97,19 @@ class Field(Declared):
         Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd`` or ``raw``. By
         default ``image`` for decoded uint8 images, else ``zstd``, also for masks with a `max_size`.
     input
-        Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
-        by default the part with the field's name, else the first.
+        Part of the sample that the ops start from: a column of a table, a suffix of members of tar
+        archives, a folder of a pair, or an item of a dict or tuple. By default the image, or of a
+        `kind` the column of the field's name; of a dict the part of that name, else the first.
     kind
         Given where rows differ in length: ``text`` (str), ``bytes``, ``boxes`` (n, 4) float32,
         ``keypoints`` (n, …, 2 or more) float32, or ``ragged``: arrays or lists of numbers whose
         first axis differs. A list of whole numbers is int64, of others float32. Their ops are
         functions, and of ``ragged`` also `to_dtype`. By default rows are images, masks or arrays.
+    of
+        Field that this one belongs to. Boxes and keypoints are x, y in pixels of a picture as
+        ``decode`` gives it, by default of the field ``image``: its ops move them by the same draws
+        and clip boxes; boxes of which a crop leaves nothing are dropped. A field of kind ``ragged``
+        or ``keypoints`` may belong to one of boxes: entry i to box i, and is dropped with it.
     variants
         Number of random realisations of each sample, each stored as an array of its own: epoch e
         reads the one whose number is e modulo `variants`. A build requires it of a field with
@@ -107,6 +125,7 @@ class Field(Declared):
     codec: Codec | None = None
     input: str | int | None = None
     kind: FieldKind | None = None
+    of: str | None = None
     variants: Annotated[int, Attribute(ge=1, le=MAX_VARIANTS)] = 1
     first_variant: NonNegativeInt = 0
 
@@ -115,7 +134,8 @@ class Field(Declared):
         pairs = zip(self.ops, (*self.ops[1:], None), strict=False)
         ops = tuple(op.placed(following) for op, following in pairs)
         object.__setattr__(self, "ops", ops)
-        if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
+        fixed = self.fixed_ops == len(self.ops) and not self.belongs  # else to a field that draws
+        if (self.variants, self.first_variant) != (1, 0) and fixed:
             raise ValueError(
                 f"variants is {self.variants}, but no op is random, so all would be the same: "
                 "add random_resized_crop, horizontal_flip or a function with random = true, or "
@@ -138,7 +158,7 @@ class Field(Declared):
     def _require_kind(self, kind: FieldKind) -> None:
         """Raise `ValueError` for what rows of a kind cannot be made by, or stored as."""
         takes = "functions and to_dtype" if kind == "ragged" else "functions"
-        for op in self.ops:
+        for op in self.own_ops:
             if not isinstance(op, Function) and not (isinstance(op, ToDType) and kind == "ragged"):
                 raise ValueError(f"a field of kind {kind!r} takes {takes}, not {op.op}")
             if isinstance(op, Function) and (op.shape or (op.dtype and kind in _DTYPES)):
@@ -150,8 +170,25 @@ class Field(Declared):
     @model_serializer(mode="wrap")
     def _stated_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a kind that is not given: recipes of images and arrays do not know of it."""
-        data: dict[str, Any] = handler(self)
-        return {name: value for name, value in data.items() if name != "kind" or value is not None}
+        data: dict[str, Any] = handler(self.model_copy(update={"ops": self.own_ops}))
+        optional = {"kind": self.kind, "of": self.of}
+        return {name: value for name, value in data.items() if optional.get(name, 1) is not None}
+
+    @property
+    def belongs(self) -> bool:
+        """True if entries are places in a picture, or belong to boxes."""
+        return self.kind in ("boxes", "keypoints") or self.of is not None
+
+    @property
+    def follow(self) -> Follow | None:
+        """The last op of a field that belongs to another one of its recipe."""
+        last: Operation | None = self.ops[-1] if self.ops else None
+        return last if isinstance(last, Follow) else None
+
+    @property
+    def own_ops(self) -> tuple[Op, ...]:
+        """The ops that are declared."""
+        return self.ops if self.follow is None else self.ops[:-1]
 
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
@@ -237,6 +274,37 @@ class Field(Declared):
         return self.specs()[-1].stored_shape
 
 
+class Follow(Operation):
+    """What the ops of a picture do to entries of a field, as the last op of that field.
+
+    A `Recipe` adds it to a field that belongs to another; it is no part of what is declared.
+
+    Attributes
+    ----------
+    names, fields
+        The fields that decide: the boxes that the entries belong to, if they do, and the picture.
+    """
+
+    op: Literal["follow"] = "follow"
+    names: tuple[str, ...]
+    fields: tuple[SkipValidation[Field], ...]
+
+    def __str__(self) -> str:
+        return f"follow({', '.join(self.names)})"
+
+    @property
+    def picture(self) -> Field:
+        return self.fields[-1]
+
+    @property
+    def is_random(self) -> bool:
+        return any(op.is_random for op in self.picture.ops)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("torch",)
+
+
 RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})
 
 
@@ -266,7 +334,66 @@ class Recipe(Declared):
     def _check(self) -> Self:
         for name in self.fields:
             field_name(name)
+        belonging = {name: field for name, field in self.fields.items() if field.belongs}
+        for name, field in sorted(belonging.items(), key=lambda item: item[1].kind != "boxes"):
+            self.fields[name] = self._following(name, field)
         return self
+
+    def _following(self, name: str, field: Field) -> Field:
+        """Return a field that belongs to another with the op that follows it.
+
+        Raises
+        ------
+        ValueError
+            It cannot belong to that field, or the field has an op of which it is not known where it
+            moves pixels.
+        """
+        of = field.of or "image"
+        leader = self.fields.get(of)
+        if leader is None:
+            raise ValueError(
+                f"field {name} belongs to {of!r}, and the fields are {', '.join(self.fields)}; "
+                f'name its picture, as of = "…" in [fields.{name}]'
+            )
+        by_boxes = leader.kind == "boxes" and field.kind in ("keypoints", "ragged")
+        if not by_boxes and not (leader.decodes and field.kind in ("boxes", "keypoints")):
+            raise ValueError(
+                f"field {name} of kind {field.kind!r} cannot belong to {of}: boxes and keypoints "
+                "belong to an image that is decoded, and ragged entries and keypoints to boxes"
+            )
+        names: tuple[str, ...] = (of,)
+        fields: tuple[Field, ...] = (leader,)
+        if leader.follow is not None:
+            names, fields = (of, *leader.follow.names), (leader, *leader.follow.fields)
+        picture = self.fields[names[-1]]
+        for op in picture.ops:
+            if isinstance(op, Function) and op.moves:
+                raise ValueError(
+                    f"{op.function} may move pixels of {names[-1]}, and {name} would not follow: "
+                    "state moves = false in its op if it leaves them where they are; else apply it "
+                    "in a dataset of your own, to both"
+                )
+            if isinstance(op, Decode) and op.scaled:
+                raise ValueError(
+                    f"decode has scaled, which rounds the size of {names[-1]}, and {name} has to "
+                    "follow exactly; leave scaled out"
+                )
+        plain = {"codec": ZstdCodec(), "variants": 1, "first_variant": 0}
+        leaders = tuple(one.model_copy(update=plain) for one in fields)
+        follow = Follow(names=names, fields=leaders)
+        changes: dict[str, Any] = {"ops": (*field.own_ops, follow), "of": of}
+        if follow.is_random:
+            if field.states("variants") and field.variants != picture.variants:
+                raise ValueError(
+                    f"field {name} has variants = {field.variants}, and {names[-1]}, which it "
+                    f"follows, {picture.variants}; leave it out"
+                )
+            changes |= {"variants": picture.variants, "first_variant": picture.first_variant}
+        stated = field.model_fields_set | {"of"} | (picture.model_fields_set & {"variants"})
+        following = field.model_copy(update=changes)
+        following.__pydantic_fields_set__.clear()
+        following.__pydantic_fields_set__.update(stated)
+        return following
 
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
@@ -395,7 +522,8 @@ class Recipe(Declared):
         data = self.to_dict()
         for name, field in self.fields.items():
             written = data["fields"][name]
-            for model, own in ((field, written), *zip(field.ops, written["ops"], strict=True)):
+            ops = zip(field.own_ops, written["ops"], strict=True)
+            for model, own in ((field, written), *ops):
                 for parameter in model.OPEN:
                     if not model.states(parameter):
                         del own[parameter]
@@ -464,7 +592,7 @@ def _given(**values: Any) -> dict[str, Any]:
 def require_stated_draws(recipe: Recipe) -> None:
     """Raise `RecipeError` if a field draws at random, and nobody chose how often."""
     for name, field in recipe.fields.items():
-        random = [op.op for op in field.ops if op.is_random]
+        random = [op.op for op in field.own_ops if op.is_random]
         if random and not field.states("variants"):
             raise RecipeError(
                 f"field {name} has random ops ({', '.join(random)}), and variants is not stated: "
@@ -483,7 +611,7 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
         f"{', '.join(op.op for op in field.ops if op.is_random)}; --variants 4 (variants = 4) "
         "stores several"
         for name, field in recipe.fields.items()
-        if field.frozen_draw
+        if field.frozen_draw and field.follow is None
     ]
     drawn = {name: _draws(field) for name, field in recipe.fields.items() if field.decodes}
     if len(set(drawn.values())) > 1:

@@ -5,9 +5,10 @@ Stores are read on Linux and macOS, and built on Linux alone.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from precache.errors import UsageError
@@ -16,6 +17,9 @@ NETWORK_DISKS = frozenset(
     ("afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 )
 """Types of file systems that lie on a network, beside those of FUSE."""
+
+FAT = frozenset(("exfat", "msdos", "vfat"))
+"""Types of file systems that number files anew each time they are mounted, as some of FUSE do."""
 
 
 def require_linux(function: str) -> None:
@@ -47,13 +51,26 @@ def usable_cores() -> int:
 def is_on_network(path: Path) -> bool:
     """Return True if a path lies on a network file system, as far as Linux lists its mounts."""
     try:
-        device = path.stat().st_dev
+        return _is_of(path.stat().st_dev, NETWORK_DISKS)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(256)
+def has_lasting_inodes(device: int) -> bool:
+    """Return False for the number of a device on which a file may get another inode number."""
+    return not _is_of(device, NETWORK_DISKS | FAT)
+
+
+def _is_of(device: int, kinds: Container[str]) -> bool:
+    """Return True if FUSE or one of some kinds of file systems is mounted from a device."""
+    try:
         mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = (line.rpartition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number)
-    return any(kind in NETWORK_DISKS or kind.startswith("fuse.") for kind in kinds)
+    types = (line.rpartition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number)
+    return any(kind in kinds or kind.partition(".")[0] == "fuse" for kind in types)
 
 
 def read_ahead(descriptor: int, extents: Iterable[tuple[int, int]]) -> None:

@@ -43,11 +43,12 @@ below a hidden folder, or one that a system or program made; an image whose name
 dot."""
 
 NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
+BAD_LABEL = "bad_label"
 """Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
 that a later one of its name replaces; a row that repeats another; samples of one key, of which
-none is taken."""
+none is taken; a label that cannot be read, or labels that contradict each other."""
 
-BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY)
+BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY, BAD_LABEL)
 """Reasons that count as failures of samples."""
 
 _LEFT_OUT_AS = {
@@ -66,6 +67,7 @@ _LEFT_OUT_AS = {
     REPEATED: "that repeat another row, of the same file and label (remove them)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",
+    BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them)",
 }
 
 
@@ -169,15 +171,16 @@ class FileInfo(NamedTuple):
         Of its last change, nanoseconds since 1970; -1 where unknown.
     etag
         Identifies the contents: the service's entity tag or generation; may be empty.
-    ctime_ns
-        Of the last change of a file on a local disk, its times and modes included; -1 elsewhere.
+    file_state
+        Digest (int63) of the ctime of a file on a local disk, and of its inode number where that
+        lasts; -1 elsewhere.
     """
 
     name: str
     size: int
     mtime_ns: int
     etag: str = ""
-    ctime_ns: int = -1
+    file_state: int = -1
 
 
 class Folder(ABC):

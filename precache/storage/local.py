@@ -388,7 +388,7 @@ def _pread(descriptor: int, size: int, start: int, end: int | None) -> bytes:
 
 
 def _info(name: str, status: os.stat_result) -> FileInfo:
-    return FileInfo(name, status.st_size, status.st_mtime_ns, "", status.st_ctime_ns)
+    return FileInfo(name, status.st_size, status.st_mtime_ns, "", local_files.state_of(status))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
+from precache.runtime.operating_system import has_lasting_inodes
 from precache.storage.base import Buffer
 
 PARTS_A_WRITE = 1024
@@ -97,6 +99,12 @@ def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:
         return os.fstat(descriptor), true_path(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def state_of(status: os.stat_result) -> int:
+    """Return a digest (int63) that is another if a file was changed, or took another's place."""
+    inode = status.st_ino if has_lasting_inodes(status.st_dev) else 0
+    return xxhash.xxh3_64_intdigest(b"%d %d" % (inode, status.st_ctime_ns)) >> 1
 
 
 def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:

@@ -21,6 +21,9 @@ from precache.units import duration, local_time
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
 
+FROZEN_ROWS = f"{BUILD}/rows.parquet"
+"""The row table of such a version."""
+
 COPY = f"{BUILD}/copy.json"
 """Root of the version of which a folder is an unfinished copy."""
 

@@ -36,6 +36,22 @@ def arrow_of(numbers: np.ndarray) -> Any:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(data)])
 
 
+def texts_or_nulls(values: Sequence[str | None]) -> Any:
+    """Return texts as an Arrow array, of nulls for None."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = _encoded([value or "" for value in values])
+    known = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    null = pa.nulls(1, texts.type)[0]
+    return texts if known.all() else pc.if_else(arrow_of(known), texts, null)
+
+
+def without_nulls(texts: Any) -> Texts:
+    """Return an Arrow array of texts, of empty ones for nulls."""
+    return Texts(Texts(texts).plain.fill_null(Texts([""]).arrow[0]))
+
+
 class Texts(Sequence[str]):
     """A column of text: its Arrow array has the type `large_string`, or a dictionary of texts.
 
@@ -62,8 +78,9 @@ class Texts(Sequence[str]):
         elif isinstance(values, pa.Array | pa.ChunkedArray):
             if not pa.types.is_dictionary(values.type):
                 values = values.cast(pa.large_string())
-            chunked = isinstance(values, pa.ChunkedArray)
-            self.arrow = values.combine_chunks() if chunked else values
+            if isinstance(values, pa.ChunkedArray):
+                values = values.combine_chunks() if len(values) else pa.nulls(0, values.type)
+            self.arrow = values
         else:
             self.arrow = _encoded([*values])
 

@@ -173,28 +173,34 @@ class LabelAttributes(RowAttributes):
         return self
 
 
-class FieldAttributes(RowAttributes):
-    """An array of a committed version: its codec, raw and stored bytes, and recipe digest."""
+class ArrayAttributes(RowAttributes):
+    """An array of a version: its codec, and the digest of the ops that make its rows."""
 
     codec: str
+    recipe: str
+
+
+class FieldAttributes(ArrayAttributes):
+    """An array of a committed version, with its raw and stored bytes."""
+
     raw: NonNegativeInt
     stored: NonNegativeInt
-    recipe: str
 
 
 class Identity(_Document):
     """Identity of a version, and description of its build (`_build/build.json`).
 
-    The file also has the version's rows, the time (seconds since 1970) and the process of the last
-    build, the reason why that build failed, the version that it refreshes, and whether everything
-    is recomputed: then no other build resumes it.
+    The file also has the version's recipe and rows, the time (seconds since 1970) and the process
+    of the last build, the reason why that build failed, the version that it refreshes, and whether
+    everything is recomputed: then no other build resumes it.
     """
 
     version: VersionName
     fingerprint: str
     rows_digest: str
     rows_per_shard: Length
-    fields: Mapping[ArrayName, RowAttributes]
+    fields: Mapping[ArrayName, ArrayAttributes]
+    recipe: Recipe
     source: str
     rows: Length
     begun: Time

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
-from precache.store.build_status import DESCRIPTION
+from precache.store.array_metadata import field_layout, label_layout
+from precache.store.build_status import DESCRIPTION, FROZEN_ROWS
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import Attributes, Identity
-from precache.store.labels import are_classes
+from precache.store.json_documents import FORMAT, Attributes, Identity
+from precache.store.labels import are_classes, label_attributes
 from precache.store.lease import LastChange, Leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
+from precache.store.row_table import RowTable
 from precache.store.tree import Leaf
-from precache.store.version import Version
+from precache.store.version import ROW_TABLE, Version
 from precache.store.zarr_metadata import Array
 
 RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
@@ -37,23 +40,24 @@ other polls, and has no lease until then."""
 
 
 class LiveVersion(Version):
-    """A version whose build is running, or ended a moment ago.
+    """A version that was begun and not committed.
 
-    `advance` updates its contents in place. Its `labels` and `keys` are those of the row table.
+    `advance` and `add` update its contents in place. Its `labels` and `keys` are those of the row
+    table.
 
     Parameters
     ----------
-    keys, labels
-        Columns of the frozen row table.
-    removed
-        Rows whose samples are no longer in the source.
+    begun
+        The description of its build.
+    table
+        The frozen row table.
     leases
         Those of `ensure`, under which it may be built.
 
     Attributes
     ----------
     finished
-        Shards that can be read: those before the first one without a receipt.
+        Shards that a reader can follow: those before the first one without a receipt.
     planned
         Rows of all shards if no sample is bad.
     """
@@ -61,34 +65,27 @@ class LiveVersion(Version):
     followed = True
 
     def __init__(
-        self,
-        folder: Folder,
-        *,
-        attributes: Attributes,
-        arrays: Mapping[str, tuple[str, Array]],
-        keys: Sequence[str],
-        labels: np.ndarray,
-        removed: frozenset[int],
-        leases: Leases,
+        self, folder: Folder, begun: Identity, table: RowTable, leases: Leases | None = None
     ) -> None:
+        attributes = _attributes(begun, table, folder.path(DESCRIPTION))
+        layouts = {name: field_layout(attributes, name, str(folder)) for name in attributes.fields}
+        arrays = {**layouts, "label": label_layout(attributes)}
         super().__init__(
             folder,
             version_id=folder.name,
             attributes=attributes,
-            arrays=arrays,
+            arrays={name: (name, layout) for name, layout in arrays.items()},
             rows=attributes.rows,
         )
-        self._row_keys = keys
-        self._leases = (leases, Leases.of_version(folder))
-        self.labels = labels.copy()
-        self.valid = np.ones(self.rows, np.bool_)
-        self.valid[list(removed)] = False
+        self.table = table
+        self._leases = [*([leases] if leases else []), Leases.of_version(folder)]
+        self.labels = table.labels.copy()
+        self.valid = ~table.is_removed
         self.holes = {}
-        self.planned = self.rows - len(removed)
+        self.planned = table.samples
         self._fields = {name: field.row for name, field in attributes.fields.items()}
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
-        layouts = {name: arrays[name][1] for name in attributes.fields}
         self._tables = {name: self._bounds(name, layout) for name, layout in layouts.items()}
         self._ends = {
             name: np.zeros((self.shards, layout.chunks_per_object[0]), np.uint32)
@@ -96,6 +93,7 @@ class LiveVersion(Version):
         }
         ragged = {name: f for name, f in attributes.fields.items() if f.ragged}
         self._shapes = {n: np.zeros((self.rows, len(f.shape)), np.int64) for n, f in ragged.items()}
+        self._sums: dict[str, np.ndarray] = {}
         self.finished = 0
         self._lock = threading.Lock()
         self._poll = RECEIPT_POLL_REMOTE if folder.local("") is None else RECEIPT_POLL_LOCAL
@@ -116,7 +114,7 @@ class LiveVersion(Version):
 
     @property
     def keys(self) -> Sequence[str]:
-        return self._row_keys
+        return self.table.keys
 
     def shard_leaves(self, array: str) -> list[Leaf]:
         """Return `Version.shard_leaves`; unfinished ones have upper bounds for sizes."""
@@ -125,6 +123,9 @@ class LiveVersion(Version):
     def checks(self, array: str, shard: int) -> np.ndarray:
         checks: np.ndarray = self._ends[array][shard]
         return checks
+
+    def shard_sums(self, array: str) -> np.ndarray | None:
+        return self._sums.get(array)
 
     def is_gone(self) -> bool:
         """Return whether the version's folder is gone: its group's document is written last."""
@@ -144,7 +145,8 @@ class LiveVersion(Version):
         with self._lock:
             before = self.finished
             for receipt in self._next_receipts():
-                self._add(receipt)
+                self.add(receipt, self.finished)
+                self.finished += 1
             if self.finished < self.shards and self.folder.size(ROOT) is not None:
                 self._add_committed(open_own(self.folder))
             return self.finished > before
@@ -164,13 +166,19 @@ class LiveVersion(Version):
             names = [receipt_name(shard) for shard in range(self.finished, last)]
             found = [*self.folder.read_many(names, [-1] * len(names))]
 
-    def _add(self, receipt: Receipt) -> None:
-        shard = self.finished
+    def add(self, receipt: Receipt, shard: int) -> range:
+        """Take what a receipt tells of its shard; returns its rows.
+
+        Raises
+        ------
+        StoreError
+            It is not that of the shard.
+        """
         start = shard * self.rows_per_shard
-        rows = range(start, min(start + self.rows_per_shard, self.rows))
+        rows = range(start, min(start + self.rows_per_shard, self.rows))  # none beyond the last
         labelled = receipt.labels is None or are_classes(self.labels)
         fits = receipt.fits(rows, self._fields, self.rows_per_shard)
-        if not (receipt.shard == shard and fits and labelled):
+        if not (rows and receipt.shard == shard and fits and labelled):
             raise StoreError(
                 f"{self.folder.path(receipt_name(shard))} is damaged: it is of shard "
                 f"{receipt.shard} with fields {', '.join(receipt.objects)} and holes "
@@ -180,6 +188,9 @@ class LiveVersion(Version):
             stored = receipt.objects[name]
             table[shard] = Leaf(table[shard].name, stored.size, stored.xxh3)
             self._ends[name][shard] = stored.ends
+        for name, sums in receipt.sums.items():
+            flat = sums.flat()
+            self._sums.setdefault(name, np.zeros((self.shards, len(flat))))[shard] = flat
         for name, shapes in self._shapes.items():
             shapes[rows.start : rows.stop] = receipt.shapes[name]
             self.require_shapes(name, shapes[rows.start : rows.stop])
@@ -188,8 +199,8 @@ class LiveVersion(Version):
             part = self.labels[rows.start : rows.stop]
             part[:] = np.where(fetched < 0, part, fetched)
         self.valid[list(receipt.holes)] = False
-        self.holes.update({row: (self._row_keys[row], why) for row, why in receipt.holes.items()})
-        self.finished += 1
+        self.holes.update({row: (self.keys[row], why) for row, why in receipt.holes.items()})
+        return rows
 
     def _add_committed(self, version: Version) -> None:
         """Take all that the committed version tells of its shards; their receipts are gone."""
@@ -257,3 +268,40 @@ class LiveVersion(Version):
         identity = Identity.read(data, self.folder.path(DESCRIPTION))
         ended = "has ended" if has_ended(identity.by) else "shows no sign of life"
         return identity.failed or f"{identity.by} {ended}"
+
+
+def open_begun(folder: Folder, leases: Leases | None = None) -> LiveVersion | None:
+    """Open a version whose build has begun; None if nothing describes one, as after a commit.
+
+    Parameters
+    ----------
+    leases
+        As in `LiveVersion`.
+
+    Raises
+    ------
+    StoreError
+        The description or the row table is damaged, or of another version.
+    """
+    data = folder.get(DESCRIPTION)
+    if data is None:
+        return None
+    begun = Identity.read(data, folder.path(DESCRIPTION))
+    frozen = folder.get(FROZEN_ROWS)  # committed at this moment, it has another
+    name = ROW_TABLE if frozen is None else FROZEN_ROWS
+    table = RowTable.from_parquet(frozen or folder.read(name), folder.path(name))
+    if begun.version != folder.name or begun.rows != len(table):
+        raise StoreError(f"{folder.path(DESCRIPTION)} is of another version")
+    return LiveVersion(folder, begun, table, leases)
+
+
+def _attributes(begun: Identity, table: RowTable, where: str) -> Attributes:
+    """Return what is known of a version before it is committed."""
+    own = begun.model_dump(mode="json", include={*Attributes.model_fields})
+    for described in own["fields"].values():
+        described |= {"raw": 0, "stored": 0}
+    for unknown in ("mean", "std", "objects", "libraries", "decides", "behaviours"):
+        own[unknown] = {}
+    own |= {"format": FORMAT, "digest": "", "version": begun.version.partition(".")[0], "holes": 0}
+    own |= {"classes": list(table.classes), "label": label_attributes(table.labels)}
+    return Attributes.read(json.dumps(own).encode(), where)

@@ -32,7 +32,7 @@ class Container(NamedTuple):
     name: str
     size: int = -1
     etag: str = ""
-    ctime_ns: int = -1
+    file_state: int = -1
     forward: bool = False
 
 

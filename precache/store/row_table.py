@@ -376,10 +376,8 @@ def _read_column(data: bytes, where: str, column: str) -> list[str]:
 def _to_arrow(values: Any, type_: Any) -> Any:
     import pyarrow as pa
 
-    if isinstance(values, Texts):
-        return values.arrow.cast(type_)
     if not isinstance(values, np.ndarray):
-        return pa.array(values, type_)
+        return Texts(values).arrow.cast(type_)
     if values.ndim == 1:
         return arrow_of(values).cast(type_)
     rows, numbers = np.nonzero(values)

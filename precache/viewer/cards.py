@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.html.png import Preview, downsample, encode_png, overlay, preview
+from precache.html.png import Preview, downsample, encode_png, outline, overlay, preview
 from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
@@ -109,7 +109,7 @@ class Cards:
             for array in version.variants(name):
                 if array not in arrays:
                     continue
-                stored_row = preview(arrays[array])
+                stored_row = preview(arrays[array], kind=version.kind(array))
                 if array == compared and name in trace.results:
                     same = _compare(trace.results[name], arrays[array])
                     stored_row = replace(stored_row, note=f"{stored_row.note}; {same}")
@@ -133,7 +133,7 @@ class Cards:
     def _overlays(
         self, key: str, arrays: Mapping[str, np.ndarray], side: int | None
     ) -> Iterator[Picture]:
-        """Yield the masks of epoch 0 over the first picture of their size."""
+        """Yield masks of epoch 0 over the first picture of their size, and boxes over theirs."""
         version, rows, masks = self._catalogue.version, dict[str, np.ndarray](), list[str]()
         for name, field in version.recipe.fields.items():
             row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
@@ -145,6 +145,11 @@ class Cards:
             for name in [n for n in rows if n not in masks and rows[n].shape[1:] == size][:1]:
                 shown = overlay(rows[mask], rows[name])
                 yield _picture(f"{mask} over {name}", f"{mask} over {name} of {key}", shown, side)
+        for name, field in version.recipe.fields.items():
+            boxes, picture = arrays.get(version.array_at(name, 0)), rows.get(field.of or "")
+            if field.kind == "boxes" and boxes is not None and picture is not None:
+                title = f"{name} over {field.of}"
+                yield _picture(title, f"{title} of {key}", outline(boxes, picture), side)
 
 
 def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:

@@ -14,8 +14,8 @@ import numpy as np
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, needs
 from precache.html.png import Preview, downsample, preview
 from precache.messages import shown
-from precache.recipe.ops import Function, Op
-from precache.recipe.recipe import Field, Recipe
+from precache.recipe.ops import Function, Op, Operation
+from precache.recipe.recipe import Field, Follow, Recipe
 from precache.recipe.variants import variant_at
 from precache.storage.open import StorageOptions
 
@@ -68,8 +68,10 @@ def media_type(data: bytes) -> str | None:
     return next((media for magic, media in _MEDIA.items() if data.startswith(magic)), None)
 
 
-def parameters(op: Op) -> str:
+def parameters(op: Operation) -> str:
     """Format the parameters of an op that are not the defaults; sizes as height x width."""
+    if isinstance(op, Follow):
+        return " and ".join(op.names)
     values = op.model_dump(exclude_defaults=True, exclude={"op"})
     return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
@@ -107,7 +109,7 @@ class SourceTracer:
         columns: Mapping[str, str | None] = MappingProxyType({}),
         sample_name: SampleName | None = None,
     ) -> None:
-        from precache_workers.sources.base import Columns
+        from precache_workers.sources.base import Columns, Inputs
         from precache_workers.sources.folder import FolderSource
         from precache_workers.sources.kinds import open_source
 
@@ -115,7 +117,7 @@ class SourceTracer:
             source,
             storage_options,
             kind=source_kind,
-            columns=Columns(**columns),
+            columns=Columns(**columns, inputs=Inputs.of(recipe)),
             sample_name=sample_name,
         )
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
@@ -189,7 +191,8 @@ def _run_ops(
         for op, value in recipe.steps(sample, key):
             if op is not None:
                 shown_value = value if isinstance(value, str | bytes) else np.asarray(value)
-                steps.append(_op_result(op, shown_value))
+                shown = preview(shown_value, channels_last=True, kind=recipe.kind)
+                steps.append(_op_result(op, shown))
         return steps, recipe.row(value).copy()
     except SampleError as error:
         steps.append(("failed", Preview(None, str(error))))
@@ -198,8 +201,8 @@ def _run_ops(
     return steps, None
 
 
-def _op_result(op: Op, array: np.ndarray | str | bytes) -> OpResult:
-    values, result = parameters(op), preview(array, channels_last=True)
+def _op_result(op: Op, result: Preview) -> OpResult:
+    values = parameters(op)
     note = f"{values}: {result.note}" if values else result.note
     if result.pixels is None:
         return op.op, Preview(None, note)

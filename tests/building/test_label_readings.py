@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +64,45 @@ def as_tar(root: Path) -> str:
 
 
 Pack = Callable[[Path], str]
-PACKED = pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar])
+ARCHIVES = (as_zip, as_tar)
+PACKED = pytest.mark.parametrize("pack", [as_folder, *ARCHIVES])
+
+
+def in_turn(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each row for a folder, and for a kind of archive in turn: keys alone decide."""
+    return [
+        (pack, *row)
+        for number, row in enumerate(rows)
+        for pack in (as_folder, ARCHIVES[number % len(ARCHIVES)])
+    ]
+
+
+def of_archive(archive: str, commands: list[list[str]]) -> list[list[str]]:
+    """The commands for the folder ``in``, for it packed: parts of it are to be unpacked."""
+    return [
+        [build, archive if source == "in" else source.replace("in/", "in_unpacked/", 1), *rest]
+        for build, source, *rest in commands
+    ]
+
+
+LEFT_OUT = (
+    ".ipynb_checkpoints", "cat/.ipynb_checkpoints", "@eaDir", "dog/@eaDir/x", "__MACOSX/cat",
+    ".Trash-1000/files", "$RECYCLE.BIN", "#recycle/cat", "System Volume Information",
+)  # fmt: skip
 
 
 @PACKED
-@pytest.mark.parametrize(
-    "folder",
-    [".ipynb_checkpoints", "cat/.ipynb_checkpoints", "@eaDir", "dog/@eaDir/x", "__MACOSX/cat",
-     ".Trash-1000/files", "$RECYCLE.BIN", "#recycle/cat", "System Volume Information"],
-)  # fmt: skip
 def test_images_of_hidden_and_service_folders_are_left_out_and_counted(
-    builds: Builds, pack: Pack, folder: str
+    builds: Builds, pack: Pack
 ) -> None:
     put_classes(builds.root / "in")
-    put(builds.root / "in" / folder, "x1.png", "x2.png")
+    put(builds.root / "in", *(f"{folder}/{name}.png" for folder in LEFT_OUT for name in "xy"))
     assert builds.labels(pack(builds.root)) == ANIMALS
-    [line] = [line for line in builds.printed.splitlines() if "2 images in hidden" in line]
-    assert f"{folder}/x" in line
+    [line] = [line for line in builds.printed.splitlines() if "18 images in hidden" in line]
+    assert any(f"{folder}/{name}.png" in line for folder in LEFT_OUT for name in "xy")
     assert "name such a folder as the source" in line
-    if pack is as_folder:
-        assert builds.labels(f"'in/{folder}'") == {"x1": None, "x2": None}
+    for folder in LEFT_OUT if pack is as_folder else ():  # the advice
+        assert builds.labels(f"'in/{folder}'") == {"x": None, "y": None}
 
 
 @PACKED
@@ -210,15 +230,14 @@ def test_a_source_of_hidden_images_alone_says_so(builds: Builds, pack: Pack) -> 
     assert "1 images in hidden folders" in builds.printed
 
 
-@PACKED
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_folders_that_may_be_no_classes_are_refused(
-    builds: Builds, pack: Pack, tree: tuple[str, list[str]]
+    builds: Builds, tree: tuple[str, list[str]]
 ) -> None:
     files, texts = tree[0].split(), tree[1]
     names = [*dict.fromkeys(name.rpartition("/")[2] for name in files)]
     put(builds.root / "in", *(f"{name}.png" for name in files))
-    choices = builds.choices(pack(builds.root))
+    choices = builds.choices("in")
     for text in texts:
         assert labels_by(names, text) in choices
     for labels in choices:  # of a part of them as the source
@@ -227,6 +246,9 @@ def test_folders_that_may_be_no_classes_are_refused(
     assert ("--label-level" in builds.printed) != masks  # a build refuses photos beside masks
     targets = masks or any(name.startswith(("HR/", "x/")) for name in files)
     assert ("with a column of each" in builds.printed) == targets
+    commands = commands_in(builds.printed)
+    for archive in (pack(builds.root) for pack in ARCHIVES):
+        assert builds.refused(archive) == of_archive(archive, commands)
 
 
 @pytest.mark.parametrize(
@@ -454,41 +476,46 @@ def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: 
     assert sources == ["in/leftImg8bit/train", "in/{leftImg8bit,gtFine}/train"]
 
 
-@PACKED
 @pytest.mark.parametrize(
-    ("files", "labels", "said"),
-    [
-        ("images/x/a images/y/b", "x, y", "Classes are the 2 folders of images"),
-        ("photos/a photos/b", "photos, photos", "of the one class 'photos'"),
-        ("train/x/a train/y/b", "x, y", "Classes are the 2 folders of train/"),
-        ("a/b/x/p a/b/y/q", "x, y", "Classes are the 2 folders of a/b/"),
-        ("car/a train/b bus/c", "car, train, bus", "'train' is a c"),
-        ("valid/a invalid/b", "valid, invalid", ""),
-        ("mask/a no_mask/b", "mask, no_mask", ""),
-        ("n01/images/a n02/images/b", "n01, n02", ""),
-        ("a/images/x/p b/images/y/q", "a, b", "such as a/images/x; --label-level 3 takes"),
-        ("00000/a 00001/b", "00000, 00001", "--label-level 0 gives no label"),
-        ("fold1/a fold10/b", "fold1, fold10", "--label-level 0 gives no label"),
-        ("Batch_1/a Batch_2/b", "Batch_1, Batch_2", "as their names suggest"),
-        (
-            "HAM10000_images_part_1/a HAM10000_images_part_2/b",
-            "HAM10000_images_part_1, HAM10000_images_part_2",
-            "'HAM10000_images_part_2'; if these are parts of one data set",
-        ),
-        ("subset9/a subset10/b", "subset9, subset10", "are parts of one data"),
-        ("100CANON/a 101_PANA/b", "100CANON, 101_PANA", "as their names suggest, --label-level 0"),
-        (
-            "2024-05-01/a; 2024-06-11 Rome/b",
-            "2024-05-01, 2024-06-11 Rome",
-            "as their names suggest",
-        ),
-        (
-            "img_align/a mask_align/b",
-            "img_align, mask_align",
-            "also 'img_align', 'mask_align'; if these are parts of one data set, as their",
-        ),
-        ("pet/cat/a tree/oak/b", "pet, tree", "pet/cat; --label-level 2 takes"),
-    ],
+    ("pack", "files", "labels", "said"),
+    in_turn(
+        [
+            ("images/x/a images/y/b", "x, y", "Classes are the 2 folders of images"),
+            ("photos/a photos/b", "photos, photos", "of the one class 'photos'"),
+            ("train/x/a train/y/b", "x, y", "Classes are the 2 folders of train/"),
+            ("a/b/x/p a/b/y/q", "x, y", "Classes are the 2 folders of a/b/"),
+            ("car/a train/b bus/c", "car, train, bus", "'train' is a c"),
+            ("valid/a invalid/b", "valid, invalid", ""),
+            ("mask/a no_mask/b", "mask, no_mask", ""),
+            ("n01/images/a n02/images/b", "n01, n02", ""),
+            ("a/images/x/p b/images/y/q", "a, b", "such as a/images/x; --label-level 3 takes"),
+            ("00000/a 00001/b", "00000, 00001", "--label-level 0 gives no label"),
+            ("fold1/a fold10/b", "fold1, fold10", "--label-level 0 gives no label"),
+            ("Batch_1/a Batch_2/b", "Batch_1, Batch_2", "as their names suggest"),
+            (
+                "HAM10000_images_part_1/a HAM10000_images_part_2/b",
+                "HAM10000_images_part_1, HAM10000_images_part_2",
+                "'HAM10000_images_part_2'; if these are parts of one data set",
+            ),
+            ("subset9/a subset10/b", "subset9, subset10", "are parts of one data"),
+            (
+                "100CANON/a 101_PANA/b",
+                "100CANON, 101_PANA",
+                "as their names suggest, --label-level 0",
+            ),
+            (
+                "2024-05-01/a; 2024-06-11 Rome/b",
+                "2024-05-01, 2024-06-11 Rome",
+                "as their names suggest",
+            ),
+            (
+                "img_align/a mask_align/b",
+                "img_align, mask_align",
+                "also 'img_align', 'mask_align'; if these are parts of one data set, as their",
+            ),
+            ("pet/cat/a tree/oak/b", "pet, tree", "pet/cat; --label-level 2 takes"),
+        ]
+    ),
 )
 def test_other_folders_are_classes_and_a_guess_is_said(
     builds: Builds, pack: Pack, files: str, labels: str, said: str
@@ -500,8 +527,10 @@ def test_other_folders_are_classes_and_a_guess_is_said(
     assert said in builds.printed
 
 
-@PACKED
-@pytest.mark.parametrize("names", ["1 2", "n01440764 n01443537", "part1 piece2", "cat3x cat4x"])
+@pytest.mark.parametrize(
+    ("pack", "names"),
+    in_turn([("1 2",), ("n01440764 n01443537",), ("part1 piece2",), ("cat3x cat4x",)]),
+)
 def test_folders_of_other_names_with_numbers_are_no_parts(
     builds: Builds, pack: Pack, names: str
 ) -> None:
@@ -822,7 +851,14 @@ def in_manifest(root: Path, columns: dict[str, Any]) -> str:
 
 
 Write = Callable[[Path, dict[str, Any]], str]
-TYPED = pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest])
+TYPED = (in_parquet, in_arrow, in_manifest)
+
+
+def with_kinds(kinds: Sequence[Write], rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The first row in tables of all kinds, and each other in one in turn: all read columns."""
+    first, *others = rows
+    pairs = [*((kind, first) for kind in kinds), *zip(itertools.cycle(kinds), others, strict=False)]
+    return [(kind, *row) for kind, row in pairs]
 
 
 def columns_of(**labels: list[Any]) -> dict[str, Any]:
@@ -830,15 +866,17 @@ def columns_of(**labels: list[Any]) -> dict[str, Any]:
     return {"id": names, "image": [photo(name) for name in names], **labels}
 
 
-@TYPED
 @pytest.mark.parametrize(
-    ("labels", "readings"),
-    [
-        ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
-        ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
-        (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
-        (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
-    ],
+    ("table", "labels", "readings"),
+    with_kinds(
+        TYPED,
+        [
+            ([0.0, None, 12.0], [[0, None, 12], [0.0, None, 12.0]]),
+            ([1.0, 2.0], [[1, 2], [1.0, 2.0]]),
+            (["cat", "None", "dog"], [["cat", None, "dog"], ["cat", "None", "dog"]]),
+            (["a|b", "a", "b"], [[{"a", "b"}, {"a"}, {"b"}], ["a|b", "a", "b"]]),
+        ],
+    ),
 )
 def test_a_typed_column_of_two_readings_is_refused(
     builds: Builds, table: Write, labels: list[Any], readings: list[list[Any]]
@@ -848,7 +886,7 @@ def test_a_typed_column_of_two_readings_is_refused(
     assert [dict(choice) for choice in choices] == expected
 
 
-@TYPED
+@pytest.mark.parametrize("table", TYPED)
 def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> None:
     for labels in ([5, None, 0], [0.5, None, 2.0]):
         shutil.rmtree(builds.root / "saved", ignore_errors=True)
@@ -904,14 +942,16 @@ def test_files_with_categories_in_other_orders_are_refused(
     assert precache.open(builds.root / "2.store").classes == ("mid", "low")
 
 
-@TYPED
 @pytest.mark.parametrize(
-    ("bits", "expected"),
-    [
-        ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
-        ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
-        ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
-    ],
+    ("table", "bits", "expected"),
+    with_kinds(
+        TYPED,
+        [
+            ({"eel": [0, 1, 0], "cat": [1, 0, 1]}, ["cat", "eel", "cat"]),
+            ({"eel": [0.0, 1.0, 1.0], "cat": [1.0, 1.0, 0.0]}, [{"cat"}, {"cat", "eel"}, {"eel"}]),
+            ({"eel": [False, True, False], "cat": [False, False, True]}, [set(), {"eel"}, {"cat"}]),
+        ],
+    ),
 )
 def test_columns_of_0_and_1_are_refused_with_the_flag_that_takes_them(
     builds: Builds, table: Write, bits: dict[str, list[Any]], expected: list[Any]
@@ -996,7 +1036,10 @@ def in_json_lines(root: Path, columns: dict[str, Any]) -> str:
     return "list.jsonl"
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
+TABLE_KINDS = (*TYPED, in_lines, in_json_lines)
+
+
+@pytest.mark.parametrize("table", TABLE_KINDS)
 def test_columns_of_labels_that_disagree_are_refused(builds: Builds, table: Write) -> None:
     labels = {"label": ["cat", "dog", "cat"], "class": ["a", "b", "c"]}
     expected = [dict(zip(NAMES, values, strict=False)) for values in labels.values()]
@@ -1007,8 +1050,10 @@ def test_columns_of_labels_that_disagree_are_refused(builds: Builds, table: Writ
     assert built == {"a": 0, "b": 1, "c": 0}
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
-@pytest.mark.parametrize("labels", [{"label": ["cat", "dog", "cat", "eel"]}, {}])
+@pytest.mark.parametrize(
+    ("table", "labels"),
+    with_kinds(TABLE_KINDS, [({"label": ["cat", "dog", "cat", "eel"]},), ({},)]),
+)
 def test_a_table_of_rows_of_several_splits_is_refused(
     builds: Builds, table: Write, labels: dict[str, list[Any]]
 ) -> None:
@@ -1200,18 +1245,20 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
     assert choices == [{"a": "cat", "b": "dog"}, {"a": "x", "b": "x"}]
 
 
-@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
 @pytest.mark.parametrize(
-    ("column", "values", "refused"),
-    [
-        ("is_valid", [True, False, False], True),
-        ("Test", ["1", "0", "0"], True),
-        ("dataset_split", ["trn", "tst", "tst"], True),
-        ("fold", [1, 2, 2], False),
-        ("subset", ["coco", "lvis", "lvis"], False),
-        ("valid", [3, 4, 4], None),
-        ("split", ["train", "train", "train"], None),
-    ],
+    ("table", "column", "values", "refused"),
+    with_kinds(
+        TABLE_KINDS,
+        [
+            ("is_valid", [True, False, False], True),
+            ("Test", ["1", "0", "0"], True),
+            ("dataset_split", ["trn", "tst", "tst"], True),
+            ("fold", [1, 2, 2], False),
+            ("subset", ["coco", "lvis", "lvis"], False),
+            ("valid", [3, 4, 4], None),
+            ("split", ["train", "train", "train"], None),
+        ],
+    ),
 )
 def test_columns_of_splits_are_known_by_their_name(
     builds: Builds, table: Write, column: str, values: list[Any], refused: bool | None
@@ -1942,7 +1989,7 @@ def test_a_rebuild_that_renumbers_classes_says_so_with_the_flag_that_keeps_them(
         shutil.rmtree(builds.root / "in" / name)
     for name in {*after} - {*before}:
         put(builds.root / "in" / name, f"{name}.png")
-    for command in (("plan", "in", "in.store"), build):
+    for command in (("plan", "in", "in.store", "--no-timing"), build):
         assert builds.run(*command) == 0
         printed = " ".join(builds.printed.split())
         assert ("Classes get other numbers than in version" in printed) == bool(said)
@@ -2210,29 +2257,34 @@ def as_table(root: Path) -> str:
     return "list.csv"
 
 
-@pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar, as_table])
 @pytest.mark.parametrize("name", PAIRS)
-def test_images_that_pair_by_name_are_no_samples_of_their_own(
-    builds: Builds, pack: Pack, name: str
-) -> None:
+def test_images_that_pair_by_name_are_no_samples_of_their_own(builds: Builds, name: str) -> None:
     names, sources = PAIRS[name]
     numbers = range(1, 7)
     for number in numbers:
         put(builds.root / "in", *(each.format(number, "ab"[number % 2]) for each in names))
-    source = pack(builds.root)
-    if pack is as_tar and name == "of another suffix":  # as WebDataset names inputs
-        assert len(builds.labels(source)) == len(numbers)
-        return
-    choices = builds.choices(source)
-    commands = [command[1] for command in commands_in(builds.printed)]
-    expected = [f"in/{of}" for of in sources if pack is as_folder]
-    assert [command for command in commands if command.startswith("in/")] == expected
-    for choice in choices[: len(expected)]:
+    choices = builds.choices("in")
+    commands = commands_in(builds.printed)
+    assert [source for _, source, *_ in commands if source != "in"] == [
+        f"in/{of}" for of in sources
+    ]
+    for choice in choices[: len(sources)]:
         assert len(choice) == len(numbers)
-    assert builds.run("plan", source, "plan.store") == 2
-    whole = ("whole.store", "--sample-name", "whole", "--address", "serial")
-    assert builds.run("build", source, *whole) == 0
-    assert len(precache.open("whole.store").keys) == len(names) * len(numbers)
+    assert builds.run("plan", "in", "plan.store") == 2
+    for pack in (as_folder, as_zip, as_tar, as_table):
+        source = pack(builds.root)
+        if pack is as_tar and name == "of another suffix":  # as WebDataset names inputs
+            assert len(builds.labels(source)) == len(numbers)
+            continue
+        if pack is as_table:
+            offered = [[build, source, *rest] for build, of, *rest in commands if of == "in"]
+            assert builds.refused(source) == offered
+        elif pack in ARCHIVES:  # which may have folders
+            anywhere = [[b, re.sub(r"/(\*\*/)?", "/**/", of), *rest] for b, of, *rest in commands]
+            assert builds.refused(source) == of_archive(source, anywhere)
+        whole = (f"{source}.store", "--sample-name", "whole", "--address", "serial")
+        assert builds.run("build", source, *whole) == 0
+        assert len(precache.open(whole[0]).keys) == len(names) * len(numbers)
 
 
 def test_a_few_images_that_are_called_as_others_are_said(builds: Builds) -> None:

@@ -81,6 +81,12 @@ def packed(case: Case, kind: str) -> Case:
     return lay
 
 
+def tar(names: str, labels: Mapping[str, str] | None = None) -> Case:
+    """A tar archive of photographs, and of .cls members by name."""
+    placed = {f"in/{name}.cls": label for name, label in (labels or {}).items()}
+    return packed(files(" ".join(f"in/{name}" for name in names.split()), "in", placed), "tar")
+
+
 def several_splits(root: Path) -> str:
     for name in ("train", "val"):
         table = pa.table({"id": [name], "image": [photo(name)]})
@@ -103,30 +109,17 @@ THREE = "in/0.png in/1.png in/2.png"
 
 REFUSALS: dict[str, tuple[Case, int]] = {
     # folders
-    "images beside folders": (files("in/x/a.png in/x/cat/b.png", "in"), 2),
-    "a folder that no image is in": (
-        files("in/a/1.png in/c/2.png", "in", {"in/b/x.jxl": "x"}), 2,
-    ),
-    "a level of no folder": (files("in/cat/a.png in/dog/b.png", "in --label-level 3"), 2),
-    "splits": (files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in"), 4),
-    "images and masks": (MASKS, 2),
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a tar archive": (packed(MASKS, "tar"), 2),
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
     "splits in a zip archive": (
         packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
     ),
-    "classes that look alike": (files("in/01/a.png in/1/b.png", "in"), 1),
     "a validation set without a class": (
         files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
     ),
     # names of images
-    "images that pair": (PAIRS, 1),
     "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
-    "copies": (COPIES, 2),
-    "copies of another size": (
-        files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"), 2,
-    ),
     "images of two suffixes that rarely pair": (
         files("in/a.jpg in/a.png in/b.jpg in/b.png in/c.jpg in/d.jpg in/e.jpg in/f.png "
               "in/g.png in/h.png", "in"), 0,
@@ -151,6 +144,33 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "folders that pair by several endings": (
         files("in/x/a.png in/x/b.png in/y/a_m.png in/y/a_n.png in/y/b_m.png in/y/b_n.png",
               "'in/{x,y}'"), 2,
+    ),
+    # names of members of tar archives
+    "images that may be of one sample": (tar("a.1.png a.2.png b.1.png b.2.png"), 3),
+    "images that may be of one sample, with labels in doubt": (
+        tar("a.1.png a.2.png b.1.png b.2.png", {"a": "-99", "b": "0"}), 3,
+    ),
+    "images that may be of one sample, or pair": (
+        tar("21.05.jpg 21.05_mask.png 21.06.jpg 21.06_mask.png 21.07.jpg 21.07_mask.png"), 2,
+    ),
+    "images that may be of one sample, of splits": (
+        tar("train/cat/21.05.jpg train/cat/21.06.jpg val/cat/21.07.jpg val/cat/21.08.jpg"), 1,
+    ),
+    "labels of one sample that differ": (
+        tar("a.1.png a.2.png", {"a.1": "cat", "a.2": "dog"}), 2,
+    ),
+    "labels of one sample that differ, with leading zeros": (
+        tar("a.1.png a.2.png", {"a.1": "007", "a.2": "010"}), 2,
+    ),
+    "labels of several lines": (
+        tar("a.png b.png", {"a": "cat dog", "b": "cat"}), 1,
+    ),
+    "images of one sample that are too many": (
+        tar(" ".join(f"a.{number}.png" for number in range(257))), 2,
+    ),
+    "many images of one sample, with leading zeros": (
+        tar(" ".join(f"a.{n}.png" for n in range(257)),
+            {f"a.{n}": f"00{n % 3}" for n in range(257)}), 2,
     ),
     # arguments
     "a source called as a value": (
@@ -182,22 +202,8 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               {"in/list.csv": "path,label /x/photos/a.png,cat"}), 0,
     ),
     # columns
-    "a column of splits": (
-        parquet(label=["cat", "dog", "cat"], split=["train", "val", "val"]), 1,
-    ),
-    "columns of 0 and 1": (parquet(eel=[0, 1], cat=[1, 0]), 2),
-    "categories in two orders": (two_orders, 0),
-    "columns that disagree": (parquet(label=["x", "y"], **{"class": ["z", "z"]}), 2),
-    "a column called label of another type": (parquet(label=pa.array([1, 2], pa.date32())), 1),
-    "two columns of keys": (
-        files(THREE, "in --labels l.csv",
-              {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}), 2,
-    ),
     "several columns of labels": (
         files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
-    ),
-    "labels that are splits": (
-        files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}), 1,
     ),
     "numbers beside classes": (
         files("in/cat/0.png in/dog/1.png", "in --labels l.csv --accept-unmatched",
@@ -208,40 +214,59 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               {"in/list.csv": "path,label a.png,1 b.png,2", "classes.txt": "ant bee cat dog"}), 1,
     ),
     # values
-    "objects": (labels('{"id": 1, "name": "cat"}', '{"id": 2, "name": "dog"}'), 1),
     "words beside lists": (labels('["cat", "dog"]', "NaN"), 1),
-    "signs beside 0 and 1": (
-        files("in/a.png in/b.png", "in/l.csv --label-column x,y",
-              {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"}), 1,
-    ),
-    "exponents": (labels("1E5", "2E3"), 2),
-    "fractions of zero": (labels("0.0", "", "2.0"), 2),
-    "leading zeros": (labels("007", "010"), 2),
-    "numbers below -1": (labels("-99", "0", "1"), 3),
     "numbers below -1, of splits": (
         files("in/a.png in/b.png", "in/list.csv",
               {"in/list.csv": "path,label,split a.png,-2,train b.png,0,val"}), 1,
     ),
-    "1 and -1": (labels("1", "-1"), 2),
-    "numbers that all differ": (
-        labels(*map(str, range(100, 125)), source=" --labels in/list.csv"), 2,
-    ),
-    "numbers in the order of text": (labels("2", "10", source=" --labels in/list.csv"), 2),
-    "words for nothing": (labels("cat", "NaN", "null"), 2),
     "words for nothing that look alike": (labels("cat", "NaN", "-nan"), 1),
-    "joined classes": (labels("a|b", "a"), 2),
-    "captions": (labels(*(f"a photo of {n}" for n in range(25))), 1),
-    "numbers with a decimal comma": (labels("0,5", "1,5"), 2),
     "numbers and a word": (labels("0", "1", "unclear"), 2),
-    "percents": (labels("10%", "20%"), 1),
     "amounts": (labels("$1.50", "$20", "-$3"), 1),
     "several numbers": (labels("0.1 0.9", "0.5 0.5"), 1),
-    "several whole numbers": (labels("1 2", "3 4"), 2),
     "durations": (labels("0 days 01:00:00", "-1 days 23:00:00"), 1),
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
     "dates as numbers": (labels("20240501", "20240611"), 1),
 }  # fmt: skip
 """Sources that are refused, and how many commands the refusal prints."""
+
+READINGS: list[Case] = [
+    files("in/x/a.png in/x/cat/b.png", "in"),
+    files("in/a/1.png in/c/2.png", "in", {"in/b/x.jxl": "x"}),
+    files("in/cat/a.png in/dog/b.png", "in --label-level 3"),
+    files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in"),
+    MASKS,
+    files("in/01/a.png in/1/b.png", "in"),
+    PAIRS,
+    COPIES,
+    files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"),
+    parquet(label=["cat", "dog", "cat"], split=["train", "val", "val"]),
+    parquet(eel=[0, 1], cat=[1, 0]),
+    two_orders,
+    parquet(label=["x", "y"], **{"class": ["z", "z"]}),
+    parquet(label=pa.array([1, 2], pa.date32())),
+    files(THREE, "in --labels l.csv", {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}),
+    files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}),
+    labels('{"id": 1, "name": "cat"}', '{"id": 2, "name": "dog"}'),
+    files(
+        "in/a.png in/b.png",
+        "in/l.csv --label-column x,y",
+        {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"},
+    ),
+    labels("1E5", "2E3"),
+    labels("0.0", "", "2.0"),
+    labels("007", "010"),
+    labels("-99", "0", "1"),
+    labels("1", "-1"),
+    labels(*map(str, range(100, 125)), source=" --labels in/list.csv"),
+    labels("2", "10", source=" --labels in/list.csv"),
+    labels("cat", "NaN", "null"),
+    labels("a|b", "a"),
+    labels(*(f"a photo of {n}" for n in range(25))),
+    labels("0,5", "1,5"),
+    labels("10%", "20%"),
+    labels("1 2", "3 4"),
+]
+"""Sources whose refusals test_label_readings holds, with the labels of each command."""
 
 
 def group_of(rules: Rule | list[Rule]) -> list[Rule]:
@@ -279,7 +304,8 @@ def test_no_doubt_is_without_a_case(
         return of(cls, *arguments, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Doubt, "of", classmethod(recording))
-    for number, (case, _) in enumerate(REFUSALS.values()):
+    cases = [*READINGS, *(case for case, _ in REFUSALS.values())]
+    for number, case in enumerate(cases):
         (root := tmp_path / str(number)).mkdir()
         monkeypatch.chdir(root)
         assert builds.run("build", *shlex.split(case(root)), "x.store") == 2

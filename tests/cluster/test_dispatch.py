@@ -26,6 +26,9 @@ from precache_workers.cluster.dispatch import (
 from precache_workers.runtime.time_limit import key_digest
 from precache_workers.shards.samples import SampleTask
 
+LIMIT = 300.0
+"""Time limit of a sample of the third item."""
+
 
 @dataclass(frozen=True)
 class Work(SampleTask):
@@ -35,6 +38,10 @@ class Work(SampleTask):
     again: bool = False
     memory: int = 0
     keys: Sequence[str] = ("waits", "evil", *"abc", *map(str, range(16)))
+
+    @property
+    def seconds(self) -> float:
+        return LIMIT if self.number == 3 else 0.0
 
     def retried(self) -> Self:
         return replace(self, again=True)
@@ -353,6 +360,20 @@ def test_a_sample_is_left_out_when_a_worker_died_at_it_again_and_alone() -> None
     tried = [work for work in machines.begun if work.number == 400]
     assert [sorted(work.alone) for work in tried] == [[], ["evil", "waits"], ["evil", "waits"]]
     assert [work.barred for work in tried] == [{}, {}, {"evil": "it kills"}]
+
+
+def test_a_sample_that_hangs_holds_no_other_slot_and_once_known_only_its_own() -> None:
+    def fate(work: Work, before: int) -> End:
+        if work.number != 3 or "evil" in work.barred:
+            return done(2.0, work.number)
+        return LIMIT, died("evil")[1]
+
+    machines = Machines(fate)
+    assert sorted(run(machines, 400, None)) == [(n, n) for n in range(400)]
+    tried = [work for work in machines.begun if work.number == 3]
+    # Only the first task that lags has another copy, for who follows the build.
+    assert [sorted(work.alone) for work in tried] == [[], [], ["evil"], ["evil"]]
+    assert machines.now < 1.05 * (400 * 2 + 3 * LIMIT) / 2
 
 
 def test_deaths_at_one_sample_after_another_leave_none_out() -> None:

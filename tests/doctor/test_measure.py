@@ -47,9 +47,9 @@ def test_stored_bytes_are_those_of_a_build_of_all_samples_if_only_a_few_are_read
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_jpegs(tmp_path / "in", 32)
-    found = [precache.doctor(tmp_path / "in", RECIPE, seconds=8)]
+    found = [precache.doctor(tmp_path / "in", RECIPE, seconds=8, address="serial")]
     monkeypatch.setattr(doctor, "READ_RATE", 200)
-    found.append(precache.doctor(tmp_path / "in", RECIPE, seconds=8))
+    found.append(precache.doctor(tmp_path / "in", RECIPE, seconds=8, address="serial"))
     for number, each in enumerate(found[0].codecs):
         recipe = precache.Recipe.image(resize=40, crop=32, codec=each.codec)
         built = build_here(tmp_path / "in", tmp_path / each.codec, recipe)
@@ -59,16 +59,15 @@ def test_stored_bytes_are_those_of_a_build_of_all_samples_if_only_a_few_are_read
 
 def test_a_listing_that_takes_too_long_is_cut_short(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 4)
-    found = precache.doctor(tmp_path, RECIPE, seconds=1e-9)
+    found = precache.doctor(tmp_path, RECIPE, seconds=1e-9, address="serial")
     assert not found.complete
     assert found.samples == 1
 
 
 def test_a_bucket(s3: S3Server) -> None:
     put_photos(open_folder("s3://bucket/examined", s3.options()))
-    found = precache.doctor(
-        "s3://bucket/examined", RECIPE, seconds=10, storage_options=s3.options()
-    )
+    options = {"storage_options": s3.options(), "address": "serial"}
+    found = precache.doctor("s3://bucket/examined", RECIPE, seconds=10, **options)
     assert (found.samples, found.failed) == (13, 1)
     assert found.source == "s3://bucket/examined"
     assert max(each.depth for each in found.storage) == 64
@@ -79,10 +78,11 @@ def test_a_bucket(s3: S3Server) -> None:
 def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
     """And with a rate it has the same figures beside its own; with neither, they are its own."""
     write_jpegs(tmp_path / "in", 12)
-    found = precache.plan(tmp_path / "in", None, RECIPE, seconds=2)
+    how: dict[str, Any] = {"seconds": 2, "address": "serial"}
+    found = precache.plan(tmp_path / "in", None, RECIPE, **how)
     assert isinstance(found, DoctorReport)
     assert found.rate == 1000
-    planned = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, seconds=2)
+    planned = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, **how)
     assert isinstance(planned, BuildPlan)
     assert planned.gain is not None
     assert planned.gain.build is planned.estimate
@@ -92,7 +92,7 @@ def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
     planned.html(page)
     assert "Would caching help?" in page.read_text("utf-8")
     build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    rest = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, seconds=2)
+    rest = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, **how)
     assert isinstance(rest, BuildPlan)
     assert (rest.state, rest.estimate) == ("nothing", None)
     assert rest.gain is not None
@@ -122,7 +122,7 @@ def squares() -> Squares:
 
 
 def test_a_dataset() -> None:
-    found = precache.doctor(f"python:{__name__}:squares", RECIPE, seconds=5)
+    found = precache.doctor(f"python:{__name__}:squares", RECIPE, seconds=5, address="serial")
     assert (found.samples, found.failed) == (12, 1)
     assert "number 7 is lost" in found.failures[0][1]
     assert found.storage == []
@@ -159,7 +159,7 @@ def test_rows_of_different_shapes_have_no_store_and_random_ops_are_left_to_train
 ) -> None:
     write_jpegs(tmp_path / "a", 6)
     write_jpegs(tmp_path / "b", 4, (50, 50))
-    found = precache.doctor(tmp_path, samples=9, seconds=5)
+    found = precache.doctor(tmp_path, samples=9, seconds=5, address="serial")
     assert (found.sampled, len(found.misfits), found.cut) == (9, 4, "fetch")
     assert found.cores == found.host.cores == usage.cores() >= 1
     assert 0 < found.host.memory_free <= found.host.memory
@@ -169,7 +169,7 @@ def test_rows_of_different_shapes_have_no_store_and_random_ops_are_left_to_train
         {"op": "random_resized_crop", "size": 32},
     ]
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
-    found = precache.doctor(tmp_path, recipe, seconds=5)
+    found = precache.doctor(tmp_path, recipe, seconds=5, address="serial")
     assert [each.frozen for each in found.cuts] == [False, False, False, True]
     assert found.cut != "random_resized_crop"
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import precache
+from precache.cli.main import main
+from precache.errors import StoreError
 from precache.storage.open import open_folder
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.stored_rows import StoredObject
@@ -62,6 +67,35 @@ def test_a_damaged_shard_is_repaired_in_all_versions_that_share_it(
     assert said in " ".join(capsys.readouterr().err.split())
     assert (result.version, result.shards_skipped) == (versions[1].name, 3)
     assert_whole_and_one(versions)
+
+
+@pytest.mark.parametrize("act", [precache.verify, precache.use])
+def test_a_damaged_version_that_is_not_current_is_mended_as_advised(
+    act: Callable[[str], Any], versions: list[Path], source: Path, tmp_path: Path
+) -> None:
+    """The source has changed since, and the damaged shard is not that of the current version."""
+    store, own = tmp_path / "store", versions[1].name
+    shutil.copytree(store, tmp_path / "other")
+    write(source / "cat/0000.jpg", encoded(cut(55)))
+    third = Path(build(source, store).path)
+    changed = [s for s in sorted(third.glob("image/c/*/0/0/0")) if not
+               s.samefile(versions[1] / s.relative_to(third))]  # fmt: skip
+    for version in versions:
+        (version / changed[0].relative_to(third)).unlink()
+    try:
+        said = str(act(f"{store}@{own}"))
+    except StoreError as error:
+        said = str(error)
+    build(source, store, verify=True)
+    assert not precache.verify(f"{store}@{own}").ok
+    pull, undo = re.search(r"precache (pull .*?), after .*precache (use .*?) undoes", said).groups()
+    assert main(pull.replace("OTHER", str(tmp_path / "other")).split()) == 0
+    assert precache.verify(f"{store}@{own}").ok
+    assert precache.open(store).id == own
+    assert main(undo.split()) == 0
+    assert precache.open(store).id == third.name
+    changed[0].unlink()
+    assert "same precache build command again with --verify" in str(precache.verify(store))
 
 
 def test_a_shard_that_another_version_has_whole_is_not_made_again(

@@ -130,16 +130,15 @@ def test_drop_last_that_leaves_no_batch_is_refused(
 # --- copies -------------------------------------------------------------------------------------
 
 
-def _rest(loader: Any, answer: Any) -> None:
-    with loader:
-        answer.put([batch["row"].tolist() for batch in loader])
+def _rest(loaders: list[Any], answer: Any) -> None:
+    answer.put([*map(_read, loaders)])
 
 
-def _spawned(loader: Any) -> Any:
+def _spawned(loaders: list[Any]) -> Any:
     """Read the rest of an epoch in a new process, as `ddp_spawn` does."""
     spawn = multiprocessing.get_context("spawn")
     answer = spawn.Queue()
-    process = spawn.Process(target=_rest, args=[loader, answer])
+    process = spawn.Process(target=_rest, args=[loaders, answer])
     process.start()
     rows = answer.get(timeout=120)
     process.join()
@@ -154,25 +153,28 @@ def _read(loader: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     "copied",
     [
-        lambda loader: _read(copy.copy(loader)),
-        lambda loader: _read(copy.deepcopy(loader)),
-        lambda loader: _read(pickle.loads(pickle.dumps(loader))),
+        lambda loaders: [*map(_read, map(copy.copy, loaders))],
+        lambda loaders: [*map(_read, copy.deepcopy(loaders))],
+        lambda loaders: [*map(_read, pickle.loads(pickle.dumps(loaders)))],
         _spawned,
     ],
     ids=["copy", "deepcopy", "pickle", "spawn"],
 )
-@pytest.mark.parametrize("mixed", [False, True])
 def test_a_copy_has_the_options_and_the_position(
-    copied: Callable[[Any], list[list[int]]], mixed: bool, image_store: BuiltStore
+    copied: Callable[[list[Any]], list[list[list[int]]]], image_store: BuiltStore
 ) -> None:
-    loader: Any = precache.Loader(image_store.path, 4, seed=3, transform=HorizontalFlip())
-    loader = precache.mix([loader], seed=2) if mixed else loader
-    with loader:
-        batches = iter(loader)
-        first = [next(batches)["row"].tolist() for _ in range(2)]
-        rest = copied(loader)
-        assert rest == [batch["row"].tolist() for batch in batches]
-        assert len(first + rest) == len(loader)
+    """Of a loader, and of a mixture."""
+    loader, source = (
+        precache.Loader(image_store.path, 4, seed=3, transform=HorizontalFlip()) for _ in range(2)
+    )
+    with loader, precache.mix([source], seed=2) as mixture:
+        loaders: list[Any] = [loader, mixture]
+        batches = [iter(each) for each in loaders]
+        first = [[next(each)["row"].tolist() for _ in range(2)] for each in batches]
+        rest = copied(loaders)
+        assert rest == [[batch["row"].tolist() for batch in each] for each in batches]
+        for each, begun, more in zip(loaders, first, rest, strict=True):
+            assert len(begun + more) == len(each)
 
 
 def test_a_copy_of_a_loader_of_an_opened_version_reads_that_version(

@@ -19,7 +19,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import precache
-from precache.codecs.windows import Windows
 from precache.errors import RecipeError, UsageError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading.version_reader import VersionReader
@@ -418,8 +417,8 @@ def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
     store = build(folder, recipe({"size": 24}), "filtered.store")
     reader, rows = VersionReader(str(store)), np.arange(8)
 
-    def corner(sizes: np.ndarray, draw: Any) -> Windows:
-        return View.whole(sizes).cropped(np.zeros_like(sizes), np.array([16, 16])).windows
+    def corner(sizes: np.ndarray, draw: Any) -> View:
+        return View.whole(sizes).cropped(np.zeros_like(sizes), np.array([16, 16]))
 
     reader.crop(corner, (16, 16))
     batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)

@@ -38,9 +38,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def built(source: Path) -> tuple[Path, list[str]]:
+    store = source.with_name("store")
+    return store, build(source, store)
+
+
 @pytest.fixture
-def store(source: Path, tmp_path: Path) -> tuple[Path, list[str]]:
-    return tmp_path / "store", build(source, tmp_path / "store")
+def store(built: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy of its own for a test."""
+    return shutil.copytree(built[0], tmp_path / "store"), built[1]
 
 
 def test_versions_are_listed_with_what_they_hold(store: tuple[Path, list[str]]) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 import precache
 from precache.cli import main as command_line
 from precache.errors import PrecacheError, SourceError, UsageError
-from tests.support.building import labels, pixels, write_jpegs
+from tests.support.building import labels, pixels, with_equal_ctimes, write_jpegs
 
 CODE = """
 import json
@@ -527,6 +527,22 @@ def test_a_file_that_is_rewritten_in_place_is_seen(
     assert [found[str(n)] for n in range(8)] == [0, 1, 0, label, 0, 1, 0, 1]
     assert build(bitmaps, tmp_path).version == second.version
     assert build(bitmaps, tmp_path, compact=True).version == second.version
+
+
+def test_folders_of_files_that_are_exchanged_are_seen(source: Module, tmp_path: Path) -> None:
+    """Names, sizes, mtimes and ctimes of their files are equal."""
+    read = "return np.asarray(Image.open(HERE / f'{n}/photo.bmp')), 0"
+    made = source(read, "samples = [str(p) for p in sorted(HERE.glob('*/*.bmp'))]")
+    files = [tmp_path / f"code/{n}/photo.bmp" for n in range(8)]
+    for n, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_bytes(bitmap(n))
+    with_equal_ctimes(files[5:7])
+    first = build(made, tmp_path)
+    for old, new in (("5", "9"), ("6", "5"), ("9", "6")):
+        (tmp_path / "code" / old).rename(tmp_path / "code" / new)
+    assert build(made, tmp_path).version != first.version
+    assert values(tmp_path) == [0, 1, 2, 3, 4, 6, 5, 7]
 
 
 def test_a_rewritten_file_is_seen_after_a_build_that_failed(bitmaps: str, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import re
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -296,6 +298,31 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     with pytest.raises(SourceError, match=error) as caught:
         relabel(["a.jpg", "b.jpg"], text)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("text", ["a b.jpg 3\nc d.jpg 5\n", "id,w,breed\nx,3,cat\ny,4,dog\n"])
+def test_columns_of_which_none_has_the_keys_are_no_choice(relabel: Relabel, text: str) -> None:
+    with pytest.raises(
+        SourceError, match=r"no key of .*write keys as the source has them"
+    ) as refused:
+        relabel(["a b.jpg", "c d.jpg"], text)
+    assert not isinstance(refused.value, ChoiceError)
+
+
+@pytest.mark.parametrize("coding", ["cp1252", "utf-16-le"])
+def test_a_file_in_another_encoding_is_converted_by_the_command_named(
+    coding: str, tmp_path: Path
+) -> None:
+    path, table = tmp_path / "my labels.csv", table_of(["a.jpg", "b.jpg"])
+    path.write_bytes("a.jpg,x\nb.jpg,caf\u00e9\n".encode(coding))
+    with pytest.raises(SourceError) as refused:
+        override_labels(table, str(path))
+    shown = "b'b.jpg,caf\\xe9'; so have 1 of 2 lines"
+    assert (shown in str(refused.value)) is (coding == "cp1252")
+    [command] = re.findall("`(iconv .*)`", str(refused.value))
+    subprocess.run(command, shell=True, check=True)
+    labels = override_labels(table, str(tmp_path / "my labels.utf8.csv"))
+    assert labels.classes == (COMPOSED, "x")
 
 
 def test_names_may_be_numbers_where_classes_are_so_called(relabel: Relabel) -> None:

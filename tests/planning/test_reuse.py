@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from precache.cli.main import main
 from precache_workers.planning import source_record
 from tests.support.building import (
     LONG_AGO,
+    age,
     ask,
     build_here,
     build_until,
@@ -24,6 +27,7 @@ from tests.support.building import (
     cut,
     encoded,
     end,
+    flip,
     pixels,
     start,
     write,
@@ -69,6 +73,7 @@ def build(source: Path, store: Path, recipe: precache.Recipe = LARGE, **options:
     return build_here(source, store, recipe, {"shard_samples": 8, **options})
 
 
+@functools.cache
 def padded(number: int) -> bytes:
     """A photograph in a file of 8,000 bytes, as all of these are."""
     return encoded(cut(number), quality=60).ljust(8000, b"\0")
@@ -77,28 +82,70 @@ def padded(number: int) -> bytes:
 pytestmark = pytest.mark.usefixtures("many_touched")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+def write_thirty(root: Path) -> Path:
     """Thirty files of one size, one of them broken."""
     for number in range(29):
-        write(tmp_path / f"a/{'cat' if number % 2 else 'dog'}/{number:03d}.jpg", padded(number))
-    write(tmp_path / "a/dog/broken.jpg", bytes(8000))
-    return tmp_path / "a"
+        write(root / f"{'cat' if number % 2 else 'dog'}/{number:03d}.jpg", padded(number))
+    write(root / "dog/broken.jpg", bytes(8000))
+    return root
+
+
+def copied(source: Path, copy: Path) -> Path:
+    """The same files, a day younger."""
+    shutil.copytree(source, copy)
+    for path in copy.rglob("*.jpg"):
+        os.utime(path, (LONG_AGO + 86400, LONG_AGO + 86400))
+    return copy
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_thirty(tmp_path / "a")
 
 
 @pytest.fixture
 def copy(source: Path, tmp_path: Path) -> Path:
-    """The same files, a day younger."""
-    shutil.copytree(source, tmp_path / "b")
-    for path in (tmp_path / "b").rglob("*.jpg"):
-        os.utime(path, (LONG_AGO + 86400, LONG_AGO + 86400))
-    return tmp_path / "b"
+    return copied(source, tmp_path / "b")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A source and its copy that stay as they are, what a build of each made, and a store that
+    has the source's alone, to be built into."""
+
+    source: Path
+    copy: Path
+    of_source: Any
+    of_copy: Any
+    store: Path
+
+    @property
+    def version_folder(self) -> Path:
+        return self.store / str(self.of_source.version)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    root = tmp_path_factory.mktemp("kept")
+    source = write_thirty(root / "a")
+    copy = copied(source, root / "b")
+    results = [build(each, root / f"{each.name}.store") for each in (source, copy)]
+    return Kept(source, copy, *results, root / "a.store")
+
+
+@pytest.fixture
+def kept(built: Kept, tmp_path: Path) -> Kept:
+    shutil.copytree(built.store, tmp_path / "store")
+    return replace(built, store=tmp_path / "store")
 
 
 def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
     """The version is what a build into another store makes, to the last byte."""
     recipe = options.pop("recipe", LARGE)
-    other = build(source, Path(result.path).parent / "anew", recipe, **options)
+    assert_same(result, build(source, Path(result.path).parent / "anew", recipe, **options))
+
+
+def assert_same(result: Any, other: Any) -> None:
     assert contents(Path(result.path)) == contents(Path(other.path))
     assert (result.holes, result.mean, result.std) == (other.holes, other.mean, other.std)
     assert (result.raw_bytes, result.stored_bytes) == (other.raw_bytes, other.stored_bytes)
@@ -187,13 +234,12 @@ def test_rows_keep_their_shape(source: Path, tmp_path: Path) -> None:
     assert second.rows_reused == 29
 
 
-def test_other_labels_are_no_other_samples(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "store")
+def test_other_labels_are_no_other_samples(kept: Kept, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("dog/004.jpg,wolf\n")
-    second = build(source, tmp_path / "store", labels=tmp_path / "labels.csv")
+    second = build(kept.source, kept.store, labels=tmp_path / "labels.csv")
     assert second.shards_reused == second.shards
     assert second.classes == ("cat", "dog", "wolf")
-    assert_as_if_built_anew(second, source, labels=tmp_path / "labels.csv")
+    assert_as_if_built_anew(second, kept.source, labels=tmp_path / "labels.csv")
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -239,14 +285,13 @@ def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path
     assert (again.samples, again.rows_reused) == (47, 46)
 
 
-def test_a_short_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:
-    first = build(source, tmp_path / "store")
-    one, other = (Path(first.path) / f"image/c/{shard}/0/0/0" for shard in (1, 2))
+def test_a_short_or_missing_object_is_made_anew(kept: Kept) -> None:
+    one, other = (kept.version_folder / f"image/c/{shard}/0/0/0" for shard in (1, 2))
     one.unlink()
     other.write_bytes(other.read_bytes()[:-1])
-    second = build(copy, tmp_path / "store")
+    second = build(kept.copy, kept.store)
     assert second.shards_reused == second.shards - 2
-    assert_as_if_built_anew(second, copy)
+    assert_same(second, kept.of_copy)
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -265,32 +310,28 @@ def test_damage_is_found_where_rows_are_copied(source: Path, tmp_path: Path, ver
     assert_as_if_built_anew(second, source)
 
 
-def test_an_object_that_goes_before_it_is_linked_is_made_anew(source: Path, tmp_path: Path) -> None:
-    first = build(source, tmp_path / "store")
+def test_an_object_that_goes_before_it_is_linked_is_made_anew(kept: Kept) -> None:
     mean = {
         "op": "function",
         "function": "tests.planning.test_reuse:mean_after_removal",
         "version": "1",
     }
-    mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{first.path}/image"}}
+    mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{kept.version_folder}/image"}}
     fields = {**LARGE.to_dict()["fields"], "mean": {"ops": [{"op": "decode"}, mean]}}
     recipe = precache.Recipe.from_dict({"fields": fields})
-    second = build(source, tmp_path / "store", recipe)
+    second = build(kept.source, kept.store, recipe)
     assert (second.rows_reused, second.failed) == (0, 1)
     CALLS.clear()
-    assert_as_if_built_anew(second, source, recipe=recipe)
+    assert_as_if_built_anew(second, kept.source, recipe=recipe)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "rows/c/0", "holes/c/0", "shards/image/c/0/0"])
-def test_a_version_whose_records_are_damaged_offers_nothing(
-    name: str, source: Path, copy: Path, tmp_path: Path
-) -> None:
-    first = build(source, tmp_path / "store")
-    path = Path(first.path) / name
+def test_a_version_whose_records_are_damaged_offers_nothing(name: str, kept: Kept) -> None:
+    path = kept.version_folder / name
     path.write_bytes(path.read_bytes()[:-7])
-    second = build(copy, tmp_path / "store")
+    second = build(kept.copy, kept.store)
     assert second.shards_reused == 0
-    assert_as_if_built_anew(second, copy)
+    assert_same(second, kept.of_copy)
 
 
 def test_samples_that_were_missing_are_fetched_and_made(
@@ -328,22 +369,45 @@ def _build_until(change: int, source: Path, store: Path) -> None:
 @pytest.mark.parametrize(
     "change", [6, 14, *(pytest.param(n, marks=pytest.mark.heavy) for n in (3, 10, 18))]
 )
-def test_a_build_killed_while_it_takes_over_finishes(
-    change: int, source: Path, copy: Path, tmp_path: Path
-) -> None:
-    build(source, tmp_path / "store")
-    killed = start(_build_until, change, copy, tmp_path / "store")
+def test_a_build_killed_while_it_takes_over_finishes(change: int, kept: Kept) -> None:
+    killed = start(_build_until, change, kept.copy, kept.store)
     assert end(killed) < 0
-    second = build(copy, tmp_path / "store")
+    second = build(kept.copy, kept.store)
     assert CALLS == []
     assert second.shards_reused + second.shards_skipped == second.shards
-    assert_as_if_built_anew(second, copy)
+    assert_same(second, kept.of_copy)
+
+
+@pytest.mark.parametrize("then", ["added", "other shards", "damaged", "removed"])
+def test_finished_shards_of_a_build_that_was_killed_serve_a_build_of_another_version(
+    then: str, source: Path, tmp_path: Path
+) -> None:
+    store, options = tmp_path / "store", {"shard_samples": 8}
+    assert end(start(build_until, 55, source, store, LARGE, options)) < 0
+    [killed] = [path for path in store.iterdir() if "." in path.name]
+    done = len(list((killed / "_build/receipts").iterdir()))
+    assert 1 < done < 4
+    if then == "other shards":
+        options = {"shard_samples": 5}
+    else:
+        write(source / "cat/added.jpg", padded(900))
+    if then == "damaged":
+        flip(killed / "image/c/0/0/0/0", 0.5)
+    elif then == "removed":
+        age(killed, 7200)
+        assert len(precache.gc(store, older_than=0).removed) == 1
+        done = 0
+    plan = precache.plan(source, store, LARGE, address="serial", **options)
+    assert plan.rows_reused == 8 * done
+    second = build(source, store, LARGE, **options)
+    lost = 8 * done - second.rows_reused  # of a shard's rows, those whose chunks were read
+    assert 0 < lost <= 8 if then == "damaged" else lost == 0
+    assert_as_if_built_anew(second, source, **options)
 
 
 def test_a_disk_without_room_for_a_second_version_is_refused(
-    source: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(source, tmp_path / "store")
     monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", lambda self: 1000)
     with pytest.raises(precache.StorageError, match="and its disk has"):
-        build(copy, tmp_path / "store")
+        build(kept.copy, kept.store)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 import re
 import shutil
 import tarfile
+import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
@@ -30,7 +32,7 @@ from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.manifests import ManifestSource
-from tests.support.building import LONG_AGO, cut, encoded, pixels, write
+from tests.support.building import LONG_AGO, cut, encoded, pixels, with_equal_ctimes, write
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 NBYTES = 4000
@@ -44,12 +46,12 @@ fetched: list[str] = []
 def photos_from(first: int, count: int = 12) -> Photos:
     """Photos of the same names and sizes, other ones for each `first`."""
     classes = ("cat", "dog", "eel")
-    return {
-        f"{classes[number % 3]}/{number:02d}.jpg": encoded(cut(first + number), quality=60).ljust(
-            NBYTES, b"\0"
-        )
-        for number in range(count)
-    }
+    return {f"{classes[n % 3]}/{n:02d}.jpg": padded_photo(first + n) for n in range(count)}
+
+
+@functools.cache
+def padded_photo(number: int) -> bytes:
+    return encoded(cut(number), quality=60).ljust(NBYTES, b"\0")
 
 
 def packed(form: str, photos: Photos) -> bytes:
@@ -110,7 +112,10 @@ def by_rename(path: Path, data: bytes) -> None:
     write(path.with_name("new"), data).replace(path)
 
 
-def change(path: Path, data: bytes, how: Callable[[Path, bytes], None] = in_place) -> None:
+Rewrite = Callable[[Path, bytes], None]
+
+
+def change(path: Path, data: bytes, how: Rewrite = in_place) -> None:
     """Give a file other bytes, of the same size and time, if it has not these already."""
     before = path.stat()
     if path.read_bytes() != data:
@@ -133,6 +138,23 @@ def from_scratch(form: str, source: str, folder: Path) -> dict[str, np.ndarray]:
     shutil.rmtree(folder, ignore_errors=True)
     build(form, source, folder)
     return pixels(folder)
+
+
+ROWS: dict[bytes, np.ndarray] = {}
+"""Photo -> its row in a new store."""
+
+
+def rows_of(form: str, photos: Photos) -> dict[str, np.ndarray]:
+    """Key -> row, of a build of the photos into a new store."""
+    unknown = {f"{n}.jpg": data for n, data in enumerate({*photos.values()} - ROWS.keys())}
+    if unknown:
+        with tempfile.TemporaryDirectory() as folder:
+            source = write_source("folder", Path(folder) / "photos", unknown)
+            precache.build(source, f"{folder}/store", RECIPE, address="serial")
+            ROWS.update({unknown[key]: row for key, row in pixels(f"{folder}/store").items()})
+    keys = {"folder": "{key}", "csv": "{key}", "keys.csv": "k{n}", "parquet": "photos.parquet/{n}"}
+    name = keys.get(form, f"photos.{form}/{{key}}")
+    return {name.format(n=n, key=key): ROWS[photos[key]] for n, key in enumerate(photos)}
 
 
 def assert_rows(store: Path, right: dict[str, np.ndarray]) -> None:
@@ -158,10 +180,15 @@ def count_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "fetch", fetch)
 
 
-@pytest.mark.parametrize("how", [in_place, by_rename])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "first_how", "then_how"),
+    [
+        *((form, in_place, by_rename) for form in FORMS),
+        *((form, by_rename, in_place) for form in ("folder", "tar")),
+    ],
+)
 def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
-    form: str, how: Callable[[Path, bytes], None], tmp_path: Path
+    form: str, first_how: Rewrite, then_how: Rewrite, tmp_path: Path
 ) -> None:
     photos, store = photos_from(0), tmp_path / "store"
     source = write_source(form, tmp_path / "photos", photos)
@@ -169,7 +196,7 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     changed = list(photos)[4]
     photos[changed] = photos_from(500)[changed]
     for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, how)
+        change(path, data, first_how)
     before = sorted(store.rglob("*"))
     plan = precache.plan(source, store, RECIPE, address="serial", **options_of(form))
     assert (plan.state, plan.rows_computed) == ("build", 1)
@@ -177,7 +204,7 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     second = build(form, source, store)
     assert second.version != first.version
     assert second.rows_reused == 11
-    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert_rows(store, rows_of(form, photos))
     assert build(form, source, store).version == second.version
     assert not fetched
     again = precache.ensure(source, store, RECIPE, address="serial", **options_of(form))
@@ -188,7 +215,7 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     first_photo = next(iter(photos))
     photos[first_photo] = photos_from(500)[first_photo]
     for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, how)
+        change(path, data, then_how)
     for path in record_files(store):
         path.write_bytes(path.read_bytes()[:99])
     if form != "zip":  # which has checksums
@@ -196,9 +223,68 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
         assert ignored.version == second.version
     third = build(form, source, store)
     assert third.rows_reused == 11
-    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert_rows(store, rows_of(form, photos))
     assert build(form, source, store).version == third.version
     assert not fetched
+
+
+def exchange(one: Path, other: Path) -> None:
+    one.rename(one.with_name("meanwhile"))
+    other.rename(one)
+    one.with_name("meanwhile").rename(other)
+
+
+def exchange_links(one: Path, other: Path) -> None:
+    """Let two links lead to each other's folders."""
+    leads_to = one.readlink(), other.readlink()
+    for link, folder in zip((other, one), leads_to, strict=True):
+        link.unlink()
+        link.symlink_to(folder)
+
+
+def write_alike(form: str, one: Path, other: Path) -> str:
+    """Write two sources whose names, sizes, mtimes and ctimes are equal; return the name of one."""
+    source = write_source(form, one, photos_from(0))
+    write_source(form, other, photos_from(500))
+    for path in one.rglob("*.*"):
+        with_equal_ctimes([path, other / path.relative_to(one)])
+    return source
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_that_takes_the_place_of_another_is_read(form: str, tmp_path: Path) -> None:
+    one, other, store = (tmp_path / name for name in ("one", "other", "store"))
+    source = write_alike(form, one, other)
+    first = build(form, source, store)
+    exchange(one, other)
+    plan = precache.plan(source, store, RECIPE, address="serial", **options_of(form))
+    assert (plan.state, plan.rows_computed) == ("build", 12)
+    second = build(form, source, store)
+    assert second.version != first.version
+    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert build(form, source, store).version == second.version
+    assert not fetched
+
+
+@pytest.mark.parametrize("act", [exchange, exchange_links])
+def test_folders_of_one_source_that_are_exchanged_are_read(
+    act: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    source, true, store = (tmp_path / name for name in ("photos", "true", "store"))
+    write_alike("folder", true / "one", true / "other")
+    source.mkdir()
+    for name in ("one", "other"):
+        if act is exchange:
+            (true / name).rename(source / name)
+        else:
+            (source / name).symlink_to(true / name)
+    options: dict[str, Any] = {"label_level": 0, "follow_links": True}
+    first = build("folder", str(source), store, **options)
+    act(source / "one", source / "other")
+    second = build("folder", str(source), store, **options)
+    assert second.version != first.version
+    build("folder", str(source), tmp_path / "anew", **options)
+    assert_rows(store, pixels(tmp_path / "anew"))
 
 
 def chmod(path: Path) -> None:
@@ -214,27 +300,27 @@ def touch(path: Path) -> None:
     os.utime(path, (LONG_AGO + 77, LONG_AGO + 77))
 
 
-@pytest.mark.parametrize("act", [chmod, hard_link, touch])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_leaves_the_content_as_it_is_is_read_once_and_no_other_version(
-    form: str, act: Callable[[Path], None], tmp_path: Path
+    form: str, tmp_path: Path
 ) -> None:
     photos, store = photos_from(0), tmp_path / "store"
     source = write_source(form, tmp_path / "photos", photos)
-    first = build(form, source, store)
-    act(next(iter(files_of(form, tmp_path / "photos", photos))))
-    assert build(form, source, store).version == first.version
-    assert len(fetched) == (
-        0 if form == "zip" else 1 if form in ("folder", "csv", "keys.csv") else 12
-    )
-    assert build(form, source, store).version == first.version
-    assert not fetched
-    changed = next(iter(photos))
-    photos[changed] = photos_from(500)[changed]
-    for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, _keeping_time)
-    assert build(form, source, store).version != first.version
-    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    changed, *_ = photos
+    for number, act in enumerate((chmod, hard_link, touch)):
+        version = build(form, source, store).version
+        act(next(iter(files_of(form, tmp_path / "photos", photos))))
+        assert build(form, source, store).version == version
+        assert len(fetched) == (
+            0 if form == "zip" else 1 if form in ("folder", "csv", "keys.csv") else 12
+        )
+        assert build(form, source, store).version == version
+        assert not fetched
+        photos[changed] = photos_from(500 + number)[changed]
+        for path, data in files_of(form, tmp_path / "photos", photos).items():
+            change(path, data, _keeping_time)
+        assert build(form, source, store).version != version
+        assert_rows(store, rows_of(form, photos))
 
 
 def _keeping_time(path: Path, data: bytes) -> None:
@@ -255,7 +341,7 @@ def test_a_photo_that_is_rewritten_and_gets_its_bytes_back_is_built_as_it_is(
         for path, data in files_of(form, tmp_path / "photos", photos).items():
             change(path, data)
         last = build(form, source, store).version
-        assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+        assert_rows(store, rows_of(form, photos))
     assert build(form, source, store).version == last
     assert not fetched
 
@@ -270,16 +356,17 @@ def test_folders_of_equal_names_sizes_and_times_are_two_sources(form: str, tmp_p
     assert plan.rows_computed == 12
     second = build(form, names[1], store)
     assert second.version != first.version
-    assert_rows(store, from_scratch(form, names[1], tmp_path / "anew"))
+    assert_rows(store, rows_of(form, photos_from(300)))
     for name, version in ((names[0], first.version), (names[1], second.version)) * 2:
         assert build(form, name, store).version == version
         assert not fetched
         assert precache.open(store).id == version
         assert precache.verify(store).ok
-    write_source(form, one, photos_from(0) | {"cat/new.jpg": photos_from(90)["cat/00.jpg"]})
+    more = photos_from(0) | {"cat/new.jpg": photos_from(90)["cat/00.jpg"]}
+    write_source(form, one, more)
     third = build(form, names[0], store)
     assert third.rows_reused == 12
-    assert_rows(store, from_scratch(form, names[0], tmp_path / "anew"))
+    assert_rows(store, rows_of(form, more))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -403,7 +490,7 @@ def forged(**columns: Any) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    numbers = {name: [1] for name in ("size", "mtime_ns", "ctime_ns", "known_mtime_ns")}
+    numbers = {name: [1] for name in ("size", "mtime_ns", "file_state", "known_mtime_ns")}
     texts = {name: ["a"] for name in ("key", "etag", "content", "known_etag")}
     sink = io.BytesIO()
     pq.write_table(pa.table({**numbers, **texts, **columns}), sink)
@@ -434,9 +521,10 @@ def test_a_damaged_record_costs_time_alone(damage: bytes | None, tmp_path: Path)
     assert build("folder", source, store).version == first
     assert not fetched
     key = list(photos)[3]
-    change(tmp_path / "photos" / key, photos_from(500)[key])
+    photos[key] = photos_from(500)[key]
+    change(tmp_path / "photos" / key, photos[key])
     assert build("folder", source, store).version != first
-    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+    assert_rows(store, rows_of("folder", photos))
 
 
 def test_a_record_of_more_samples_or_fewer_is_of_use(tmp_path: Path) -> None:
@@ -525,9 +613,10 @@ def test_an_old_size_and_time_that_return_bring_no_old_pixels(
         if form not in ("folder", "csv", "keys.csv") or path.name in key:
             os.utime(path, (LONG_AGO + 9, LONG_AGO + 9))
     build(form, source, store)
-    source = write_source(form, root, photos | {key: photos_from(500)[key]})
+    photos[key] = photos_from(500)[key]
+    source = write_source(form, root, photos)
     last = build(form, source, store).version
-    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert_rows(store, rows_of(form, photos))
     assert build(form, source, store).version == last
     assert not fetched
 

@@ -51,9 +51,9 @@ class Reader:
 class Source:
     """Files that are edited, and the versions that were built of them."""
 
-    def __init__(self, seed: int, has_ctimes: bool) -> None:
-        self.draw, self.clock, self.has_ctimes = random.Random(seed), 1000, has_ctimes
-        self.store = open_folder(f"memory://record/{seed}-{has_ctimes}-{random.random()}")
+    def __init__(self, seed: int, has_file_states: bool) -> None:
+        self.draw, self.clock, self.has_file_states = random.Random(seed), 1000, has_file_states
+        self.store = open_folder(f"memory://record/{seed}-{has_file_states}-{random.random()}")
         self.files: dict[str, File] = {}
         self.versions: list[tuple[RowTable, dict[str, str]]] = []
         for key in "abcde":
@@ -72,14 +72,14 @@ class Source:
         self.clock += 1
         key = self.draw.choice(sorted(self.files))
         file = self.files[key]
-        if op == "rewrite" and self.has_ctimes:  # else nothing tells
+        if op == "rewrite" and self.has_file_states:  # else nothing tells
             self.files[key] = replace(file, ctime=self.clock, content=self.text(file.size))
         elif op in ("touch", "chmod"):
             mtime = self.clock if op == "touch" else file.mtime
             self.files[key] = replace(file, mtime=mtime, ctime=self.clock)
         elif op == "change":
             self.files[key] = self.new()
-        elif op == "old time" and self.has_ctimes:
+        elif op == "old time" and self.has_file_states:
             known = [before[key] for before in self.listed() if key in before]
             size, mtime = self.draw.choice(known) if known else (file.size, file.mtime)
             old = [texts[key] for _, texts in self.versions if key in texts]
@@ -111,9 +111,9 @@ class Source:
             mtimes=np.array([file.mtime for file in files]),
             source="here",
         )
-        ctimes = np.array([file.ctime for file in files]) if self.has_ctimes else None
+        file_states = np.array([file.ctime for file in files]) if self.has_file_states else None
         reader = Reader(self.files)
-        recalled = recall(self.store, table, ctimes, reader, most_bytes=1000)
+        recalled = recall(self.store, table, file_states, reader, most_bytes=1000)
         return recalled, reader.read
 
     def build(self, recalled: RecalledListing) -> None:
@@ -137,9 +137,9 @@ def identities(table: RowTable) -> dict[str, tuple[int, int, str]]:
 @settings(deadline=None)
 @given(st.integers(0, 1 << 30), st.booleans(), st.lists(st.sampled_from(OPS), max_size=25))
 def test_identity_follows_content_through_any_history(
-    seed: int, has_ctimes: bool, ops: list[str]
+    seed: int, has_file_states: bool, ops: list[str]
 ) -> None:
-    source = Source(seed, has_ctimes)
+    source = Source(seed, has_file_states)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_record, "stored_tables", source.stored)
         for op in ["nothing", *ops]:

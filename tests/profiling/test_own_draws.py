@@ -129,7 +129,7 @@ def test_several_variants_are_no_consent_to_one_draw_of_the_dataset(
 def test_the_flag_that_a_refusal_names_keeps_one_draw(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["build", source(DRAWS["random"]), str(tmp_path / "store"), "--cpus", "1"]
+    line = ["build", source(DRAWS["random"]), str(tmp_path / "store"), "--address", "serial"]
     assert command_line.main(line) == 2
     said = " ".join(capsys.readouterr().err.split())
     flag = re.search(r"one draw of each sample: (--variants 1)", said)

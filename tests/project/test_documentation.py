@@ -7,6 +7,7 @@ libraries runs where they are installed, and is compiled elsewhere.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -61,6 +62,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask.putpalette(bytes(range(256)) * 3)
         place = folder / "masks" / photo.relative_to(folder / "photos").with_suffix(".png")
         write(place, encoded(mask, "PNG"))
+    write_boxes(folder)
     photo = next((folder / "photos/cat").iterdir())
     for crop in (200, 224):
         if crop == 224:
@@ -68,6 +70,20 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe = precache.Recipe.image(resize=256, crop=crop)
         precache.build(folder / "photos", folder / "photos.store", recipe, address="serial")
     return folder
+
+
+def write_boxes(folder: Path) -> None:
+    """Write some photos with labels of boxes, as COCO has them, into ``coco/``."""
+    images, annotations = [], []
+    for number, photo in enumerate(sorted((folder / "photos").rglob("*.jpg"))[:40]):
+        write(folder / "coco/train" / photo.name, photo.read_bytes())
+        images.append({"id": number, "file_name": photo.name})
+        for place in range(number % 4):
+            box = [9 * number % 200, 50 * place, 50, 40 + place]
+            one = {"image_id": number, "category_id": 1 + place, "bbox": box, "iscrowd": 0}
+            annotations.append(one)
+    labels = json.dumps({"images": images, "annotations": annotations})
+    write(folder / "coco/annotations/instances_train.json", labels.encode())
 
 
 def blocks(document: Path, mark: str = "") -> Iterator[tuple[str, str, str]]:
@@ -87,9 +103,9 @@ def commands(code: str) -> Iterator[list[str]]:
 def run_command(arguments: list[str]) -> None:
     version = precache.open("photos.store").attributes.version
     arguments = [text.replace("@3f2a", f"@{version[:4]}") for text in arguments]
-    if arguments[0] in ("build", "refresh"):
+    if arguments[0] in ("build", "refresh", "plan", "doctor"):
         arguments += ["--address", "serial"]
-    elif arguments[0] == "doctor":
+    if arguments[0] == "doctor":
         arguments += ["--samples", "32", "--seconds", "2"]
     assert command_line.main(arguments) == 0
 
@@ -171,7 +187,10 @@ def test_commands_print_what_the_documentation_shows(
 ) -> None:
     """Up to an ellipsis, and with all figures masked."""
     monkeypatch.chdir(changed)
-    assert command_line.main(shlex.split(line)[1:]) == 0
+    command = shlex.split(line)[1:]
+    here = ["--address", "serial"] if command[0] in ("plan", "doctor") else []
+    short = ["--seconds", "8"] if command[0] == "doctor" else []
+    assert command_line.main([*command, *here, *short]) == 0
     shown, left_out, _ = expected.partition("…\n")
     printed = masked(capsys.readouterr().out)
     assert printed[: len(masked(shown)) if left_out else None] == masked(shown)

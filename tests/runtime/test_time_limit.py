@@ -18,6 +18,7 @@ import threading
 import time
 import tomllib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -39,6 +40,7 @@ from precache_workers.runtime.time_limit import (
     DECODING,
     EXPIRY_SECONDS,
     FETCHING,
+    KILLS,
     LATE,
     SamplesAtWork,
     kept_notes,
@@ -692,6 +694,43 @@ def test_an_item_that_hangs_as_it_is_decoded_beside_eight_threads_is_the_only_ho
     assert ran.returncode == 0, ran.stderr
     why = "decoding it took longer than 1 s (--sample-timeout)"
     assert json.loads(ran.stdout)["holes"] == [["23", why]]
+
+
+DEADLY = {3: "hangs", 9: "kills", 14: "hangs", 20: "kills"}
+
+
+class Deadly(Locked):
+    """Items that hang and that end their process, in each of two halves; each writes its number."""
+
+    def __init__(self) -> None:
+        self.log = os.environ["DEADLY"]
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index in DEADLY:
+            with Path(self.log).open("a") as log:
+                log.write(f"{index}\n")
+            if DEADLY[index] == "kills":
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.released.wait()
+        return np.full((8, 8, 3), index, np.uint8)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("shard_samples", [40, 12])
+def test_samples_that_end_workers_do_so_twice_each_in_one_shard_or_several(
+    tmp_path: Path, shard_samples: int
+) -> None:
+    """The first time beside others, and then alone: no search for another meets them again."""
+    log, store = tmp_path / "log", tmp_path / "store"
+    ran = cli("build", "python:tests.runtime.test_time_limit:Deadly", store, "--cpus", 2,
+        "--sample-timeout", 2, "--shard-samples", shard_samples, "--keep-order", "--json",
+        cwd=REPOSITORY, env=environment(DEADLY=str(log)))  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    holes = dict(json.loads(ran.stdout)["holes"])
+    assert holes.keys() == {str(index) for index in DEADLY}
+    for index, how in DEADLY.items():
+        assert holes[str(index)].startswith(f"{FETCHING} {LATE if how == 'hangs' else KILLS}")
+    assert Counter(map(int, log.read_text().split())) == dict.fromkeys(DEADLY, 2)
 
 
 # --- bytes --------------------------------------------------------------------------------------

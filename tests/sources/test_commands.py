@@ -79,7 +79,8 @@ def test_the_viewer_traces_a_sample_by_its_key(kind: str, photos: Path, tmp_path
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path) -> None:
     recipe = precache.Recipe.image(resize=40, crop=32)
-    report = precache.doctor(WRITERS[kind](photos, tmp_path), recipe, samples=4, seconds=5)
+    source = WRITERS[kind](photos, tmp_path)
+    report = precache.doctor(source, recipe, samples=4, seconds=5, address="serial")
     assert report.samples == 12
     assert report.storage
     assert not report.failures

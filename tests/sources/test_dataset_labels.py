@@ -219,15 +219,18 @@ def test_samples_that_would_all_lack_a_label_that_they_may_bring_are_refused(
     build(source(item), tmp_path / "given.store", labels=tmp_path / "labels.csv")
 
 
-@pytest.mark.parametrize("item", ["n if n != 4 else 0.5", "[n] if n != 4 else [n, 1]"])
-def test_one_label_of_another_kind_ends_a_build_by_processes(
-    item: str, source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("item", "address"),
+    [("n if n != 4 else 0.5", "local"), ("[n] if n != 4 else [n, 1]", "serial")],
+)
+def test_one_label_of_another_kind_ends_a_build(
+    item: str, address: str, source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the samples that are measured first do not show it."""
     monkeypatch.setattr("precache_workers.profiling.row_probe.PROBE_SAMPLES", 1)
     name = source(f"(image(n), {item})")
     with pytest.raises(SourceError, match=r"sample 4 of .*: item 1 is"):
-        build(name, tmp_path / "store", address="local", cpus=1, accept_missing=True)
+        build(name, tmp_path / "store", address=address, cpus=1, accept_missing=True)
     assert not (tmp_path / "store/commits").exists()
 
 

@@ -20,7 +20,7 @@ from precache.storage.local import LocalFolder
 from precache_workers.runtime.time_limit import SamplesAtWork
 from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
-from precache_workers.sources.base import Columns, Fetched, Sample
+from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels
 from tests.support.building import write as file
@@ -386,21 +386,21 @@ def test_what_the_system_cannot_read_is_no_hole(
     def failing(*arguments: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("precache_workers.sources.parquet_tables._images", failing)
+    monkeypatch.setattr("precache_workers.sources.parquet_tables._values", failing)
     assert {type(error) for error in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
 
 
 def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
-    read = parquet_tables._images
+    read = parquet_tables._values
 
-    def short(table: Any, group: int, chosen: Any, rows: set[int], most_bytes: int) -> Any:
+    def short(table: Any, group: int, column: str, rows: set[int], most_bytes: int) -> Any:
         if len(rows) > 1:
             raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
-        return read(table, group, chosen, rows, most_bytes)
+        return read(table, group, column, rows, most_bytes)
 
-    monkeypatch.setattr(parquet_tables, "_images", short)
+    monkeypatch.setattr(parquet_tables, "_values", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
     assert [type(sample) for sample in fetched] == [Sample] * 3
 
@@ -417,7 +417,7 @@ def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> No
 
 
 def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-    photos = [bytes(8_000_000)] * 32
+    photos = [bytes(8_000_000)] * 20
     source = write(
         tmp_path / "a.parquet", {"image": photos}, use_dictionary=False, compression="zstd"
     )
@@ -425,8 +425,8 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     table = opened.list(lambda count: None).table
     assert table.locations is not None
     assert table.expected_sizes([0])[0] == pytest.approx(8_000_000, rel=0.01)
-    runs = list(_runs_of_units([-1] * 32, table.locations))
-    assert sorted(row for run in runs for row in run) == list(range(32))
+    runs = list(_runs_of_units([-1] * 20, table.locations))
+    assert sorted(row for run in runs for row in run) == list(range(20))
     assert max(map(len, runs)) <= MAX_HELD_NBYTES // 8_000_000
 
 
@@ -458,15 +458,15 @@ def test_time_limits_hold_for_a_row_and_not_for_a_row_group(
 ) -> None:
     source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4}))
     table = source.list(lambda count: None).table
-    kept, make = SamplesAtWork(seconds=1.0), parquet_tables._sample
+    kept, make = SamplesAtWork(seconds=1.0), parquet_tables.cell_of
     late: list[str] = []
 
-    def slow(*arguments: Any) -> Fetched:
+    def slow(*arguments: Any) -> Any:
         kept.clock += 0.9
         late.extend(kept.late())
         return make(*arguments)
 
-    monkeypatch.setattr(parquet_tables, "_sample", slow)
+    monkeypatch.setattr(parquet_tables, "cell_of", slow)
     with kept.kept():
         source.fetch(table.keys, table.sizes.tolist(), table.locations)
     assert kept.clock > 3

@@ -16,7 +16,7 @@ from PIL import Image
 import precache
 from precache.cli.main import main
 from precache.errors import SourceError, UsageError
-from precache.storage.base import NOT_UTF8, REPEATED, REPLACED, SAME_KEY
+from precache.storage.base import BAD_LABEL, NOT_UTF8, REPEATED, REPLACED, SAME_KEY
 from precache_workers.sources import tar_archives
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
@@ -188,8 +188,8 @@ def test_a_sample_without_an_input_that_others_have_is_a_hole_and_no_other_input
     result = precache.build(source, tmp_path / "store", PAIRED, address="serial")
     reasons = {key.rpartition("/")[2]: reason for key, reason in result.holes}
     assert reasons.keys() == {"0003.target.png", "0007.input.jpg"}
-    assert "has no image 'input.jpg'" in reasons["0003.target.png"]
-    assert "has no image 'target.png'" in reasons["0007.input.jpg"]
+    assert "has no 'input.jpg'; it has 'target.png'" in reasons["0003.target.png"]
+    assert "has no 'target.png'" in reasons["0007.input.jpg"]
     plain = build(source, tmp_path / "plain")
     assert [key.rpartition("/")[2] for key, _ in plain.holes] == ["0003.target.png"]
     shown = {key.rpartition("/")[2][:4]: row for key, row in pixels(tmp_path / "plain").items()}
@@ -209,7 +209,7 @@ def test_a_field_named_as_an_input_does_not_take_another_one(tmp_path: Path) -> 
     result = precache.build(source, tmp_path / "store", recipe, address="serial")
     [(key, reason)] = result.holes
     assert key == "a.tar/5.jpg"
-    assert "has no image 'png'" in reason
+    assert "has no 'png'; it has 'jpg'" in reason
 
 
 def test_the_flag_is_refused_where_it_has_no_meaning(tmp_path: Path) -> None:
@@ -290,6 +290,24 @@ def test_more_bad_names_than_may_fail_are_refused_with_the_way_out(
     assert build(source, tmp_path / "store", max_failures=6, **keys_of(kind)).samples == 9
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_source_whose_path_is_not_utf8_is_refused_and_builds_by_a_link(
+    relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "caf\udce9"
+    write(folder / "in/cat/1.jpg", PHOTO)
+    monkeypatch.chdir(folder)
+    source, store = "in" if relative else str(folder / "in"), tmp_path / "store"
+    with pytest.raises(UsageError, match=r"caf\\udce9.*not UTF-8.*a link to it \(ln -s\)"):
+        build(source, store)
+    assert main(["build", source, str(store), *FLAGS]) == 2
+    assert not store.exists()
+    (tmp_path / "link").symlink_to(folder / "in")
+    for _ in range(2):
+        assert build(str(tmp_path / "link"), store).samples == 1
+    assert labels(store) == {"cat/1.jpg": 0}
+
+
 def test_a_label_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "1.jpg", PHOTO)
     write(tmp_path / "list.csv", b"path,label\n1.jpg,caf\xe9\n")
@@ -330,14 +348,36 @@ def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
         assert version.classes[label] == key.split("/")[1]
 
 
-def test_the_last_label_of_a_name_counts_and_two_names_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "labels_left", "left_out"),
+    [
+        ([("1.cls", b"2")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
+        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
+        ([("1.cls", b"2"), ("1.cls", b"1")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
+        ([("1.cls", b"")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
+        ([("1.cls", b"1")], [1, 1, 1], {REPLACED: 1}),
+        ([("9.cls", b"1"), ("9.cls", b"2")], [1, 1, 1], {REPLACED: 1}),
+        ([("1.jpg", photo(9)), ("1.cls", b"2")], [1, 2, 1], {REPLACED: 2}),
+        ([("9.jpg", photo(9)), ("9.cls", b"caf\xe9")], [1, 1, 1], {BAD_LABEL: 1}),
+        ([("9.jpg", photo(9)), ("9.cls", b"1" * 5000)], [1, 1, 1], {BAD_LABEL: 1}),
+        ([("1.cls", b"\xe9")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
+    ],
+)
+def test_a_sample_whose_label_is_unclear_is_bad_unless_it_is_replaced_as_a_whole(
+    more: list[tuple[str, bytes]],
+    labels_left: list[int],
+    left_out: dict[str, int],
+    tmp_path: Path,
+) -> None:
     members = [
         (f"{n}.{s}", PHOTO if s == "jpg" else b"1") for n in range(3) for s in ("jpg", "cls")
     ]
-    source = write_tar(tmp_path / "a.tar", [*members, ("1.cls", b"2")])
+    source = write_tar(tmp_path / "a.tar", [*members, *more])
     listing = open_source(source).list(lambda count: None)
-    assert listing.table.labels.tolist() == [1, 2, 1]
-    assert listing.left_out == {REPLACED: 1}
+    assert sorted(listing.table.labels.tolist()) == sorted(labels_left)
+    assert listing.left_out == left_out
+    result = build(source, tmp_path / "store")
+    assert (result.samples, result.left_out) == (len(labels_left), left_out)
 
 
 def test_two_names_that_differ_in_case_only_cost_their_sample(tmp_path: Path) -> None:

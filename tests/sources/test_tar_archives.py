@@ -119,7 +119,7 @@ def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
 
 def test_two_labels_of_a_stem_are_refused(tmp_path: Path) -> None:
     source = write_tar(tmp_path / "a.tar", {"1.jpg": PHOTO, "1.cls": b"1", "1.b.cls": b"2"})
-    with pytest.raises(SourceError, match=r"a\.tar has two labels of a\.tar/1: 1 and 2"):
+    with pytest.raises(SourceError, match=r"a\.tar has two labels of a\.tar/1: '1' and '2'"):
         listed(source)
 
 
@@ -483,9 +483,7 @@ def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:
     recipe = precache.Recipe(fields={"image": FIELDS["png"]})
     source = write_tar(tmp_path / "a.tar", members)
     result = build(source, tmp_path / "store", recipe, sample_name="first-dot")
-    assert result.holes == [
-        ("a.tar/3.seg.png", "field 'image' starts from 'png'; samples have 'seg.png'")
-    ]
+    assert result.holes == [("a.tar/3.seg.png", "has no 'png'; it has 'seg.png'")]
 
 
 # --- compressed ---------------------------------------------------------------------------------

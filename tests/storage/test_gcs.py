@@ -19,9 +19,6 @@ from tests.support.building import encoded, pixels
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import status
 
-gcsfs = pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
-aiohttp = pytest.importorskip("aiohttp", reason="what gcsfs asks by")
-
 RECIPE = precache.Recipe.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
@@ -71,6 +68,8 @@ def test_nothing_is_asked_for_sooner_than_the_server_wishes(
 
 
 def test_connections_of_the_users_own_making_are_kept(gcs: GCSServer) -> None:
+    import aiohttp  # which gcsfs asks by
+
     seen = list[str]()
 
     async def begun(session: Any, context: Any, found: Any) -> None:

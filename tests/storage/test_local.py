@@ -21,10 +21,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import PrecacheError, StorageError
+from precache.runtime import operating_system
 from precache.storage import local_files
 from precache.storage.base import LINK_TWICE, FileInfo
 from precache.storage.local import ANYWHERE, LocalFolder
 from precache.storage.open import open_folder
+from tests.support.building import with_equal_ctimes
 
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 MAP_LIMIT = int(_LIMIT.read_text()) if _LIMIT.exists() else 0
@@ -466,8 +468,29 @@ def test_walking_finds_every_file_with_size_and_time(folder: LocalFolder) -> Non
     os.utime(folder.local("a.png"), ns=(5, 1_000_000_007))
     found = _listed(folder)
     assert set(found) == {"a.png", "cat/b c.png"}
-    ctime = folder.local("a.png").stat().st_ctime_ns
-    assert found["a.png"] == FileInfo("a.png", 3, 1_000_000_007, "", ctime)
+    assert found["a.png"]._replace(file_state=-1) == FileInfo("a.png", 3, 1_000_000_007)
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_the_state_of_a_file_has_its_inode_number_only_where_that_lasts(
+    lasting: bool, folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not lasting:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        kinds = frozenset(line.rpartition(" - ")[2].split()[0] for line in mounts)
+        monkeypatch.setattr(operating_system, "FAT", kinds)
+    operating_system.has_lasting_inodes.cache_clear()
+    paths = [folder.local(name) for name in ("a", "b")]
+    for path in paths:
+        folder.put(path.name, [b""])
+    with_equal_ctimes(paths)
+    one, other = (found.file_state for found in _listed(folder).values())
+    assert (one != other) is lasting
+    until = paths[0].stat().st_ctime_ns
+    while paths[0].stat().st_ctime_ns == until:
+        paths[0].touch()
+    assert _listed(folder)["a"].file_state not in (one, other)
+    operating_system.has_lasting_inodes.cache_clear()
 
 
 def test_walking_follows_links_and_ends_where_they_lead_in_a_circle(folder: LocalFolder) -> None:

@@ -98,16 +98,21 @@ class Builds:
         assert status == 0, self.printed
         return built_labels(self.root / store)
 
-    def choices(self, source: str, *flags: str) -> list[Labels]:
-        """Build what must be refused; returns the labels of each command that is printed."""
+    def refused(self, source: str, *flags: str) -> list[list[str]]:
+        """Build what must be refused; returns the commands that are printed."""
         arguments = ["build", *shlex.split(source), "refused.store", "--address", "serial", *flags]
         status = self.run(*arguments)
         assert status == 2, self.printed
+        return commands_in(self.printed)
+
+    def choices(self, source: str, *flags: str) -> list[Labels]:
+        """Build what must be refused; returns the labels of each command that is printed."""
+        commands = self.refused(source, *flags)
         refusal = self.printed
         for command in re.findall(r"^  (.*) && precache build ", refusal, re.MULTILINE):
             subprocess.run(command, shell=True, check=True, cwd=self.root)
         choices = []
-        for number, command in enumerate(commands_in(refusal)):
+        for number, command in enumerate(commands):
             store = f"choice{self._count}{number}.store"
             command[command.index("refused.store")] = store
             assert self.run(*command) == 0, self.printed

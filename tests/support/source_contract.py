@@ -33,9 +33,11 @@ def check_source(source: Source) -> Listing:
     _require(counts[-1:] == [len(table)], "list() calls tick() last with the number of samples")
     _require(counts == sorted(counts), "the numbers that tick() is called with never fall")
     _check_table(table)
-    ctimes = listing.ctimes
-    known = ctimes is None or (ctimes.shape == (len(table),) and ctimes.dtype == np.int64)
-    _require(known, "ctimes are int64, one for each sample, or None")
+    file_states = listing.file_states
+    known = file_states is None or (
+        file_states.shape == (len(table),) and file_states.dtype == np.int64
+    )
+    _require(known, "file_states are int64, one for each sample, or None")
     _require(listing.complete, "a listing without a time limit is complete")
     again = pickle.loads(pickle.dumps(source))
     _require(_same(again.list(lambda count: None).table, table), "a pickled source lists the same")
@@ -107,7 +109,8 @@ def _check_fetching(source: Source, table: RowTable) -> None:
         "an unknown key gives a FetchError",
     )
     for sample, size in zip(whole, sizes, strict=True):
-        _require(size in (-1, sample.nbytes), "a sample has its listed size")
+        if all(isinstance(part, bytes) for part in sample.inputs.values()):
+            _require(size in (-1, sample.nbytes), "a sample of bytes has its listed size")
 
 
 def _samples(fetched: Sequence[Fetched], keys: Sequence[str]) -> list[Sample]:

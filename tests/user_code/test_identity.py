@@ -1008,7 +1008,7 @@ def test_an_edit_two_modules_away_makes_a_version_with_new_pixels(
     first = build_here(photos, store, RECIPE)
     before = values(store)
     write({"own/amounts.py": "# why\n" + GAIN["own/amounts.py"], **BESIDE})
-    assert precache.plan(photos, store, RECIPE).state == "nothing"
+    assert precache.plan(photos, store, RECIPE, address="serial").state == "nothing"
     assert build_here(photos, store, RECIPE).version == first.version
     write(MORE)
     planned = precache.plan(photos, store, RECIPE, timing=False, address="serial")
@@ -1068,7 +1068,8 @@ def test_what_cannot_be_followed_is_said_by_plan_and_build(
     write: Write, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write({"own/__init__.py": "def shift(x): return x + eval('1')"})
-    precache.plan(photos, tmp_path / "store", RECIPE, progress=True)
+    quick: dict[str, Any] = {"timing": False, "address": "serial", "progress": True}
+    precache.plan(photos, tmp_path / "store", RECIPE, **quick)
     build_here(photos, tmp_path / "store", RECIPE, {"progress": True})
     shown = capfd.readouterr().err
     line = (
@@ -1077,5 +1078,5 @@ def test_what_cannot_be_followed_is_said_by_plan_and_build(
     assert " ".join(shown.split()).count(line) == 2
     recipe = RECIPE.to_dict()
     recipe["fields"]["image"]["ops"][-1]["version"] = "2"
-    precache.plan(photos, tmp_path / "store", precache.Recipe.from_dict(recipe), progress=True)
+    precache.plan(photos, tmp_path / "store", precache.Recipe.from_dict(recipe), **quick)
     assert "not noticed" not in capfd.readouterr().err

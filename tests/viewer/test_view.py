@@ -599,3 +599,39 @@ def test_pages_are_fine_in_a_browser(
             assert (tab.run(over), tab.errors) == (0, [])
             assert tab.run(drawn) >= images
             assert AXE is None or tab.faults() == []
+
+
+class Boxed:
+    """Photos with boxes, and the corners of these."""
+
+    boxes = ([[20, 30, 90, 120], [3, 0, 5, 149]], [[100, 50, 200, 150]], [])
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        boxes = self.boxes[number]
+        corners = [[[x1, y1], [x2, y2], [x2, y1]] for x1, y1, x2, y2 in boxes]
+        photo = encoded(cut(number, (200, 150)), "PNG")
+        return {"image": photo, "boxes": boxes, "corners": corners, "label": None}
+
+
+def test_boxes_are_drawn_over_their_images(tmp_path: Path) -> None:
+    corners = {"kind": "keypoints", "of": "boxes"}
+    fields = {"image": {"ops": [{"op": "decode"}]}, "boxes": {"kind": "boxes"}, "corners": corners}
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build_here(f"python:{__name__}:Boxed", tmp_path, recipe)
+    dataset = precache.CachedDataset(tmp_path)
+    with served(str(tmp_path)) as server:
+        for row, key in enumerate(dataset.keys):
+            read = page(server, f"row/{row}")
+            assert not any("corners" in title for title in read.pictures)
+            wanted = dataset[row]["image"].permute(1, 2, 0).numpy().copy()
+            for x1, y1, x2, y2 in Boxed.boxes[int(key)]:
+                box = wanted[y1:y2, x1:x2]
+                inner = box[5:-5, 5:-5].copy()
+                box[:] = 255, 0, 0
+                box[5:-5, 5:-5] = inner
+            assert np.array_equal(image(read.pictures[f"boxes over image of {key}"]), wanted)
+        small = image(page(server).pictures["boxes over image of 0"])
+        assert (small == [255, 0, 0]).all(2).sum() > 60

@@ -57,6 +57,10 @@ class WorkItem(Protocol):
         """Bytes that its process may need."""
 
     @property
+    def seconds(self) -> float:
+        """Time limit of a sample: one that hangs ends its process then."""
+
+    @property
     def barred(self) -> Mapping[str, str]:
         """Samples that are left out, as they end workers: key -> reason."""
 
@@ -136,7 +140,8 @@ class TaskLimits:
         Samples that a task leaves out, after which it is given up.
     late, first_late
         Age in seconds from which another copy of a task is begun, even if the first one runs: at
-        least `late` and four times the slowest task so far; `first_late` before any task has ended.
+        least `late`, the time limit of its samples, in which one may hang, and four times the
+        slowest task so far; `first_late` before any task has ended.
     copies
         Most copies of a task at a time.
     """
@@ -187,6 +192,8 @@ class _Task:
     crashes: int = 0
     losses: int = 0
     barred: int = 0
+    suspected: bool = False
+    """A process ended at its samples, and may end at them again."""
 
     def split(self) -> Iterator[_Task]:
         """Yield a task for each item."""
@@ -282,7 +289,8 @@ class _Dispatch:
             self.cancel(list(task.copies))  # in which they are not alone
             task.copies.clear()
             before, task.items = task.items, [item.after(end.suspects) for item in task.items]
-            if [item.barred for item in before] != [item.barred for item in task.items]:
+            task.suspected = [item.barred for item in before] == [i.barred for i in task.items]
+            if not task.suspected:
                 task.crashes, task.barred = 0, task.barred + 1
         single = len(task.items) == 1
         if single and task.barred >= self.limits.barred:
@@ -297,14 +305,16 @@ class _Dispatch:
 
     def _submit_second_copies(self, slots: int) -> None:
         """Submit further copies of late tasks, of the first task that lags, and of stragglers where
-        slots are free.
+        slots are free; but not where a sample is known to hang.
         """
         now = self.ages_checked = self.clock()
         late, straggling = self.limits.first_late, float("inf")
+        limit = max(item.seconds for task in self.copies.values() for item in task.items)
         if self.durations:
             seconds = [seconds for _, seconds in self.durations]
             late = max(self.limits.late, 4 * max(seconds))
             straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * statistics.median(seconds))
+        late = max(late, limit + self.limits.late)
         ages = {task: now - max(task.copies.values()) for task in self.copies.values()}
         self.late = sum(now - task.copies[copy] > late for copy, task in self.copies.items())
         room = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.late
@@ -312,6 +322,9 @@ class _Dispatch:
         few = [task for task in late_tasks if len(task.copies) < self.limits.copies]
         for task in few[: max(0, room)]:
             self._submit(task)
+        ages = {task: age for task, age in ages.items() if not task.suspected}
+        if not ages:
+            return
         first = min(ages, key=lambda task: task.number)
         later = [seconds for number, seconds in self.durations if number > first.number]
         if later and len(first.copies) == 1:

@@ -29,7 +29,8 @@ class BuildResult:
         that lead out of it; ``no_file``, FIFOs, sockets, devices, and links in an archive;
         ``no_name``, objects with an empty part, ``.`` or ``..`` in their names; ``not_utf8``,
         names that are not UTF-8; ``replaced``, members that a later one of the same name replaces;
-        ``repeated``, rows that repeat another; ``same_key``, samples that share a key.
+        ``repeated``, rows that repeat another; ``same_key``, samples that share a key;
+        ``bad_label``, samples whose labels differ or cannot be read.
     mended
         Samples that had failed before and succeeded in this run.
     removed

@@ -34,7 +34,7 @@ from precache.store.tree import Leaf, sealed_root, spare_objects
 from precache.store.version import mean_and_std
 from precache.store.zarr_metadata import as_json
 from precache_workers.driver.totals import Totals, holes
-from precache_workers.ops.identity import behaviours, installed_versions, ops_digest
+from precache_workers.ops.identity import behaviours, installed_versions
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
@@ -230,23 +230,16 @@ def _attributes(
     mean, std = channel_statistics(sums)
     own, total = target.describe(), Totals.of(receipts)
     for name, described in own["fields"].items():
-        field = target.spec.recipe.fields[name]
-        described["codec"] = field.stored_as.name
-        described["recipe"] = ops_digest(
-            target.spec.recipe, name, len(field.ops), target.spec.decides
-        )
         described["raw"] = total.raw_of[name]
         described["stored"] = total.stored_of[name]
     return {
         "format": FORMAT,
         **own,
-        "rows": len(target.table),
         "holes": hole_count,
         "classes": list(target.table.classes),
         "label": label_attributes(labels),
         "mean": mean,
         "std": std,
-        "recipe": target.spec.declared.to_dict(),
         "libraries": _libraries(receipts),
         "decides": dict(target.spec.decides),
         "behaviours": behaviours(target.spec.declared),

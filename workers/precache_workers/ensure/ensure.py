@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -19,13 +19,10 @@ from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
-from precache.store.array_metadata import field_layout, label_layout
 from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import FORMAT, Attributes
-from precache.store.labels import label_attributes
 from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Lease, Leases
-from precache.store.live_version import LiveVersion
+from precache.store.live_version import open_begun
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.version import Version
@@ -216,42 +213,6 @@ class WantedVersion:
         self._line_shown = time.monotonic()
 
 
-def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
-    """Open a version whose build has begun, to read it meanwhile."""
-    if wanted.listed is None:
-        frozen = target.frozen_rows()
-        target = replace(target, spec=replace(target.spec, table=frozen))
-    own, table = target.describe(), target.table
-    for name, described in own["fields"].items():
-        codec = target.spec.recipe.fields[name].stored_as.name
-        described.update(codec=codec, raw=0, stored=0, recipe="")
-    unknown = ("mean", "std", "objects", "libraries", "decides", "behaviours")
-    document = {
-        "format": FORMAT,
-        "digest": "",
-        **own,
-        **{name: {} for name in unknown},
-        "rows": len(table),
-        "holes": 0,
-        "classes": list(table.classes),
-        "label": label_attributes(table.labels),
-        "recipe": target.spec.declared.to_dict(),
-    }
-    attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
-    layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
-    layouts["label"] = label_layout(attributes)
-    arrays = {name: (name, layout) for name, layout in layouts.items()}
-    return LiveVersion(
-        target.folder,
-        attributes=attributes,
-        arrays=arrays,
-        keys=table.keys,
-        labels=table.labels,
-        removed=table.removed,
-        leases=wanted.leases,
-    )
-
-
 class PendingBuild(Protocol):
     """A build that this process started."""
 
@@ -370,7 +331,9 @@ def ensure_version(
             return None
         begins = target is not None and target.folder.exists(DESCRIPTION)
         if follow and target is not None and begins and wanted.is_in_progress():
-            return live_version(target, wanted)
+            live = open_begun(target.folder, wanted.leases)
+            if live is not None:
+                return live
         if time.monotonic() > until:
             holder = wanted.leases.holder()
             where = f" ({holder.note})" if holder and holder.note else ""

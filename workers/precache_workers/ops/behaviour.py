@@ -105,15 +105,15 @@ class Step:
 
 
 def steps_of(field: Field) -> list[Step]:
-    """Return a step for each op of a field."""
+    """Return a step for each op of a field, and for those of the fields that it follows."""
     steps: list[Step] = []
-    for op, given in zip(field.ops, field.specs(), strict=False):
+    for op, given in zip(field.own_ops, field.specs(), strict=False):
         before = steps[-1].op if steps else None
         fused = before is not None and before.before(op) is not before
         steps.append(
             Step(op.without_refusals(), before if fused else None, given.channels, given.dtype)
         )
-    return steps
+    return steps if field.follow is None else steps + steps_of(field.follow.fields[0])
 
 
 # --- probes -------------------------------------------------------------------------------------

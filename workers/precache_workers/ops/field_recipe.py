@@ -15,7 +15,8 @@ from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
-from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.decoding import Scratch, decode, frame_of
+from precache_workers.ops.entries import moved, require_inside, size_of
 from precache_workers.ops.kinds import row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
@@ -57,7 +58,7 @@ class FieldRecipe:
         code: Mapping[str, str] | None = None,
         common: Common | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.kind = name, field.kind
         self._common = common
         self._field = field
         self._seed = seed
@@ -66,6 +67,18 @@ class FieldRecipe:
         # A custom function may keep a reference to its argument; built-in ops do not.
         scratch = None if self._runs_functions else Scratch()
         self._calls = [_computed(op, code or {}, scratch, field.kind) for op in field.ops]
+        self._follow, self._at = field.follow, (Sample({}), "")
+        if self._follow is not None:
+            self._calls[-1] = self._following
+            self._leaders = [
+                FieldRecipe(
+                    leader,
+                    declared.model_copy(update={"first_variant": field.first_variant}),
+                    seed,
+                    code,
+                )
+                for leader, declared in zip(self._follow.names, self._follow.fields, strict=True)
+            ]
         self._calls_before = [
             call.before(following) if isinstance(call, Operation) else call
             for call, following in zip(self._calls, field.ops[1:], strict=False)
@@ -79,6 +92,7 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row.
         """
+        self._at = sample, key
         try:
             if self._common is None or not self._field.fixed_ops:
                 return self.row(self.apply(self.input(sample), 0, None, key))
@@ -145,6 +159,7 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row, raised by the op that finds it.
         """
+        self._at = sample, key
         value = self.input(sample)
         yield None, value
         for number, op in enumerate(self._field.ops):
@@ -180,6 +195,66 @@ class FieldRecipe:
         # A custom function may modify its argument, from which other fields start, too.
         value = copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
         return value if self._field.kind is None else value_of(self._field.kind, value)
+
+    def _following(self, value: np.ndarray, _: np.random.Generator | None) -> np.ndarray:
+        """Return the entries that are left where the ops of their picture move them."""
+        entries, left = self._entries(value)
+        kept: np.ndarray = entries[left]
+        return kept
+
+    def _entries(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all entries, moved, and which of them are left: (n,) bool.
+
+        Raises
+        ------
+        SampleError
+            They cannot be entries of their picture, or not of their boxes.
+        """
+        (sample, key), kind = self._at, self._field.kind
+        assert self._follow is not None
+        *boxes, picture = self._leaders
+        name, left = field_of(self.name), np.ones(len(value), np.bool_)
+        for leader in boxes:
+            leader._at = sample, key
+            before = leader.apply(leader.input(sample), 0, -1, key)
+            left = leader._entries(before)[1]
+            if len(left) != len(value):
+                raise SampleError(
+                    f"it has {len(value)} {name}, and {len(left)} {field_of(leader.name)}"
+                )
+        if kind in ("boxes", "keypoints"):
+            ops = picture._field.ops
+            size = size_of(frame_of(picture.input(sample), picture.decode), picture.decode)
+            value = require_inside(kind, name, value, size)
+            draws = (
+                picture._random(key, number) if op.is_random else None
+                for number, op in enumerate(ops)
+            )
+            value = moved(kind, value, size, zip(ops, draws, strict=True))
+        if kind == "boxes":
+            left &= (value[:, 2:] > value[:, :2]).all(axis=1)
+        return value, left
+
+    def unmoved(self, sample: Sample, key: str) -> tuple[np.ndarray, Any, Decode]:
+        """Return entries before they follow their picture, the picture's input, and its decode."""
+        self._at, picture = (sample, key), self._leaders[-1]
+        return (
+            self.apply(self.input(sample), 0, -1, key),
+            picture.input(sample),
+            picture.decode,
+        )
+
+    @property
+    def picture(self) -> str:
+        """Field of the picture that entries follow."""
+        return field_of(self._leaders[-1].name)
+
+    @property
+    def decode(self) -> Decode:
+        """The op that decodes a picture."""
+        first = self._field.ops[0]
+        assert isinstance(first, Decode)
+        return first
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""

@@ -1,15 +1,16 @@
-"""The catalogue: what the committed versions of a store hold, looked up by ops and content.
+"""The catalogue: what the versions of a store hold, looked up by ops and content.
 
-Each version records the content of the sample of each row, and for each array the digest of the
-ops that made it. So a row of a field may come from any version that has the same content under the
-first of the field's ops, under whatever key and in whatever row; where one of these ops is random,
-the key has to be the same, too. The content of a listed sample is known if a version has its
-source, key, size and time or etag. Of another sample the catalogue has a guess, and the task that
-fetches it finds out.
+Of a version that was begun and not committed, these are its finished shards. Each version records
+the content of the sample of each row, and for each array the digest of the ops that made it. So a
+row of a field may come from any version that has the same content under the first of the field's
+ops, under whatever key and in whatever row; where one of these ops is random, the key has to be the
+same, too. The content of a listed sample is known if a version has its source, key, size and time
+or etag. Of another sample the catalogue has a guess, and the task that fetches it finds out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,14 +29,21 @@ from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import ops_digest
-from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
+from precache_workers.planning.stored_versions import (
+    UNREADABLE,
+    add_receipts,
+    begun_versions,
+    committed_versions,
+    open_finished,
+    rows_of,
+)
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import ended_workers
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array of a committed version with rows of a field, with all ops or some.
+    """An array of a version with rows of a field, with all ops or some.
 
     Attributes
     ----------
@@ -78,7 +86,7 @@ def open_stored(array: StoredArray) -> Version:
     """Open the version of an array, once in each process."""
     key = str(array.folder)
     if key not in _opened:
-        version = open_own(array.folder)
+        version = open_finished(array.folder)
         while len(_opened) >= OPENED:
             _opened.pop(next(iter(_opened)), None)
         _opened[key] = version
@@ -193,14 +201,14 @@ def has_row(held: Held) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """The samples of a committed version, beside those that are listed.
+    """The samples of a version, beside those that are listed.
 
     Attributes
     ----------
     content
         (rows, 2) uint64 halves of the content of each row's sample; zero where it is unknown.
     rows
-        Row of each listed sample's key; -1 for none: (listed,) int64.
+        Row of each listed sample's key; -1 for none, or an unfinished one: (listed,) int64.
     arrays
         Field -> arrays with its rows.
     """
@@ -281,12 +289,13 @@ def _is_known(content: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Rows that the committed versions of a store hold of the samples of a listing.
+    """Rows that the versions of a store hold of the samples of a listing.
 
     Attributes
     ----------
     versions
-        Those that have rows of some field, or samples that ended workers, the latest first.
+        Those that have rows of some field, or samples that ended workers, the latest first; then
+        unfinished ones.
     content, known, labels
         As in `StoredRows`.
     retries
@@ -315,7 +324,7 @@ class Catalogue:
         retries: bool = False,
         pinned: str | None = None,
         labels_with_samples: bool = False,
-        repaired: str | None = None,
+        made: str | None = None,
     ) -> Catalogue:
         """Read what the versions of a store have of the rows of a version.
 
@@ -325,10 +334,10 @@ class Catalogue:
             Id of a version whose samples these are, whatever they are listed as.
         labels_with_samples
             Whether labels are known only with samples: then so are these contents.
-        repaired
-            Id of a version of which no rows are taken, as they are to be made again.
+        made
+            Id of the version that is made: no rows are taken of it.
         """
-        versions = list(_versions(store, spec, repaired))
+        versions = [*_committed(store, spec, made), *_begun(store, spec, made)]
         content, known, labels = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, content, known, labels, retries or pinned is not None)
 
@@ -391,8 +400,14 @@ class Catalogue:
         """Mean stored bytes of a row of a field with all ops; None if no version has such."""
         for number, array in self.arrays[name]:
             if array.finished:
-                leaves = self.versions[number].version.shard_leaves(array.name)
-                return sum(leaf.size for leaf in leaves) / max(1, array.rows)
+                samples = self.versions[number]
+                leaves = samples.version.shard_leaves(array.name)
+                rows = (
+                    array.rows
+                    if samples.version.committed
+                    else int(_is_known(samples.content).sum())
+                )
+                return sum(leaf.size for leaf in leaves if leaf.xxh3) / max(1, rows)
         return None
 
     def find(
@@ -464,19 +479,19 @@ def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) 
     return np.repeat(whole, ends - starts)
 
 
-def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterator[StoredSamples]:
-    """Read the versions that have rows of some field, or samples that ended workers, the latest
-    first; damaged ones are left out."""
+def _committed(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
+    """Read the committed versions that have rows of some field, or samples that ended workers, the
+    latest first; damaged ones are left out."""
     wanted = _wanted_digests(spec)
     for folder, attributes in committed_versions(store):
         matches = match_arrays(spec.recipe, wanted, folder, attributes)
         if not (matches or attributes.holes):
             continue
-        matches = {} if folder.name == repaired else matches
+        matches = {} if folder.name == made else matches
         try:
             version = open_own(folder)
             ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended or folder.name == repaired):
+            if not (matches or ended or folder.name == made):
                 continue
             table, contents = rows_of(version)
             content = halves_of(contents)
@@ -490,6 +505,23 @@ def _versions(store: Folder, spec: VersionSpec, repaired: str | None) -> Iterato
         except (*UNREADABLE, ValueError):
             continue  # `verify` says why
         yield samples
+
+
+def _begun(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
+    """Read the finished shards of versions that were begun."""
+    wanted = _wanted_digests(spec)
+    for version in begun_versions(store):
+        attributes = version.attributes
+        assert attributes is not None  # as precache wrote it
+        matches = match_arrays(spec.recipe, wanted, version.folder, attributes)
+        if not matches or version.id == made:
+            continue
+        with contextlib.suppress(*UNREADABLE, ValueError):
+            contents, done = add_receipts(version)
+            rows = version.table.keys.find(spec.table.keys)
+            rows[~done[rows]] = -1
+            content = halves_of(contents)
+            yield StoredSamples(version, attributes, version.table, content, rows, matches)
 
 
 def halves_of(contents: Texts) -> np.ndarray:
@@ -586,6 +618,8 @@ def _wanted_digests(spec: VersionSpec) -> dict[str, dict[str, int]]:
         name: {
             ops_digest(recipe, name, count, spec.decides): count
             for count in range(len(declared.ops), 0, -1) or [0]
+            # Following a picture takes its sample.
+            if declared.follow is None or count == len(declared.ops)
         }
         for name, declared in recipe.fields.items()
     }

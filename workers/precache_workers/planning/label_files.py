@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,6 +142,24 @@ def _with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> Lab
     return file
 
 
+def _is_text(row: Sequence[str]) -> bool:
+    return all("\0" not in cell and is_utf8(cell) for cell in row)
+
+
+def _no_text(where: str, lines: Sequence[tuple[int, list[str]]], count: int) -> SourceError:
+    """Return the error of lines of another encoding: what is guessed would be another class."""
+    number, row = lines[0]
+    data = ",".join(row).encode("utf-8", "surrogateescape")
+    of, writer = ("UTF-16LE", "as UTF-16") if b"\0" in data else ("CP1252", "by Windows")
+    new = Path(where).with_suffix(f".utf8{Path(where).suffix}")
+    convert = shlex.join(["iconv", "-f", of, "-t", "UTF-8", where])
+    return SourceError(
+        f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or NUL, as "
+        f"UTF-16 has: {data[:60]!r}; so have {len(lines):,} of {count:,} lines. Correct them, or "
+        f"if it was written {writer}, convert it by `{convert} > {shlex.quote(str(new))}`"
+    )
+
+
 def _readable(schema: Any) -> list[str]:
     """Return the columns of an Arrow schema that may have keys or labels."""
     return [name for name in schema.names if kind_of(schema.field(name).type) is not None]
@@ -179,12 +198,8 @@ class _Reader:
         from 1.
         """
         where, keys = self.where, self.keys
-        for number, row in lines:
-            if any("\0" in cell or not is_utf8(cell) for cell in row):
-                raise SourceError(
-                    f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, "
-                    "or NUL, as UTF-16 has; save it as UTF-8"
-                )
+        if bad := [line for line in lines if not _is_text(line[1])]:
+            raise _no_text(where, bad, len(lines))
         plain = [(number, row) for number, row in lines if not row[0].startswith("#")]
         if len(plain) < len(lines) and not any(key.startswith("#") for key in keys.keys):
             count = len(lines) - len(plain)
@@ -311,8 +326,10 @@ class _Reader:
             if self.keys.in_column:  # --key-column is for the source
                 raise SourceError(f"{text}: remove all but one of them from the file")
             raise choice_error([Doubt.of(text, *ways)])
-        labels = labels or self._one_of(candidates, rows, cells)
         [key] = possible
+        if not labels and candidates and self.keys.fit(cells.get(key, ())) is None:
+            labels = (candidates[0],)  # no choice of a column would make keys fit
+        labels = labels or self._one_of(candidates, rows, cells)
         if key not in cells:
             raise SourceError(f"{where} has no column of keys beside {quoted(labels)}; add one")
         unused = [name for name in others if name not in labels]

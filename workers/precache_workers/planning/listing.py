@@ -61,10 +61,15 @@ from precache_workers.sources.name_readings import (
     partners_among,
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
+from precache_workers.sources.sample_inputs import WHEN
 from precache_workers.sources.splits import is_split, split_name
+from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+"""Time to list a source again by another name of its samples."""
 
 SPLIT_DEPTH = 3
 """Folders of a path that are looked at for a split, from the last."""
@@ -242,7 +247,10 @@ def list_rows(
     """
     began = time.perf_counter()
     name = _index_name(request, source)
-    listing = source.list(tick, index=store.get(name) if name else None)
+    try:
+        listing = source.list(tick, index=store.get(name) if name else None)
+    except ChoiceError as error:
+        raise choice_error([_settled(request, source, doubt) for doubt in error.doubts]) from None
     _require_few_bad(request, listing)
     recipe = _with_current_variants(request.recipe, store)
     code, decided = function_digests(recipe), decides(recipe)
@@ -260,7 +268,7 @@ def list_rows(
         )
     of_names, doubts = _read_names(request, source, listing)
     table = _labelled(request, source, listing, table, doubts)
-    recalled, compared = _recall(request, store, source, table, listing.ctimes, tick, say)
+    recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
@@ -291,8 +299,43 @@ def list_rows(
         contents=[compared.get(key, "") for key in placed.table.keys] if compared else (),
         compares=not isinstance(source, DatasetSource) or source.compares,
         # Of a dataset without files, the versions say all.
-        recalled=None if isinstance(source, DatasetSource) and listing.ctimes is None else recalled,
+        recalled=None
+        if isinstance(source, DatasetSource) and listing.file_states is None
+        else recalled,
     )
+
+
+def _settled(request: Request, source: Source, doubt: Doubt) -> Doubt:
+    """Add to choices between names of samples the flags that settle what else is in doubt by each.
+
+    One by which the source is refused is no command.
+    """
+    if not isinstance(source, ContainerSource) or not isinstance(source.format, TarFormat):
+        return doubt
+    rules = {("--sample-name", rule): rule for rule in WHEN}
+    choices, unpack = list[tuple[tuple[str, ...], str]](), doubt.unpack
+    for way, when in doubt.choices:
+        choices.append((way, when))
+        if way not in rules:
+            continue
+        named = request.model_copy(update={"sample_name": rules[way]})
+        other = replace(source, format=replace(source.format, sample_name=rules[way]))
+        try:
+            listing = other.list(lambda count: None, LOOK_SECONDS)
+            _require_few_bad(named, listing)
+            _, of_names = _read_names(named, other, listing)
+            _labelled(named, other, listing, listing.table, of_names)
+        except ChoiceError as error:
+            first, what = error.ways[0] if error.ways else (), error.doubts[0].what
+            if is_flag(first) and first[:1] not in ((), way[:1]):
+                choices[-1] = (*way, *first), f"{when} (also: {error})"
+            elif first and not is_flag(first) and len(error.doubts) == 1:
+                choices[-1], unpack = (first, f"{when} (also: {what})"), error.unpack
+            else:
+                choices[-1] = (), f"{when}, settle this first: {what}"
+        except SourceError as error:
+            choices[-1] = (), f"{when}, correct the source first: {error}"
+    return replace(doubt, choices=tuple(choices), unpack=unpack)
 
 
 def _require_few_bad(request: Request, listing: Listing) -> None:
@@ -320,7 +363,7 @@ def _recall(
     store: Folder,
     source: Source,
     listing: RowTable,
-    ctimes: np.ndarray | None,
+    file_states: np.ndarray | None,
     tick: Tick,
     say: Callable[[str], None],
 ) -> tuple[RecalledListing, Mapping[str, str]]:
@@ -329,7 +372,7 @@ def _recall(
         recall,
         store,
         listing,
-        ctimes,
+        file_states,
         most_bytes=request.max_sample_bytes,
         ignore_ctime=request.ignore_ctime,
     )
@@ -524,7 +567,8 @@ def _read_names(
     notes, doubts, table = list[str](), list[Doubt](), listing.table
     files = table.keys
     if isinstance(source, ManifestSource) and table.locations is not None:
-        files = Texts([*dict.fromkeys(table.locations.places.to_pylist())])  # keys may be others
+        uris = table.locations.places.field("uri")  # keys may be others
+        files = Texts([*dict.fromkeys(uris.to_pylist())])
     folder, unpack = None, tuple[tuple[str, ...], ...]()
     if isinstance(source, ContainerSource):
         unpacked, unpack = source.containers.unpacked()

@@ -8,11 +8,13 @@ from pydantic import Field
 
 from precache.errors import UsageError
 from precache.maintenance.location import open_for_writing
+from precache.recipe.base import UNICODE_ADVICE
 from precache.recipe.recipe import Recipe
 from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
+from precache.store.commit_log import recordable_source
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.sources.base import Columns, LabelRules, Source
+from precache_workers.sources.base import Columns, Inputs, LabelRules, Source, is_utf8
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.kinds import has_columns, open_source
 from precache_workers.user_code.loading import require_permission
@@ -50,6 +52,8 @@ def check_request(request: Request) -> None:
             f"sample_timeout is {request.sample_timeout:g}; give more than {least:g} seconds, for "
             "which requests to a service may be made again"
         )
+    if not is_utf8(path := recordable_source(request.source) or ""):
+        raise UsageError(f"source is {path!r}; {UNICODE_ADVICE}")
     open_for_writing(request.store, request.source, request.storage_options)
 
 
@@ -68,7 +72,7 @@ def source_of(request: Request) -> Source:
         follow_links=request.follow_links,
         most_bytes=request.max_sample_bytes,
         kind=request.source_kind,
-        columns=Columns(request.image_column, label_column, key_column),
+        columns=Columns(request.image_column, label_column, key_column, Inputs.of(request.recipe)),
         sample_name=request.sample_name,
         # Of text, the rules are for a file of labels, if there is one.
         rules=rules

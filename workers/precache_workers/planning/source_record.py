@@ -6,15 +6,16 @@ where it is in doubt, and a sample keeps the identity under which a store knows 
 listed identity stands for another content, it gets one of its own, which names its content.
 
 A store knows contents by its versions, finished or begun, and by a record of the source, which lies
-beside the indexes of sources, and also has ctimes: a sample of the same ctime is not read. The
-record is not trusted for more: without it, samples that a version has are read.
+beside the indexes of sources, and also has states of files, digests of ctime and inode number: a
+sample of the same state is not read. The record is not trusted for more: without it, samples that a
+version has are read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,23 +24,21 @@ import xxhash
 
 from precache.errors import StoreError
 from precache.storage.base import Folder
-from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.commit_log import VERSION
-from precache.store.json_documents import Identity
 from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_columns, record_name
+from precache.store.version import Version
 from precache.units import size as in_units
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
+    add_receipts,
+    begun_versions,
     committed_versions,
-    read_receipts,
     rows_of,
 )
-from precache_workers.planning.target_version import target_begun
 
 _COLUMNS = {
-    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "ctime_ns": "int64",
+    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "file_state": "int64",
     "content": "string", "known_mtime_ns": "int64", "known_etag": "string",
 }  # fmt: skip
 """Columns of a record: samples as listed, their contents (empty if they were not read), and their
@@ -49,7 +48,7 @@ OWN = " with content "
 """Between an etag as listed and a content, in the etag of a sample that has its own identity."""
 
 FEW = 5
-"""Samples that may differ by their ctimes alone without a line about them."""
+"""Samples that may differ by the states of their files alone without a line about them."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
 """Limits, in number and bytes, of samples of another time that are read while listing; more are
@@ -87,8 +86,8 @@ class RecalledListing:
         The listing with these identities.
     listed
         As it was listed.
-    ctimes
-        Ctimes for which the identities hold.
+    file_states
+        States of files for which the identities hold.
     contents
         Key -> content, of samples that were read.
     record
@@ -101,7 +100,7 @@ class RecalledListing:
 
     table: RowTable
     listed: RowTable
-    ctimes: np.ndarray
+    file_states: np.ndarray
     contents: Mapping[str, str]
     record: Any
     places: np.ndarray
@@ -124,7 +123,7 @@ class RecalledListing:
 
         listed, table = self.listed, self.table
         other = ~listed.etags.same(table.etags) | (listed.mtimes != table.mtimes)
-        kept = (self.ctimes >= 0) | other  # of others, the listing alone says all
+        kept = (self.file_states >= 0) | other  # of others, the listing alone says all
         known = Texts.joined([Texts(self.record["content"]), Texts([""])])
         known = known.take(np.where(self.places < 0, len(self.record), self.places))
         contents = _filled(known, table.keys, self.contents)
@@ -136,7 +135,7 @@ class RecalledListing:
             return None
         arrays = (
             listed.keys.plain, arrow_of(listed.sizes), arrow_of(listed.mtimes), listed.etags.plain,
-            arrow_of(self.ctimes), contents.plain, arrow_of(table.mtimes), table.etags.plain,
+            arrow_of(self.file_states), contents.plain, arrow_of(table.mtimes), table.etags.plain,
         )  # fmt: skip
         new = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
         new = new if kept.all() else new.filter(arrow_of(kept))
@@ -168,13 +167,13 @@ def read_record(store: Folder, source: str, inputs: str = "") -> Any:
             record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
             record.validate(full=True)
             return record
-    return _table(dict.fromkeys(_COLUMNS, ()))
+    return _table(dict.fromkeys(_COLUMNS, Texts([]).arrow))
 
 
 def recall(
     store: Folder,
     listing: RowTable,
-    ctimes: np.ndarray | None,
+    file_states: np.ndarray | None,
     read: Reader,
     *,
     most_bytes: int,
@@ -185,39 +184,39 @@ def recall(
 ) -> RecalledListing:
     """Give the samples of a listing the identities by which a store knows them.
 
-    Read are those of which it has a content for the same size, time and etag, but no equal ctime.
+    Read are those of which it has a content for the same size, time and etag, but another state.
 
     Parameters
     ----------
-    ctimes
+    file_states
         As in `Listing`.
     most_bytes
         Size limit of a sample that is fetched: nothing of a larger one was stored.
     ignore_ctime
-        Take samples for unchanged that differ by their ctimes alone.
+        Take samples for unchanged that differ by the states of their files alone.
     read_all, read_touched
         Read all samples; those of another time or etag, too, unless they are many.
     inputs
         As in `record_name`.
     """
     record = read_record(store, listing.source, inputs)
-    ctimes = np.full(len(listing), -1) if ctimes is None else ctimes
+    file_states = np.full(len(listing), -1) if file_states is None else file_states
     places = Texts(record["key"]).find(listing.keys)
-    before = np.append(numbers_of(record["ctime_ns"]), -1)[places]
+    before = np.append(numbers_of(record["file_state"]), -1)[places]
     recorded = _known_of(record, listing, np.flatnonzero(places >= 0), read.brings_labels)
     same = np.zeros(len(listing), np.bool_)
     same[recorded.rows[recorded.alike]] = True
-    exact = same & ((before == ctimes) | (before < 0) | (ctimes < 0))
+    exact = same & ((before == file_states) | (before < 0) | (file_states < 0))
     stale = same & ~exact
     settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
     wanted = np.flatnonzero((~exact & ~settled) | read_all)
     known = [recorded]
     if len(wanted):
-        deep = read_all or bool((ctimes[wanted] >= 0).any())
+        deep = read_all or bool((file_states[wanted] >= 0).any())
         tables = stored_tables(store, listing.source, read.brings_labels, deep)
         known += [_known_of(table, listing, wanted, brings=False) for table in tables]
     alike, touched = _with_content(known, listing)
-    alike &= ~exact & ~settled & (ctimes >= 0) & (listing.sizes <= most_bytes)
+    alike &= ~exact & ~settled & (file_states >= 0) & (listing.sizes <= most_bytes)
     alike &= (not ignore_ctime) | (len(record) > 0)
     touched &= ~exact & read_touched
     sizes = listing.expected_sizes(np.flatnonzero(touched))
@@ -227,9 +226,9 @@ def recall(
     rows = np.flatnonzero(alike | (touched & few) | read_all)
     found = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
     return RecalledListing(
-        _with_identities(listing, known, found, alike, ctimes),
+        _with_identities(listing, known, found, alike, file_states),
         listing,
-        np.where(settled, before, ctimes),
+        np.where(settled, before, file_states),
         {key: content for key, content in read.contents.items() if content},
         record,
         np.where(exact | settled, places, -1),
@@ -300,32 +299,22 @@ def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
     for folder in versions:
         with contextlib.suppress(*UNREADABLE):
             version = open_own(folder)
-            table, contents = rows_of(version)
-            if brings and table.labels_with_samples:
-                contents = _labelled(contents, version.labels)
-            elif brings:
-                contents = Texts.repeated([""], [len(table)])
-            yield as_record(table, contents)
+            yield _compared(version, *rows_of(version), brings)
 
 
 def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
-    for name in store.names():
-        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
-        if document is None:
-            continue
-        with contextlib.suppress(*UNREADABLE):
-            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
-            if begun.source != source:
-                continue
-            target = target_begun(store, begun)
-            contents = dict[int, str]()
-            for shard, receipt in read_receipts(target).items():
-                known: Iterable[str] = receipt.content
-                if brings:
-                    known = _labelled(Texts(receipt.content), np.array(receipt.labels or ()))
-                contents |= zip(target.rows_of(shard), known, strict=True)
-            blank = Texts.repeated([""], [len(target.table)])
-            yield as_record(target.table, blank.replaced(contents))
+    for version in begun_versions(store):
+        if version.table.source == source:
+            contents, _ = add_receipts(version)
+            yield _compared(version, version.table, contents, brings)
+
+
+def _compared(version: Version, table: RowTable, contents: Texts, brings: bool) -> Any:
+    if brings and table.labels_with_samples:
+        contents = _labelled(contents, version.labels)
+    elif brings:
+        contents = Texts.repeated([""], [len(table)])
+    return as_record(table, contents)
 
 
 def as_record(table: RowTable, contents: Texts) -> Any:
@@ -333,9 +322,9 @@ def as_record(table: RowTable, contents: Texts) -> Any:
     import pyarrow.compute as pc
 
     listed = pc.replace_substring_regex(table.etags.plain, f"{OWN}.*", "")
-    mtimes, ctimes = arrow_of(table.mtimes), arrow_of(np.full(len(table), -1))
+    mtimes, file_states = arrow_of(table.mtimes), arrow_of(np.full(len(table), -1))
     columns = (
-        table.keys.plain, arrow_of(table.sizes), mtimes, listed, ctimes, contents.plain,
+        table.keys.plain, arrow_of(table.sizes), mtimes, listed, file_states, contents.plain,
         mtimes, table.etags.plain,
     )  # fmt: skip
     return _table(dict(zip(_COLUMNS, columns, strict=True)))
@@ -376,7 +365,7 @@ def _with_identities(
     known: Sequence[_Known],
     found: Mapping[int, str],
     alike: np.ndarray,
-    ctimes: np.ndarray,
+    file_states: np.ndarray,
 ) -> RowTable:
     """Give samples the times and etags by which row tables know them.
 
@@ -411,7 +400,7 @@ def _with_identities(
     for row, content in found.items():
         if row not in by_content and (content or alike[row]):
             etag = listing.etags[row]
-            own = f"{etag}{OWN}{content or f'of ctime {ctimes[row]}'}"
+            own = f"{etag}{OWN}{content or f'of state {file_states[row]}'}"
             by_content[row] = int(listing.mtimes[row]), own if row in others else etag
     identities = as_listed | by_content
     if not identities:
@@ -431,7 +420,7 @@ def _announce(
     why = (
         "and the store has lost its record of their ctimes"
         if is_lost
-        else "but another ctime, as after chmod, links or copies"
+        else "but another ctime or inode, as after chmod, links or copies"
     )
     if len(rows) > max(FEW, 0.01 * len(listing)):
         say(
@@ -448,8 +437,8 @@ def _table(columns: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
-    arrays = [pa.array(c, f.type) if isinstance(c, tuple) else c.cast(f.type)
-              for c, f in zip(columns.values(), schema, strict=True)]  # fmt: skip
+    pairs = zip(columns.values(), schema, strict=True)
+    arrays = [column.cast(field.type) for column, field in pairs]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -460,7 +449,7 @@ def _serialised(parts: Sequence[Any]) -> bytes:
 
     table = pa.concat_tables([_table(dict(zip(_COLUMNS, p.columns, strict=True))) for p in parts])
     sink = io.BytesIO()
-    few = ["etag", "known_etag", "ctime_ns"]
+    few = ["etag", "known_etag", "file_state"]
     pq.write_table(table, sink, compression="zstd", use_dictionary=few, write_statistics=False)
     data = sink.getvalue()
     return xxhash.xxh3_128_digest(data) + data

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.folders import is_link
 from precache.store.columns import Texts
-from precache.store.commit_log import ROOT, read_log
+from precache.store.commit_log import ROOT, VERSION, read_log
 from precache.store.json_documents import Attributes
+from precache.store.live_version import LiveVersion, open_begun
+from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import RowTable, read_contents
 from precache.store.tree import Leaf
@@ -40,6 +45,43 @@ def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
             folder = store.folder(name)
             with contextlib.suppress(*UNREADABLE):
                 yield folder, read_attributes(folder.read(ROOT), folder)
+
+
+def begun_versions(store: Folder) -> Iterator[LiveVersion]:
+    """Yield the versions of a store that were begun and not committed, without their receipts."""
+    log = read_log(store, appends=True)
+    for name in store.names():
+        known = name in log.versions or name in log.removed
+        if VERSION.fullmatch(name) and not known and not is_link(store, name):
+            with contextlib.suppress(*UNREADABLE):
+                if (begun := open_begun(store.folder(name))) is not None:
+                    yield begun
+
+
+def add_receipts(begun: LiveVersion) -> tuple[Texts, np.ndarray]:
+    """Read the receipts of a version that was begun.
+
+    Returns
+    -------
+    tuple
+        The content of each row's sample (hex), empty if its shard has no receipt; and whether it
+        has one: (rows,) bool.
+    """
+    contents, done = dict[int, str](), np.zeros(begun.rows, np.bool_)
+    for receipt in _receipts(begun.folder):
+        with contextlib.suppress(StoreError):  # its shard is not taken
+            rows = begun.add(receipt, receipt.shard)
+            contents |= zip(rows, receipt.content, strict=True)
+            done[rows.start : rows.stop] = True
+    return Texts.repeated([""], [begun.rows]).replaced(contents), done
+
+
+def open_finished(folder: Folder) -> Version:
+    """Open a committed version, or the finished shards of one that was begun."""
+    if folder.size(ROOT) is None and (begun := open_begun(folder)) is not None:
+        add_receipts(begun)
+        return begun
+    return open_own(folder)
 
 
 def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
@@ -94,17 +136,19 @@ def contents_of(version: Version) -> list[str]:
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
     """Read the receipts of a version that was begun, by shard."""
-    names = [f"{RECEIPTS}/{name}" for name in target.folder.names(RECEIPTS)]
-    receipts = {}
+    return {
+        receipt.shard: receipt
+        for receipt in _receipts(target.folder)
+        if receipt.shard in range(target.shards)
+        and receipt.fits(target.rows_of(receipt.shard), target.shapes, target.rows_per_shard)
+    }
+
+
+def _receipts(folder: Folder) -> Iterator[Receipt]:
+    names = [f"{RECEIPTS}/{name}" for name in folder.names(RECEIPTS)]
     for start in range(0, len(names), RECEIPTS_AT_ONCE):
         part = names[start : start + RECEIPTS_AT_ONCE]
-        for data in target.folder.read_many(part, [-1] * len(part)):
+        for data in folder.read_many(part, [-1] * len(part)):
             # If it is damaged, or removed by another build's commit, its shard is built again.
-            if isinstance(data, bytes):
-                with contextlib.suppress(ValueError):
-                    receipt = Receipt.from_json(data)
-                    if receipt.shard in range(target.shards) and receipt.fits(
-                        target.rows_of(receipt.shard), target.shapes, target.rows_per_shard
-                    ):
-                        receipts[receipt.shard] = receipt
-    return receipts
+            with contextlib.suppress(ValueError):
+                yield Receipt.from_json(data if isinstance(data, bytes) else b"")

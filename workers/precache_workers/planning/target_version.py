@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from precache.errors import FormatError, StorageError, StoreError
@@ -17,7 +17,7 @@ from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.folders import is_link
-from precache.store.build_status import DESCRIPTION
+from precache.store.build_status import DESCRIPTION, FROZEN_ROWS
 from precache.store.commit_log import (
     BUILD,
     ROOT,
@@ -33,12 +33,10 @@ from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.tree import seal_of, spare_root
-from precache.store.version import ROW_TABLE, Version, read_attributes
+from precache.store.version import Version, read_attributes
+from precache_workers.ops.identity import ops_digest
 
 SCRATCH = f"{BUILD}/tmp"
-
-FROZEN_ROWS = f"{BUILD}/rows.parquet"
-"""The row table of a version that is not committed."""
 
 
 def object_name(field: str, row: RowShape, shard: int) -> str:
@@ -153,13 +151,24 @@ class TargetVersion:
 
     def describe(self) -> dict[str, Any]:
         """Describe the identity of the version, as build.json and the metadata hold it."""
+        recipe, decides = self.spec.recipe, self.spec.decides
+        fields = {
+            name: {
+                **row.document,
+                "codec": recipe.fields[name].stored_as.name,
+                "recipe": ops_digest(recipe, name, len(recipe.fields[name].ops), decides),
+            }
+            for name, row in self.shapes.items()
+        }
         return {
             "version": id_of(self.version),
             "fingerprint": self.spec.fingerprint,
             "rows_digest": self.spec.rows_digest,
             "rows_per_shard": self.rows_per_shard,
             "source": self.table.source,
-            "fields": {name: row.document for name, row in self.shapes.items()},
+            "fields": fields,
+            "recipe": self.spec.declared.to_dict(),
+            "rows": len(self.table),
         }
 
     def begin(self, refreshes: str | None = None, *, recompute: bool = False) -> None:
@@ -175,15 +184,9 @@ class TargetVersion:
         if self.folder.size(FROZEN_ROWS) is None:
             self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
-        begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
+        begun = {**self.describe(), "begun": time.time(), "by": by}
         begun |= {"version": self.version, "refreshes": refreshes, "recompute": recompute}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
-
-    def frozen_rows(self) -> RowTable:
-        """Read the row table of a version that was begun, or was committed since."""
-        data = self.folder.get(FROZEN_ROWS)
-        name = ROW_TABLE if data is None else FROZEN_ROWS
-        return RowTable.from_parquet(data or self.folder.read(name), self.folder.path(name))
 
     def record_failure(self, reason: str) -> None:
         """Record in the description that this process, which began the version, has failed.
@@ -326,21 +329,6 @@ def _matching(
     wanted = spec.fingerprint, spec.rows_digest
     if version is None or (version.fingerprint, version.rows_digest) != wanted:
         return None
-    target = _target_like(store, version, spec, generation_of(name))
+    shapes = {field: own.row for field, own in version.fields.items()}
+    target = TargetVersion.of(store, spec, version.rows_per_shard, shapes, generation_of(name))
     return target if target.version == name else None
-
-
-def target_begun(store: Folder, begun: Identity) -> TargetVersion:
-    """Return a version that was begun, by any recipe, with its row table, to read its receipts."""
-    table = RowTable.of_keys([])
-    spec = VersionSpec(Recipe.image(), begun.fingerprint, table, begun.rows_digest)
-    target = _target_like(store, begun, spec, generation_of(begun.version))
-    return replace(target, spec=replace(target.spec, table=target.frozen_rows()))
-
-
-def _target_like(
-    store: Folder, other: Attributes | Identity, spec: VersionSpec, generation: int
-) -> TargetVersion:
-    """Return a version of a recipe with the shapes and shards of another version."""
-    shapes = {name: field.row for name, field in other.fields.items()}
-    return TargetVersion.of(store, spec, other.rows_per_shard, shapes, generation)

@@ -159,7 +159,7 @@ def find_work(
             return _losses(target)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
-    catalogue = read_catalogue(request, store, listed)
+    catalogue = read_catalogue(request, store, listed, target.version if target else None)
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
@@ -188,14 +188,14 @@ def find_work(
 
 
 def read_catalogue(
-    request: Request, store: Folder, listed: ListedSource, repaired: str | None = None
+    request: Request, store: Folder, listed: ListedSource, made: str | None
 ) -> Catalogue:
     """Read the catalogue of a build: an empty one has all rows computed again.
 
     Parameters
     ----------
-    repaired
-        Id of the version that is repaired, if one is.
+    made
+        Id of the version that is made or repaired, if the store has it.
     """
     if request.recompute:
         return Catalogue.empty(listed.spec)
@@ -205,7 +205,7 @@ def read_catalogue(
         retries=request.retry_failed,
         pinned=listed.refreshes if listed.pinned else None,
         labels_with_samples=listed.fetches_labels,
-        repaired=repaired,
+        made=made,
     )
 
 

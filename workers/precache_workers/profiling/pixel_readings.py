@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,8 @@ from PIL import Image
 from precache.errors import RecipeError
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
-from precache_workers.ops.decoding import PictureFacts, picture_facts
+from precache_workers.ops.decoding import PictureFacts, frame_of, picture_facts
+from precache_workers.ops.entries import size_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames, Pair
 from precache_workers.sources.base import Sample
@@ -59,6 +60,20 @@ LEAST_BITS = (8, 10, 12, 14)
 _STORED = 'orientation = "stored"'
 
 
+class Stated(NamedTuple):
+    """Options that state a reading: as a recipe has them, and as flags, none if these cannot."""
+
+    options: str
+    flags: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.flags)} ({self.options})" if self.flags else self.options
+
+
+Refusal = tuple[str, *tuple[Stated, ...]]
+"""Two readings of pixels, in words, and the options that state each."""
+
+
 class PixelReadings:
     """Evidence on the meaning of pixels, from the samples that a build tries first.
 
@@ -71,7 +86,12 @@ class PixelReadings:
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self.fields = fields
         flags = [*fields] == ["image"]
-        self._seen = [_Pixels(name, field, recipes[name], flags) for name, field in fields.items()]
+        self._seen = [
+            _Boxes(name, recipes[name])
+            if field.kind == "boxes"
+            else _Pixels(name, field, recipes[name], flags)
+            for name, field in fields.items()
+        ]
         self._frames = MaskFrames(fields, recipes)
         self._masks: dict[str, _Frames] = {}
 
@@ -87,14 +107,15 @@ class PixelReadings:
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
-        evidence: list[_Frames | _Pixels] = [*self._masks.values(), *self._seen]
+        evidence: list[_Frames | _Pixels | _Boxes] = [*self._masks.values(), *self._seen]
         for seen in evidence:
-            for refusal in seen.refusals():
-                raise RecipeError(f"field {seen.name}: {refusal}")
+            for refusal, *stated in seen.refusals():
+                ways = [way.flags for way in stated if way.flags]
+                raise RecipeError(f"field {seen.name}: {refusal}", ways=ways)
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each default that decided pixels, and finding that is not refused."""
-        evidence: list[_Frames | _Pixels] = [*self._seen, *self._masks.values()]
+        evidence: list[_Frames | _Pixels | _Boxes] = [*self._seen, *self._masks.values()]
         return tuple(f"{seen.name}: {line}" for seen in evidence for line in seen.notes())
 
 
@@ -173,7 +194,7 @@ class _Pixels:
             if number < len(self._ops) and _blends(self._ops[number]):
                 plain = np.array(value)
 
-    def refusals(self) -> Iterator[str]:
+    def refusals(self) -> Iterator[Refusal]:
         """Yield the readings that refuse a build, with both ways out."""
         decode = self._decode
         if self.wide and decode is not None and not decode.keeps_values:
@@ -187,7 +208,7 @@ class _Pixels:
     def notes(self) -> Iterator[str]:
         """Yield a line for each default that decided pixels of the samples."""
         if self.blended or self.palettes:  # that are not refused
-            yield self._looks_like_masks()
+            yield self._looks_like_masks()[0]
         decode = self._decode
         if decode is None:
             return
@@ -218,19 +239,20 @@ class _Pixels:
                 f"are kept; to keep all: {self._options(mode='unchanged')}"
             )
 
-    def _looks_like_masks(self) -> str:
+    def _looks_like_masks(self) -> Refusal:
         looks = max(self.blended, self.palettes, key=len)
         is_open = self._decode is not None and not self._decode.states("mode")
         keeps = "P" if is_open and (self.palettes or self.grey) else None
         mask = self._options("nearest", mode=keeps)
         picture = self._options("bilinear", mode="RGB" if self.palettes else None)
-        return (
+        text = (
             f"{len(looks)} of {self.tried} samples tried look like masks: {looks[0]}. State which "
             f"they are. Masks: {mask}. Pictures: {picture}"
         )
+        return text, mask, picture
 
-    def _options(self, interpolation: str = "", **of_decode: str | int | None) -> str:
-        """Format options that state a reading, as a recipe has them; with the flags if these can
+    def _options(self, interpolation: str = "", **of_decode: str | int | None) -> Stated:
+        """Return options that state a reading, as a recipe has them; with the flags if these can
         describe the whole recipe.
 
         Parameters
@@ -244,17 +266,16 @@ class _Pixels:
             ops = [op for op in ops if _blends(op)]
         options = [f"{key} = {json.dumps(value)} in decode" for key, value in stated.items()]
         options += [f'interpolation = "{interpolation}" in {op.op}' for op in ops]
-        flags = [f"--{key} {value}" for key, value in stated.items()]
-        flags += [f"--interpolation {interpolation}"] * bool(ops)
-        text = " and ".join(options)
-        return f"{' '.join(flags)} ({text})" if self._flags else text
+        flags = [word for key, value in stated.items() for word in (f"--{key}", str(value))]
+        flags += ["--interpolation", interpolation] * bool(ops)
+        return Stated(" and ".join(options), flags if self._flags else ())
 
     @property
     def _bits(self) -> int | None:
         """Fewest bits of a sensor that hold all values of 16 bits; None if all 16 are used."""
         return next((bits for bits in LEAST_BITS if not self.widest[0] >> bits), None)
 
-    def _wide_masks(self, decode: Decode) -> Iterator[str]:
+    def _wide_masks(self, decode: Decode) -> Iterator[Refusal]:
         """Yield the reading of masks of 16 bits, unless what becomes of their values is stated.
 
         The fewest bits that hold all values keep them; more bits would divide them.
@@ -267,24 +288,27 @@ class _Pixels:
         stated = None if states_bits else self._bits or 16
         keeps = {"bits": stated} if self._bits == least else {"mode": "unchanged"}
         shown = ", ".join(map(str, values[:6])) + ", …" * (len(values) > 6)
-        yield (
+        mask, picture = self._options("nearest", **keeps), self._options("bilinear", bits=stated)
+        text = (
             f"{len(self.wide_masks)} of {self.tried} samples tried look like masks of 16 bits: "
-            f"{key} has the values {shown}. State which they are. Masks: "
-            f"{self._options('nearest', **keeps)}. Pictures: "
-            f"{self._options('bilinear', bits=stated)}"
+            f"{key} has the values {shown}. State which they are. Masks: {mask}. Pictures: "
+            f"{picture}"
         )
+        yield text, mask, picture
 
-    def _narrow(self) -> Iterator[str]:
+    def _narrow(self) -> Iterator[Refusal]:
         """Yield the reading of 16 bits of which few are used."""
         bits, (most, key) = self._bits, self.widest
         if bits and most:
-            yield (
+            few, all_16 = self._options(bits=bits), self._options(bits=16)
+            unchanged = self._options(mode="unchanged")
+            text = (
                 f"{self.wide} of {self.tried} samples tried have 16 bits, and values up to {most} "
                 f"alone ({key}), as of {bits} bits. Decoded as 16 bits they become 0 to "
-                f"{most >> 8}; state which they are. {bits} bits: {self._options(bits=bits)}. "
-                f"16 bits: {self._options(bits=16)}. To keep all values: "
-                f"{self._options(mode='unchanged')}"
+                f"{most >> 8}; state which they are. {bits} bits: {few}. 16 bits: {all_16}. To "
+                f"keep all values: {unchanged}"
             )
+            yield text, few, all_16, unchanged
 
 
 class _Frames:
@@ -322,12 +346,12 @@ class _Frames:
         if self._frames.are_apart(pair):
             self.apart.append((key, pair))
 
-    def refusals(self) -> Iterator[str]:
-        """Yield the readings that refuse a build, with their ways out."""
+    def refusals(self) -> Iterator[Refusal]:
+        """Yield the readings that refuse a build, with their ways out in words."""
         if MASKS * len(self.unlike) >= self.tried:
-            yield self._unlike()
+            yield (self._unlike(),)
         if MASKS * len(self.turned) >= self.tried:
-            yield self._turned()
+            yield (self._turned(),)
 
     def notes(self) -> Iterator[str]:
         """Yield a line for each finding."""
@@ -359,6 +383,70 @@ class _Frames:
         return (
             f"{text}. State in decode of {self.turned[0][1].image} which masks these are. Drawn on "
             f'upright photos: orientation = "exif". Drawn on photos as they are stored: {_STORED}'
+        )
+
+
+class _Boxes:
+    """Evidence on one field of boxes, a key and a text for each sample.
+
+    Attributes
+    ----------
+    tried
+        Samples that have boxes.
+    fractions
+        All coordinates are from 0 to 1.
+    turned
+        EXIF turns the picture, and boxes may be drawn on it either way.
+    outside
+        Some box reaches outside of the picture.
+    """
+
+    def __init__(self, name: str, recipe: FieldRecipe) -> None:
+        self.name, self._recipe, self.tried, self._picture = name, recipe, 0, ""
+        self.fractions, self.turned, self.outside = (list[str]() for _ in range(3))
+
+    def look(self, sample: Sample, key: str) -> None:
+        """Add a sample."""
+        boxes, data, decode = self._recipe.unmoved(sample, key)
+        if not len(boxes):
+            return
+        frame, self._picture = frame_of(data, decode), self._recipe.picture
+        height, width = size_of(frame, decode)
+        self.tried += 1
+        far = np.maximum(-boxes[:, :2].min(1), (boxes[:, 2:] - [width, height]).max(1))
+        if float(boxes.max()) <= 1:
+            self.fractions.append(f"{key} has {boxes[0].tolist()}")
+        if float(far.max()) > 1:
+            text = f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
+            self.outside.append(text)
+        if frame.orientation != 1 and not decode.states("orientation"):
+            self.turned.append(f"{key} has EXIF orientation {frame.orientation}")
+
+    def refusals(self) -> Iterator[Refusal]:
+        """Yield the readings that refuse a build, with their ways out."""
+        if self.tried and len(self.fractions) == self.tried:
+            text = self._some(self.fractions, "have boxes of 0 to 1, as fractions are")
+            yield (f"{text}. Boxes are pixels: multiply x by the width and y by the height",)
+        if self.turned and MASKS * len(self.turned) >= self.tried:
+            yield (self._turned(),)
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each finding."""
+        if self.turned:
+            yield self._turned()
+        if self.outside:
+            yield self._some(
+                self.outside, "have boxes that reach outside of their pictures, and are clipped"
+            )
+
+    def _some(self, some: list[str], what: str) -> str:
+        return f"{len(some)} of {self.tried} samples tried {what}: {some[0]}"
+
+    def _turned(self) -> str:
+        text = self._some(self.turned, "have pictures that EXIF turns")
+        return (
+            f"{text}. State in decode of {self._picture} on which pixels boxes were drawn. Upright "
+            f'photos: orientation = "exif". Photos as they are stored: {_STORED}'
         )
 
 

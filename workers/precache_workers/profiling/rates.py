@@ -41,7 +41,7 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_task import ShardTask, run_shard
-from precache_workers.shards.stored_rows import StoredObjects
+from precache_workers.shards.stored_rows import DamagedObjectError, StoredObjects
 from precache_workers.sources.base import Fetched, Sample
 
 TIMED, LEAST_TIMED = 128, 8
@@ -139,7 +139,10 @@ def _measure(task: RatesTask) -> UnitTimes:
     with one_thread():
         samples, fetch = timed(lambda: list(task.fetch()), time.process_time)
         computed, nbytes, failed = _compute(task, recipes, samples)
-        opened, taken = _reuse(task, recipes)
+        try:
+            opened, taken = _reuse(task, recipes)
+        except DamagedObjectError:  # the build makes its rows again
+            opened, taken = TimeCost(), {}
     return UnitTimes(
         fetch=fetch / max(1, task.samples_read),
         nbytes=nbytes,

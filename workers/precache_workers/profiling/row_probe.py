@@ -161,10 +161,10 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 reasons.append(f"{key}: {rows}")
                 continue
             _check_dtypes(rows)
-            tried[key] = {name: row.shape for name, row in rows.items()}
             for name, row in rows.items():
                 if not len(typical.get(name, ())):
                     typical[name] = np.array(row[:1]) if row.ndim else row
+            tried[key] = {name: row.shape for name, row in rows.items()}
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
@@ -212,6 +212,24 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
     return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
 
 
+def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
+    """Return the shape of rows that differ in length, by the first of them that has values.
+
+    That of texts and bytes, and of boxes, is known without.
+    """
+    if field.kind in ("text", "bytes"):
+        row = np.empty(1, np.uint8)
+    elif field.kind == "boxes":
+        row = np.empty((1, 4), np.float32)
+    elif not row.size:
+        raise RecipeError(
+            f"all rows of {name} that were tried are empty, so that their dtype and axes are "
+            "unknown: leave the field out, or let its samples have values"
+        )
+    length = max(1, field.usual_nbytes // row[0].nbytes)
+    return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
 def _of_other_sizes(
     frames: MaskFrames,
     shapes: Mapping[str, RowShape],
@@ -240,24 +258,6 @@ def _of_other_sizes(
         f"{line}. Bring images and masks to one height and width, as by size = [224, 224] in the "
         "resize of both"
     )
-
-
-def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
-    """Return the shape of rows that differ in length, by the first of them that has values.
-
-    That of texts and bytes, and of boxes, is known without.
-    """
-    if field.kind in ("text", "bytes"):
-        row = np.empty(1, np.uint8)
-    elif field.kind == "boxes":
-        row = np.empty((1, 4), np.float32)
-    elif not row.size:
-        raise RecipeError(
-            f"all rows of {name} that were tried are empty, so that their dtype and axes are "
-            "unknown: leave the field out, or let its samples have values"
-        )
-    length = max(1, field.usual_nbytes // row[0].nbytes)
-    return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
 
 
 def _ragged_notes(

@@ -116,6 +116,11 @@ class SampleTask:
         """Bytes that its process may need."""
         return BASE_MEMORY
 
+    @property
+    def seconds(self) -> float:
+        """Time limit of a sample."""
+        return 0.0
+
     def retried(self) -> Self:
         return self
 
@@ -141,6 +146,10 @@ class FetchAllTask(SampleTask):
     keys: Sequence[str]
     sizes: Sequence[int]
     locations: Locations | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.job.sample_seconds
 
     @classmethod
     def of(cls, job: Job, table: RowTable, rows: Sequence[int] | np.ndarray, **more: Any) -> Self:

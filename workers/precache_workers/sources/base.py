@@ -22,6 +22,7 @@ import xxhash
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError
 from precache.messages import did_you_mean, printable, shown
+from precache.recipe.recipe import Recipe
 from precache.storage.backends import EXTRAS
 from precache.storage.base import HIDDEN_FILE, NOT_UTF8, SERVICE_FOLDER, Folder
 from precache.store.columns import Texts, numbers_of
@@ -69,7 +70,7 @@ _SERVICE = re.compile(
 """Hidden folders, and folders that systems and programs make beside the user's."""
 
 _IMAGE = rf"[^/]\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
-_HIDDEN = rf"(?:^|/)\.|{_SERVICE.pattern}"
+HIDDEN = rf"(?:^|/)\.|{_SERVICE.pattern}"
 """Regular expressions of RE2, to be searched in names without regard to case."""
 
 FILES_PER_TICK = 1 << 14
@@ -83,7 +84,7 @@ Tick = Callable[[int], None]
 class Sample:
     """One raw sample: the inputs of its fields, its label if the listing has none, its hash.
 
-    `inputs` maps names to bytes, arrays or Pillow images; the first is the default input. An
+    `inputs` maps names to bytes, texts, arrays or Pillow images; the first is the default input. An
     input that other samples have and this one lacks is a `SampleError`. Those of `unread` are read
     by no field; `label_part` is the part of the sample that has the label; `files` are the files of
     inputs that are not called as the sample is.
@@ -99,13 +100,19 @@ class Sample:
     @classmethod
     def of(cls, data: bytes) -> Sample:
         """Return the sample of an encoded image."""
-        return cls({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+        return cls({IMAGE: data}, content=xxhash.xxh3_128_hexdigest(data))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all inputs; a Pillow image counts as 0."""
-        values = self.inputs.values()
-        return sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in values)
+        return sum(map(nbytes_of, self.inputs.values()))
+
+
+def nbytes_of(value: Any) -> int:
+    """Return the bytes of a part of a sample, of text those in UTF-8; 0 if that is unknown."""
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
 
 
 Fetched = Sample | FetchError | SampleError
@@ -187,7 +194,7 @@ class Doubt:
     @property
     def ways(self) -> list[tuple[str, ...]]:
         """Arguments that decide, as in `ChoiceError`."""
-        return [flags for flags, _ in self.choices if flags]
+        return [*dict.fromkeys(flags for flags, _ in self.choices if flags)]
 
     @property
     def text(self) -> str:
@@ -243,9 +250,9 @@ class Listing:
         is nothing new to keep.
     notes
         Lines for the user about guesses and unused data.
-    ctimes
-        Time in nanoseconds at which the file of each sample changed last in any way, its modes
-        and times included; int64, -1 where unknown. None if it is unknown of all.
+    file_states
+        `FileInfo.file_state` of the file of each sample; int64, -1 where unknown. None if it is
+        unknown of all.
     doubts
         Readings of the labels that the user must choose between; the table has one of them.
     bare
@@ -259,18 +266,55 @@ class Listing:
     examples: Mapping[str, str] = field(default_factory=dict)
     index: bytes | None = None
     notes: tuple[str, ...] = ()
-    ctimes: np.ndarray | None = None
+    file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """The columns of samples that the fields of a recipe start from.
+
+    Attributes
+    ----------
+    names
+        Columns that fields name, but for ``bytes``, as the image is called where no name has it.
+    image
+        True if some field names that, or none.
+    """
+
+    names: tuple[str, ...] = ()
+    image: bool = True
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Inputs:
+        """Return what the fields of a recipe start from, whatever their order.
+
+        Those of a kind that no image has start from the column of their name if they name no other.
+        """
+        inputs = {
+            name if field.input is None and field.kind not in (None, "bytes") else field.input
+            for name, field in recipe.fields.items()
+        }
+        names = sorted(name for name in inputs if isinstance(name, str) and name != IMAGE)
+        return cls(tuple(names), image=not inputs <= {*names})
+
+
+IMAGE = "bytes"
+"""Name of the image among the inputs of a sample whose image has no name of its own."""
+
+IMAGES_ALONE = Inputs()
+
+
+@dataclass(frozen=True)
 class Columns:
-    """Columns of a table, as chosen by the user: images or their URIs, labels, keys."""
+    """Columns of a table, as chosen by the user: images or their URIs, labels, keys; and those that
+    fields start from."""
 
     image: str | None = None
     label: str | None = None
     key: str | None = None
+    inputs: Inputs = IMAGES_ALONE
 
     def labels(self, names: Collection[str]) -> tuple[str, ...]:
         """Return the chosen columns of labels; commas join several, one for each class."""
@@ -430,8 +474,11 @@ class Names:
     wrong: Sequence[int]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Names:
-        """Tell images from others, as `is_image` does, and those that are left out."""
+    def of(cls, names: Sequence[str], also: str = "") -> Names:
+        """Tell images from others, as `is_image` does, and those that are left out.
+
+        Files whose names match `also`, a regular expression of RE2, count as images.
+        """
         import pyarrow.compute as pc
 
         wrong: list[int] = []
@@ -444,9 +491,9 @@ class Names:
         def fitting(pattern: str) -> np.ndarray:
             return numbers_of(pc.match_substring_regex(texts.arrow, pattern, ignore_case=True))
 
-        images = fitting(_IMAGE)
+        images = fitting(rf"{_IMAGE}|{also}" if also else _IMAGE)
         left_out = {row: NOT_UTF8 for row in wrong if images[row]}
-        for row in np.flatnonzero(images & fitting(_HIDDEN)).tolist():
+        for row in np.flatnonzero(images & fitting(HIDDEN)).tolist():
             images[row] = is_image(names[row])
             if images[row] and (reason := hidden_as(names[row])):
                 left_out[row] = reason

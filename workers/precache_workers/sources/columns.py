@@ -11,13 +11,20 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
 from precache.errors import SourceError
-from precache.store.columns import Texts
-from precache_workers.sources.base import BY_DATASET, Columns, Doubt, choice_error, require_columns
+from precache.store.columns import Texts, without_nulls
+from precache_workers.sources.base import (
+    BY_DATASET,
+    IMAGE,
+    Columns,
+    Doubt,
+    choice_error,
+    require_columns,
+)
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
@@ -30,6 +37,7 @@ from precache_workers.sources.labels import (
     values_of,
 )
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_parts import STARTS, can_start, is_binary, is_list
 from precache_workers.sources.splits import names_splits
 
 IMAGE_COLUMNS = (
@@ -54,9 +62,9 @@ class ChosenColumns:
     Attributes
     ----------
     image
-        Column of images, or of their URIs.
-    struct
-        The images are structs of bytes and path.
+        Column of images, or of their URIs; None if a table has none, and no field needs it.
+    inputs
+        Columns that fields start from, by the names of these inputs; the image comes first.
     name
         Column, or field of the struct, that names samples; None for none.
     labels
@@ -73,8 +81,8 @@ class ChosenColumns:
         The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
 
-    image: str
-    struct: bool
+    image: str | None
+    inputs: Mapping[str, str]
     name: str | None
     labels: tuple[str, ...]
     classes: tuple[str, ...]
@@ -89,10 +97,6 @@ class ChosenColumns:
         labels, evidence = self.labels or self.evidence.bits, self.evidence
         return tuple(dict.fromkeys((*labels, *evidence.splits, *evidence.rivals)))
 
-    @property
-    def image_leaf(self) -> str:
-        return f"{self.image}.bytes" if self.struct else self.image
-
     def describe(self, members: Members, what: str = "Images") -> None:
         """Give the members of a table what the choice says of them, before rows are read."""
         members.evidence, members.classes = copy.deepcopy(self.evidence), self.classes
@@ -100,14 +104,20 @@ class ChosenColumns:
         labels += "" if self.labels else " (--label-column)"
         labels = labels if self.folder is None else "labels from the names of folders"
         others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
-        members.notes[f"{what} from the column {self.image!r}, {labels}{others}"] += 1
+        named = [name for name in self.inputs if name != IMAGE]
+        is_read = IMAGE in self.inputs or what == "URIs"
+        read = f"{what} from the column {self.image!r}, " if is_read else ""
+        read += f"{'i' if read else 'I'}nputs of fields from {quoted(named)}, " if named else ""
+        if taken := [] if self.labels else [*filter(_names_labels, named)]:
+            others += f"; {quoted(taken)} are inputs, and no labels (--label-column makes one both)"
+        members.notes[f"{read}{labels}{others}"] += 1
 
 
 def choose(
     schema: Any,
     columns: Columns,
     where: str,
-    guess_image: Callable[[Any, Features], str],
+    guess_image: Callable[[Any, Features], str | None],
     *,
     file: str = "",
     typed: bool = True,
@@ -117,7 +127,7 @@ def choose(
     Parameters
     ----------
     guess_image
-        Returns the column of images of a schema.
+        Returns the column of images of a schema; None if it has none, and needs none.
     file
         Name of the table, of which a folder such as ``label=cat`` may be the label.
     typed
@@ -129,19 +139,21 @@ def choose(
     pairs = [part.partition("=") for part in file.split("/")[:-1] if part.find("=") > 0]
     folders = {name: _folder_value(value) for name, _, value in pairs if name not in names}
     _require_columns(schema, columns, folders, where)
-    image = columns.image or guess_image(schema, features)
+    image, named = columns.image or guess_image(schema, features), columns.inputs.names
     labels = tuple(filter(None, columns.labels((*names, *folders))))
     kinds = {field.name: kind_of(field.type) for field in schema}
     declared = [name for name in names if _is_class(features.get(name))]
     guess = ""
     if columns.label is None:
-        able = [name for name in names if name != image and kinds[name] is not None]
-        named = filter(_names_labels, able)
-        usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), named
+        free = [name for name in names if name not in (image, *named)]
+        able = [name for name in free if kinds[name] is not None]
+        declared = [name for name in declared if name in free]
+        called = filter(_names_labels, able)
+        usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), called
         guess = next(itertools.chain(*usual, _usual(LABEL_COLUMNS, [*folders])), "")
         labels = (guess,) if guess else ()
         if not guess:
-            _require_no_label(schema, {image, columns.key}, where)
+            _require_no_label(schema, {image, columns.key, *named}, where)
     folder = folders.get(labels[0]) if len(labels) == 1 else None
     labels = labels if folder is None else ()
     for label in labels:
@@ -150,7 +162,9 @@ def choose(
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
             )
-    others = tuple(name for name in names if name not in (image, *labels, columns.key))
+    whole = (name if name in names else name.partition(".")[0] for name in named)
+    used = {image if columns.inputs.image or not typed else None, *labels, columns.key, *whole}
+    others = tuple(name for name in names if name not in used)
     rivals = [name for name in others if guess and labels and kinds[name] is not None]
     # They have labels by what the guessed column was taken for: its name, or else the metadata.
     if _usual(LABEL_COLUMNS, [guess]):
@@ -167,14 +181,17 @@ def choose(
         {name: [] for name in splits},
         {name: set() for name in rivals},
     )
-    kind = schema.field(image).type
-    parts = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
-    path = f"{image}.path" if "path" in parts and kind_of(parts["path"]) == "names" else None
+    path = None
+    if image is not None and pa.types.is_struct(kind := schema.field(image).type):
+        parts = {field.name: field.type for field in kind}
+        path = f"{image}.path" if kind_of(parts.get("path", pa.null())) == "names" else None
+    first = {IMAGE: image} if columns.inputs.image and image is not None else {}
+    inputs = {**first, **dict(zip(named, named, strict=True))}
     ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)
     names_of_classes = class_names(schema, labels)
     key = columns.key or path
     return ChosenColumns(
-        image, bool(parts), key, labels, names_of_classes, others, evidence, ordered, folder
+        image, inputs, key, labels, names_of_classes, others, evidence, ordered, folder
     )
 
 
@@ -184,18 +201,26 @@ def _folder_value(text: str) -> str:
 
 
 def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
-    """Choose the columns of a table with a column of encoded images; see `choose`."""
+    """Choose the columns of a table with a column of encoded images, or with all that fields start
+    from; see `choose`. Inputs are leaves of the schema."""
+    import pyarrow as pa
 
-    def guess(schema: Any, features: Features) -> str:
+    inputs = columns.inputs
+
+    def guess(schema: Any, features: Features) -> str | None:
         able = [field.name for field in schema if holds_images(field.type)]
+        if inputs.image:
+            able = [name for name in able if name not in inputs.names] or able
         declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
         candidates = _usual(IMAGE_COLUMNS, declared or able) or declared or able
+        if not inputs.image and len(candidates) != 1:
+            return None
         if not candidates:
             raise SourceError(
                 f"{where} has no column of images (bytes, or a struct of bytes and path); its "
                 f"columns are {', '.join(f'{f.name!r} ({f.type})' for f in [*schema][:20])}. If "
-                "one has URIs of images, give --source-kind manifest; to build from others, "
-                f"{BY_DATASET}"
+                "one has URIs of images, give --source-kind manifest; if all fields start from "
+                f"others, name these by their `input`; else, {BY_DATASET}"
             )
         if len(candidates) > 1:
             raise choice_error(
@@ -204,13 +229,25 @@ def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> 
         return candidates[0]
 
     chosen = choose(schema, columns, where, guess, file=file)
-    kind = schema.field(chosen.image).type
-    if not holds_images(kind):
-        raise SourceError(
-            f"{where}: its column {chosen.image!r} has values of type {kind}; images are bytes, or "
-            "a struct of bytes and path"
-        )
-    return chosen
+    leaves = {}
+    for name, column in chosen.inputs.items():
+        kind = type_of(schema, column)
+        if name == IMAGE and not holds_images(kind):
+            raise SourceError(
+                f"{where}: its column {column!r} has values of type {kind}; images are bytes, or a "
+                "struct of bytes and path"
+            )
+        is_struct = pa.types.is_struct(kind)
+        if not (holds_images(kind) if is_struct else can_start(kind)):
+            parts = f", or a field of it, such as {column}.{kind[0].name}" if is_struct else ""
+            if is_list(kind) and holds_images(kind.value_type):
+                parts = f", or one of them, such as {column}.0"
+            raise SourceError(
+                f"{where}: its column {column!r} has values of type {kind}; a field starts from "
+                f"{STARTS}{parts}"
+            )
+        leaves[name] = f"{column}.bytes" if is_struct else column
+    return replace(chosen, inputs=leaves)
 
 
 def _require_columns(schema: Any, columns: Columns, folders: Collection[str], where: str) -> None:
@@ -224,6 +261,11 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
     of_labels = [*schema.names, *folders]
     require_columns(schema.names, [columns.image], where)
+    lists = {field.name for field in schema if is_list(field.type)}
+    split = {name: name.partition(".") for name in columns.inputs.names}
+    items = [n for n, (of, _, at) in split.items() if of in lists and at.isdecimal()]
+    fitting = [*items, *(name for name in split if name in parts)]
+    require_columns([*schema.names, *fitting], columns.inputs.names, where)
     require_columns(of_labels, filter(None, columns.labels(of_labels)), where)
     require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
@@ -304,22 +346,49 @@ def holds_images(kind: Any) -> bool:
     """Return True for a type of bytes, or of a struct with them."""
     import pyarrow as pa
 
-    types = pa.types
-    if types.is_struct(kind):
+    if pa.types.is_struct(kind):
         return any(part.name == "bytes" and holds_images(part.type) for part in kind)
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+    return is_binary(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def type_of(schema: Any, name: str) -> Any:
+    """Return the type of a column, or of a field of a struct or item of lists, as of `leaf`."""
+    if name in schema.names:
+        return schema.field(name).type
+    outer, _, inner = name.partition(".")
+    kind = schema.field(outer).type
+    return kind.value_type if is_list(kind) else kind.field(inner).type
+
+
+def stored_as(schema: Any, name: str) -> str:
+    """Return the name of the stored column in which a leaf lies: of items, that of the lists."""
+    outer = name.partition(".")[0]
+    is_item = name not in schema.names and is_list(schema.field(outer).type)
+    return outer if is_item else name
 
 
 # --- values -------------------------------------------------------------------------------------
 
 
 def leaf(batch: Any, name: str) -> Any:
-    """Return a column, or a field of a struct by its dotted path."""
+    """Return a column, or by a dotted path a field of a struct, or an item of lists."""
     if name in batch.schema.names:
         return batch.column(name)
     outer, _, inner = name.partition(".")
-    return batch.column(outer).field(inner)
+    column = batch.column(outer)
+    if is_list(column.type):
+        number, _, inner = inner.partition(".")
+        column = _items(column, int(number))
+    return column.field(inner) if inner else column
+
+
+def _items(lists: Any, number: int) -> Any:
+    """Return an item of each of some lists; null for those that have fewer."""
+    import pyarrow as pa
+
+    items = [row.values.slice(number, 1) if row.is_valid else () for row in lists]
+    none = pa.nulls(1, lists.type.value_type)
+    return pa.concat_arrays([item if len(item) else none for item in items])
 
 
 def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
@@ -384,4 +453,4 @@ def texts_of(column: Any, name: str) -> Texts:
             "are shorter"
         )
     values = values.take(column.indices) if is_coded else values
-    return Texts(values.fill_null(""))
+    return without_nulls(values)

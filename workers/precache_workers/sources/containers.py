@@ -48,13 +48,16 @@ from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
+    HIDDEN,
     IMAGE_SUFFIXES,
+    IMAGES_ALONE,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
     Columns,
     Fetched,
     Folders,
+    Inputs,
     LabelRules,
     Listing,
     Names,
@@ -64,6 +67,7 @@ from precache_workers.sources.base import (
     is_utf8,
     located,
     remember,
+    require_columns,
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
@@ -86,7 +90,7 @@ from precache_workers.sources.listings import (
     labels_of_folders,
     text_at,
 )
-from precache_workers.sources.sample_inputs import SampleInputs
+from precache_workers.sources.sample_inputs import SampleInputs, is_picture
 from precache_workers.sources.splits import notes_of_folders, read_split_files
 
 UNIT_BYTES = 1 << 20
@@ -101,7 +105,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"13"
+INDEX_RULES = b"14"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -348,6 +352,12 @@ class ContainerSource(Source):
         return self.containers.folder
 
     @property
+    def inputs(self) -> Inputs:
+        """The parts of samples that fields start from."""
+        own: Inputs = getattr(self.format, "inputs", IMAGES_ALONE)
+        return own if self.format.columns is None else self.format.columns.inputs
+
+    @property
     def fetch_threads(self) -> int:
         return 2 if self.folder.local("") else 4
 
@@ -377,6 +387,10 @@ class ContainerSource(Source):
             if time.monotonic() > until and len(scans.listed) < len(files):
                 break
         complete = len(scans.listed) == len(files)
+        is_table, read = self.format.columns is not None, self.inputs
+        if complete and read.names and not is_table:
+            columns_there = [name for name, _ in whole.columns.most_common()]
+            require_columns(columns_there, read.names, f"the source {self}")
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
@@ -395,17 +409,20 @@ class ContainerSource(Source):
         locations = Locations(
             places=places,
             containers=tuple(
-                Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
+                Container(f.name, f.size, container_etag(f), f.file_state, members.forward)
                 for f, members in scans.listed
             ),
             files=scans.numbers,
             units=numbers_of(scans.rows["unit"]),
             nbytes=numbers_of(scans.rows["nbytes"]),
         )
-        ctimes = np.array([file.ctime_ns for file, _ in scans.listed], np.int64)[scans.numbers]
+        file_states = np.array([file.file_state for file, _ in scans.listed], np.int64)[
+            scans.numbers
+        ]
         if str(scans.rows["etag"][0]).startswith(CHECKSUM):
-            ctimes[:] = -1
-        listing = scans.listing(locations, ctimes)
+            file_states[:] = -1
+        named = [name for name in read.names if is_table or not is_picture(name)]
+        listing = of_inputs(scans.listing(locations, file_states), named, image=read.image)
         remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -447,9 +464,12 @@ class ContainerSource(Source):
             return SourceError(f"the source {self} was not listed in time; give more seconds")
         if not (whole.ignored or +whole.left_out):
             return SourceError(f"the source {self} is empty: it has no sample")
+        left_out = left_out_text(whole.left_out, whole.examples)
+        if not whole.ignored:
+            return SourceError(f"the source {self} has no sample that can be taken{left_out}")
         return SourceError(
             f"the source {self} has no image ({whole.ignored.total()} other members); images end "
-            f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
+            f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}"
         )
 
     # --- fetching -------------------------------------------------------------------------------
@@ -521,17 +541,24 @@ def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
 
 
 class FileNames(NamedTuple):
-    """Names of files in an archive, and which are images that are taken, and which are labels."""
+    """Names of files in an archive: which are images that are taken, other inputs, and labels."""
 
     names: Texts
     images: np.ndarray
+    inputs: np.ndarray
     labels: np.ndarray
 
 
 def file_names(
-    listed: Sequence[str], regular: np.ndarray, container: str, members: Members, labels: str = ""
+    listed: Sequence[str],
+    regular: np.ndarray,
+    container: str,
+    members: Members,
+    labels: str = "",
+    inputs: str = "",
 ) -> FileNames:
-    """Tell images from labels and others in an archive, whose names lose ``./``; count the others.
+    """Tell images from other inputs, labels and the rest in an archive, whose names lose ``./``;
+    count the rest.
 
     Parameters
     ----------
@@ -539,8 +566,8 @@ def file_names(
         Names; those of `Texts` may have bytes that are not UTF-8.
     regular
         Which are files: (names,) bool.
-    labels
-        Regular expression of the names of labels.
+    labels, inputs
+        Regular expressions of the names of labels, and of inputs that are no images.
     """
     import pyarrow.compute as pc
 
@@ -559,17 +586,21 @@ def file_names(
     members.left_out[NO_FILE] += int((~regular).sum())
     members.left_out[NO_NAME] += int((regular & ~named).sum())
     others = usable & ~found.images
-    are_labels = np.zeros(len(others), np.bool_)
+    are_inputs = are_labels = np.zeros(len(others), np.bool_)
+    if inputs:
+        are_inputs = others & found.texts.matching(inputs, ignore_case=True)
+        are_inputs &= ~found.texts.matching(HIDDEN, ignore_case=True)
     if labels:
-        are_labels = others & found.texts.matching(labels, ignore_case=True)
-    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if are_labels[row]}}
+        are_labels = others & ~are_inputs & found.texts.matching(labels, ignore_case=True)
+    kept = are_labels | are_inputs
+    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if kept[row]}}
     for row, reason in reasons.items():
         if usable[row]:
             members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
-    for row in np.flatnonzero(others & ~are_labels).tolist():
+    for row in np.flatnonzero(others & ~kept).tolist():
         members.ignore(listed[row].removeprefix("./"), container)
-    are_labels[[*found.wrong]] = False
-    return FileNames(found.texts, usable & found.kept, are_labels)
+    kept[[*found.wrong]] = False
+    return FileNames(found.texts, usable & found.kept, are_inputs & kept, are_labels & kept)
 
 
 def read_places(
@@ -626,6 +657,17 @@ def container_etag(file: FileInfo) -> str:
         return ""
     times = file.etag or f"{file.name} {file.size} {file.mtime_ns}"
     return xxhash.xxh3_64_hexdigest(times.encode())
+
+
+def of_inputs(listing: Listing, names: Sequence[str], *, image: bool) -> Listing:
+    """Let etags tell which parts of samples their contents cover, if not that of images alone."""
+    if not names:
+        return listing
+    table = listing.table
+    blank = table.etags.is_blank & (table.mtimes < 0)
+    digest = xxhash.xxh3_64_hexdigest(json.dumps([names, image]).encode())
+    etags = table.etags.between("", f" {digest}").blanked(blank)
+    return replace(listing, table=replace(table, etags=etags))
 
 
 def _nested(files: Sequence[FileInfo]) -> bool:
@@ -779,7 +821,7 @@ class Scans:
             f"samples, so {way_out}"
         )
 
-    def listing(self, located: Locations, ctimes: np.ndarray) -> Listing:
+    def listing(self, located: Locations, file_states: np.ndarray) -> Listing:
         """Return the samples as a listing, with encoded labels."""
         source, whole, columns, classes = self._source, self.whole, self._columns, self._classes
         keys, labels = Texts(self.rows["key"]), self.rows["label"]
@@ -824,7 +866,7 @@ class Scans:
             left_out=dict(+whole.left_out),
             examples=whole.examples,
             notes=(*notes, *column.notes),
-            ctimes=ctimes,
+            file_states=file_states,
             doubts=(*doubts, *column.doubts),
         )
 

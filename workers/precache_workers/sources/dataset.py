@@ -181,7 +181,7 @@ class DatasetSource(Source):
                 classes=classes,
             ),
             notes=(*self._notes(dataset, given), *self._comparison(held)),
-            ctimes=np.full(count, held.ctimes) if held and held.files else None,
+            file_states=np.full(count, held.file_states) if held and held.files else None,
             doubts=given.doubts,
         )
 

@@ -86,6 +86,9 @@ class FolderSource(Source):
     pattern: str = ""
     """Name of the source if it has several folders, of which this is the first."""
 
+    also: str = ""
+    """Regular expression of RE2 of the names of files that are samples, though no images."""
+
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
 
@@ -97,7 +100,7 @@ class FolderSource(Source):
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
-        images, facts, complete = _Images(), Members(), True
+        images, facts, complete = _Images(self.also), Members(), True
         container = table_file = ""
 
         def leave_out(name: str, reason: str) -> None:
@@ -133,7 +136,7 @@ class FolderSource(Source):
             how = _how_to_read(self.folder, container) if container else other
             what = f"the source {self.folder} has no image ({facts.ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
-        table, ctimes = images.sorted()
+        table, file_states = images.sorted()
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
         bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
         column, bare = labels_of_folders(
@@ -147,7 +150,7 @@ class FolderSource(Source):
             dict(facts.left_out),
             facts.examples,
             notes=(*_note_of_table(table_file), *column.notes),
-            ctimes=ctimes,
+            file_states=file_states,
             doubts=column.doubts,
             bare=bare,
         )
@@ -214,21 +217,21 @@ class _Images:
         Of the files that were added and not settled yet.
     """
 
-    def __init__(self) -> None:
-        self.count, self.names = 0, list[str]()
+    def __init__(self, also: str) -> None:
+        self._also, self.count, self.names = also, 0, list[str]()
         self._etags, self._numbers = list[str](), array("q")
         self._all_names, self._all_etags = GrowingTexts(), GrowingTexts()
         self._all_numbers = array("q")
 
-    def add(self, name: str, size: int, mtime_ns: int, etag: str, ctime_ns: int) -> None:
+    def add(self, name: str, size: int, mtime_ns: int, etag: str, file_state: int) -> None:
         """Add a file of a walk, which may be none of the images."""
         self.names.append(name)
         self._etags.append(etag)
-        self._numbers.extend((size, mtime_ns, ctime_ns))
+        self._numbers.extend((size, mtime_ns, file_state))
 
     def settle(self, facts: Members) -> list[str]:
         """Find the images among the files that were added last; returns the names of the others."""
-        names, found = self.names, Names.of(self.names)
+        names, found = self.names, Names.of(self.names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
         kept = found.kept
@@ -241,14 +244,14 @@ class _Images:
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
-        """Return the images without labels, sorted by name, and their ctimes; to be called once."""
+        """Return the images without labels, by name, and states of files; to be called once."""
         unsorted = self._all_names.texts()
         order = unsorted.order()
         keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
         numbers = np.frombuffer(self._all_numbers, np.int64).reshape(-1, 3)
-        sizes, mtimes, ctimes = (column[order] for column in numbers.T)
+        sizes, mtimes, file_states = (column[order] for column in numbers.T)
         self._all_numbers = array("q")  # it takes as much memory again
-        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), ctimes
+        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), file_states
 
 
 def _note_of_table(name: str) -> list[str]:

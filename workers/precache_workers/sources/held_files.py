@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from precache.storage.local_files import state_of
+
 MOST_DEPTH = 4
 """Datasets within a dataset, such as of a `Subset`, that are searched."""
 
@@ -51,15 +53,15 @@ class HeldData:
         Number of files.
     digest
         Of the values, and of the names, sizes and times of the files; empty if there are none.
-    ctimes
-        Digest of the ctimes of the files: int63.
+    file_states
+        Digest of the states of the files: int63.
     unread
         Attributes that could not be searched, with the reason.
     """
 
     files: int
     digest: str
-    ctimes: int
+    file_states: int
     unread: Mapping[str, str]
 
 
@@ -89,12 +91,12 @@ def held_data(dataset: Any, but: Collection[str] = ()) -> HeldData:
         except Exception as error:  # of the user's class
             unread[found.where.rpartition(".")[2]] = repr(error)
     states = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in held.items()]
-    ctimes = np.array([status.st_ctime_ns for status in held.values()], np.int64)
+    file_states = np.array([state_of(status) for status in held.values()], np.int64)
     whole = xxhash.xxh3_64_hexdigest(os.fsencode(json.dumps([values, states])))
     return HeldData(
         len(held),
         whole if values or states else "",
-        xxhash.xxh3_64_intdigest(ctimes.tobytes()) >> 1,
+        xxhash.xxh3_64_intdigest(file_states.tobytes()) >> 1,
         unread,
     )
 

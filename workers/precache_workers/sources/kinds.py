@@ -21,10 +21,12 @@ from precache_workers.sources import manifests
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     BY_DATASET,
+    IMAGES_ALONE,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
     Columns,
+    Inputs,
     LabelRules,
     Source,
     container_noun,
@@ -57,6 +59,10 @@ class SourceSpec:
     columns: Columns = NO_COLUMNS
     sample_name: SampleName | None = None
     rules: LabelRules = NO_RULES
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.columns.inputs
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
     "folders": SourceKind(_open_paired, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
-    "tar": _containers(TarFormat, "sample_name"),
+    "tar": _containers(TarFormat, "sample_name", "inputs"),
     "parquet": _containers(ParquetFormat, "columns"),
     "arrow": SourceKind(_open_arrow, ArrowFormat.suffixes),
     "tfrecord": _containers(TFRecordFormat, "columns"),
@@ -215,7 +221,7 @@ def open_source(
     chosen = _kind_of(spec, kind)
     if rules.level is not None and chosen is KINDS["python"]:
         raise UsageError(f"{shown(source)} has no folders; leave out --label-level")
-    if columns != NO_COLUMNS and not chosen.columns:
+    if replace(columns, inputs=IMAGES_ALONE) != NO_COLUMNS and not chosen.columns:
         raise UsageError(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
             "--label-column and --key-column, or give another --source-kind"

@@ -139,6 +139,14 @@ OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
     [
         Rule(
+            lambda c: sorted(text for text in c.given if "\n" in text),
+            "labels of {of.where} such as {some} have several lines",
+            [
+                ((), "write several classes into a line, such as cat|dog for --label-separator"),
+                _CLASSES,
+            ],
+        ),
+        Rule(
             lambda c: all(map(_DECIMAL_COMMA.fullmatch, c.words)) and c.words,
             "labels of {of.where} such as {some} may be numbers with a decimal comma, which are to "
             "be written with a point",

@@ -21,7 +21,7 @@ import numpy as np
 
 from precache.errors import SourceError
 from precache.messages import printable
-from precache.store.columns import numbers_of
+from precache.store.columns import numbers_of, texts_or_nulls
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES
 from precache.units import size
 from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8
@@ -218,7 +218,7 @@ def array_of(labels: Sequence[Label | None], kind: Kind | None) -> Any:
         return pa.nulls(len(labels))
     if kind == "names":
         texts = [label if isinstance(label, str | None) else json.dumps(label) for label in labels]
-        return pa.array(texts, pa.large_string())
+        return texts_or_nulls(texts)
     if kind in ("numbers", "values"):
         return pa.array(labels, pa.int64() if kind == "numbers" else pa.float64())
     lists = [label if label is None or isinstance(label, list) else [label] for label in labels]
@@ -572,7 +572,8 @@ def _encoded(column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
         what = f"is {text!r}, which is not among its classes: {quoted(named, 10)}"
         raise column.error(first if parents is None else int(parents[first]), what)
     codes = np.array([*(number[name] for name in theirs), -1], np.int64)
-    numbers: np.ndarray = codes[numbers_of(encoded.indices.fill_null(len(theirs)))]
+    places = encoded.indices
+    numbers: np.ndarray = codes[np.where(numbers_of(places.is_valid()), numbers_of(places), -1)]
     if parents is None:
         return numbers, named
     return _multi_hot(column, parents, numbers, len(named)), named

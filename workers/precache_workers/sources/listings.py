@@ -47,6 +47,8 @@ class Members:
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
     combinations
         Samples by the suffixes of their images, if samples may have several.
+    columns
+        Members by suffix, if fields name some as their inputs.
     evidence
         What its columns leave in doubt.
     forward
@@ -62,6 +64,7 @@ class Members:
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
+    columns: Counter[str] = field(default_factory=Counter)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
 
@@ -91,6 +94,7 @@ class Members:
         self.ignored += other.ignored
         self.left_out += other.left_out
         self.notes += other.notes
+        self.columns += other.columns
         self.examples = other.examples | self.examples
         self.combinations = {**merged([self.combinations, other.combinations])}
         for folder, may_be_class in other.others.items():

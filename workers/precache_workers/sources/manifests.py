@@ -1,10 +1,13 @@
-"""Tables of URIs: CSV, TSV, JSON Lines, or Parquet, with an optional label for each URI.
+"""Tables of URIs: CSV, TSV, JSON Lines, or Parquet, with optional labels and texts for each URI.
 
 A URI is a path, or a URL of any bucket or web server. A relative path is below the folder of its
 table. Tables are not trusted: a table at a URL may not name files of a local disk, and a path may
 not leave the table's folder by ``..`` unless the user allows it.
 
-The identity of a sample is that of its file, and the location if the key is another. If a table
+Cells that fields start from travel with the listing, as JSON; one that is empty in CSV is missing.
+
+The identity of a sample is that of its file, and these cells, and the location if the key is
+another. If a table
 names many files of a bucket, their common folder is listed once. Files of a web server have no
 identity before they are fetched.
 """
@@ -25,7 +28,7 @@ from urllib.parse import unquote
 import numpy as np
 import xxhash
 
-from precache.errors import SourceError
+from precache.errors import SampleError, SourceError
 from precache.messages import printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
@@ -36,6 +39,7 @@ from precache.store.labels import are_classes, has_label
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
+    IMAGE,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
@@ -45,6 +49,7 @@ from precache_workers.sources.base import (
     Folders,
     LabelRules,
     Listing,
+    Sample,
     Source,
     Tick,
     fetch_located,
@@ -59,13 +64,16 @@ from precache_workers.sources.container_names import REQUESTS, Containers, commo
 from precache_workers.sources.containers import (
     Rows,
     Scans,
+    of_inputs,
     rows_of,
     rows_of_one,
     with_column,
 )
+from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
     JSON_LINES,
@@ -115,8 +123,8 @@ class ManifestSource(Source):
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [location] = located(self, [key]).places.to_pylist()
-        return None if location is None else self._place(location)
+        [place] = located(self, [key]).places.to_pylist()
+        return None if place is None else self._place(place["uri"])
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -127,7 +135,7 @@ class ManifestSource(Source):
         scans, rivals = Scans(self, self.columns), dict[str, str]()
         whole = scans.whole
         for file in self.containers.files(whole.left_out):
-            members, parts = Members(), [rows_of((), pa.array([], pa.large_string()))]
+            members, parts = Members(), [rows_of((), pa.array([], _places()))]
             for rows in self._scan(file, members, rivals):
                 parts.append(rows)
                 complete = time.monotonic() <= until
@@ -145,20 +153,23 @@ class ManifestSource(Source):
             )
         scans.join(typed=all(file.name.lower().endswith(".parquet") for file, _ in scans.listed))
         every, way_out = scans.rows["place"], "remove all but one, or name samples by --key-column"
-        scans.leave_out_repeated(lambda row: every[row].as_py(), way_out)
-        keys, locations = Texts(scans.rows["key"]), Texts(scans.rows["place"])
+        scans.leave_out_repeated(lambda row: str(every[row]), way_out)
+        keys, locations = Texts(scans.rows["key"]), Texts(scans.rows["place"].field("uri"))
         numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
-        infos = zip(keys, locations, self._infos(locations), strict=True)
-        for row, (key, where, info) in enumerate(infos):
-            etags.append(_etag(key, where, info) if info else "")
+        cells = Texts(scans.rows["place"].field("cells"))
+        infos = zip(keys, locations, cells, self._infos(locations), strict=True)
+        for row, (key, where, own, info) in enumerate(infos):
+            etags.append(_etag(key, where, own, info) if info else "")
             if info is not None:
-                numbers[:, row] = info.size, info.mtime_ns, info.ctime_ns
-        sizes, mtimes, ctimes = numbers
+                numbers[:, row] = info.size, info.mtime_ns, info.file_state
+        sizes, mtimes, file_states = numbers
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
             ("etag", Texts(etags).arrow)):  # fmt: skip
             scans.rows = with_column(scans.rows, name, column)
         tick(len(keys))
-        listing = scans.listing(Locations.alone(scans.rows["place"]), ctimes)
+        read = self.columns.inputs
+        listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
+        listing = of_inputs(listing, read.names, image=read.image)
         remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
@@ -227,7 +238,8 @@ class ManifestSource(Source):
             chosen = choose(schema, self.columns, where, guess, typed=batch is None)
             chosen.describe(members, "URIs")
             uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
-            return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
+            named = self.columns.inputs.names
+            return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris, *named))
 
         with open_file(self.folder, file) as stream:
             for batch in read_batches(stream, file.name, where, wanted):
@@ -252,11 +264,14 @@ class ManifestSource(Source):
         where = self.folder.path(name)
         labels = read_labels(batch, chosen.labels, where, self.rules.none)
         # Images of Hugging Face are dicts with a path.
+        assert chosen.image is not None  # it has been found
         cells = batch.columns[chosen.image]
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
         key_column = self.columns.key
         keys = uris if key_column is None else batch.columns[key_column]
-        taken: dict[int, tuple[str, str]] = {}
+        taken: dict[int, tuple[str, dict[str, str]]] = {}
+        none = [None] * len(uris)
+        named = {name: batch.columns.get(name, none) for name in self.columns.inputs.names}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
             if not isinstance(uri, str) or not uri:
@@ -267,18 +282,21 @@ class ManifestSource(Source):
             text = shown(uri).removeprefix("./") if key_column is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
-                taken[row] = text, location
+                own = {name: values[row] for name, values in named.items()}
+                taken[row] = text, {"uri": location, "cells": _cells(own, line) if own else ""}
             else:
                 members.leave_out(NOT_UTF8, text)
         names, places = zip(*taken.values(), strict=True) if taken else ((), ())
         labels = labels.take(pa.array([*taken], pa.int64()))
-        return rows_of(names, pa.array(places, pa.large_string()), labels=labels)
+        return rows_of(names, pa.array(places, _places()), labels=labels)
 
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
-        """Return the columns: of the first rows, or of all rows of JSON if these have no label."""
+        """Return the columns: of the first rows, or of all rows of JSON if these lack some."""
         names = list(batch.columns)
         labels = {*self.columns.labels(names)} or {*LABEL_COLUMNS}
-        if not file.name.lower().endswith(JSON_LINES) or labels & {*map(plain_name, names), *names}:
+        known = bool(labels & {*map(plain_name, names), *names})
+        known &= {*self.columns.inputs.names} <= {*names}
+        if known or not file.name.lower().endswith(JSON_LINES):
             return names
         where = self.folder.path(file.name)
         with open_file(self.folder, file) as stream:
@@ -349,10 +367,10 @@ class ManifestSource(Source):
         def read(rows: list[int], located: Locations) -> dict[int, Fetched]:
             fetched: dict[int, Fetched] = {}
             places, roots = located.places.to_pylist(), defaultdict[str, list[int]](list)
-            for row in rows:
-                roots[_root(places[row])].append(row)
+            for row in rows if self.columns.inputs.image else ():
+                roots[_root(places[row]["uri"])].append(row)
             for root, some in roots.items():
-                names = [self._place(places[row])[1] for row in some]
+                names = [self._place(places[row]["uri"])[1] for row in some]
                 source = FolderSource(
                     self._folder(root),
                     most_bytes=self.most_bytes,
@@ -360,7 +378,9 @@ class ManifestSource(Source):
                 )
                 samples = source.fetch(names, [sizes[row] for row in some])
                 fetched.update(zip(some, samples, strict=True))
-            return fetched
+            if not self.columns.inputs.names:
+                return fetched
+            return {row: _sample(fetched.get(row), places[row]["cells"]) for row in rows}
 
         return fetch_located(self, keys, locations, read)
 
@@ -410,7 +430,7 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
 def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
     """Return the column of URIs -> one of a usual name that has other images; empty for none."""
     for name in chosen.others:
-        if plain_name(name) in URI_NAMES and name in batch.columns:
+        if chosen.image and plain_name(name) in URI_NAMES and name in batch.columns:
             for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
                 paths = str(uri), str(other)
                 if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
@@ -418,14 +438,49 @@ def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
     return {}
 
 
-def _etag(key: str, location: str, info: FileInfo) -> str:
+def _places() -> Any:
+    """Return the Arrow type of the places of samples: the URI of each, and its cells as JSON."""
+    import pyarrow as pa
+
+    return pa.struct({"uri": pa.large_string(), "cells": pa.large_string()})
+
+
+def _cells(cells: Mapping[str, Any], where: str) -> str:
+    """Return the cells that fields start from as JSON; of CSV an empty one is none."""
+    try:
+        return json.dumps({name: None if cell == "" else cell for name, cell in cells.items()})
+    except TypeError as error:
+        raise SourceError(
+            f"{where}: {error}; a field starts from text, numbers, or lists of numbers"
+        ) from None
+
+
+def _sample(image: Fetched | None, cells: str) -> Fetched:
+    """Return the sample of a file, if it is read, and of cells."""
+    own: dict[str | int, Any] = {name: _value(cell) for name, cell in json.loads(cells).items()}
+    first = image.inputs[IMAGE] if isinstance(image, Sample) else image
+    return joined({**({IMAGE: first} if first is not None else {}), **own})
+
+
+def _value(cell: Any) -> Any:
+    """Return the part of a sample that a cell is, or an error in its place."""
+    if isinstance(cell, str):
+        return cell if is_utf8(cell) else SampleError("is not UTF-8; save it as UTF-8")
+    if isinstance(cell, int | float):
+        return np.array(cell)
+    is_one = cell is None or isinstance(cell, list)
+    return cell if is_one else SampleError(f"is {described(cell)}, and not {STARTS}")
+
+
+def _etag(key: str, location: str, cells: str, info: FileInfo) -> str:
     """Return the etag of a file, with a digest of its location unless the key is the location.
 
     Of a file without any identity it is empty.
     """
-    if key == location or not (info.etag or info.mtime_ns >= 0):
+    if (key == location and not cells) or not (info.etag or info.mtime_ns >= 0):
         return info.etag
-    return xxhash.xxh3_64_hexdigest(json.dumps([info.etag, shown(location)]).encode())
+    parts = [info.etag, shown(location), *[cells] * bool(cells)]
+    return xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())
 
 
 def _root(location: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precache.messages import printable
-from precache.store.columns import Texts, numbers_of
+from precache.store.columns import Texts, numbers_of, without_nulls
 from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt, Folders
 from precache_workers.sources.container_names import braced, common_end, common_start
 
@@ -306,6 +306,11 @@ def _apart(photos: str, others: str) -> tuple[str, str]:
     return one, other
 
 
+def is_target(ending: str) -> bool:
+    """Return True for the ending of a name that masks and other targets have."""
+    return re.search(_TARGET, ending) is not None
+
+
 def plain_folder(name: str) -> str:
     """Return the name of a folder in lower case without digits and marks, to be compared."""
     return re.sub(r"[\W\d_]", "", name.lower())
@@ -318,14 +323,14 @@ def note_of_words(keys: Texts) -> list[str]:
     """
     import pyarrow.compute as pc
 
-    found = pc.extract_regex(keys.plain, f"(?:^|/){_FIRST_WORDS}").field("part")
-    counted = pc.value_counts(Texts(found.fill_null("")).plain)
+    found = without_nulls(pc.extract_regex(keys.plain, f"(?:^|/){_FIRST_WORDS}").field("part"))
+    counted = pc.value_counts(found.plain)
     counts = numbers_of(counted.field("counts"))
-    recurs = numbers_of(pc.not_equal(counted.field("values"), "")) & (counts >= FEW)
+    recurs = ~Texts(counted.field("values")).is_blank & (counts >= FEW)
     words = int(recurs.sum())
     if not 1 < words <= len(keys) // PART or counts[recurs].sum() < NEARLY_ALL * len(keys):
         return []
-    some = [word for word, _ in _most_common(Texts(found.fill_null(""))) if word]
+    some = [word for word, _ in _most_common(found) if word]
     if {word.lower() for word in some} & _CAMERAS:
         return []
     begin = f"Names of images begin with {words:,} words ({', '.join(map(repr, some[:3]))})"
@@ -436,4 +441,4 @@ def _found(names: Texts, pattern: str) -> Texts:
     import pyarrow.compute as pc
 
     found = pc.extract_regex(names.plain, f"(?P<part>{pattern})").field("part")
-    return Texts(found.fill_null(""))
+    return without_nulls(found)

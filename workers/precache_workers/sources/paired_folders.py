@@ -1,10 +1,13 @@
-"""Files that pair up by name: a photo and its mask are columns of one sample.
+"""Files that pair up by name: a photo, its mask and its caption are columns of one sample.
 
 Of folders, ``images/a/17.jpg`` and ``masks/a/17.png`` are the sample ``a/17.jpg`` with the columns
 ``images`` and ``masks``: keys and labels are those of the first folder. Names are compared without
 suffixes, and where more are alike then, also without what all names of a folder end in, as in
 ``17_mask.png``. Of patterns, as ``*.jpg`` and ``*_mask.png``, the parts that stars stand for are
 compared. Files without a partner are no samples.
+
+Files are images. Of a folder without any, they are texts and arrays; of a pattern with another
+suffix, what fits it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from precache.errors import SampleError, SourceError, UsageError
+from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -32,6 +35,7 @@ from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
     BY_DATASET,
+    IMAGE,
     NO_RULES,
     Doubt,
     Fetched,
@@ -56,6 +60,8 @@ from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import holds_images
 from precache_workers.sources.name_readings import ending, ways_by_patterns
+from precache_workers.sources.sample_inputs import is_picture
+from precache_workers.sources.sample_parts import VALUE_SUFFIXES, joined, value_of
 from precache_workers.sources.splits import splits_among
 
 _MAGIC = re.compile(r"[*?]")
@@ -107,7 +113,7 @@ class PairedFolders(Source):
         for source, _ in self.columns.values():
             place = str(source.folder)
             if place not in by_folder:
-                by_folder[place] = source.list(lambda n: None, seconds)
+                by_folder[place] = self._listed(source, seconds)
         listed = {name: by_folder[str(of.source.folder)] for name, of in self.columns.items()}
         files = {
             name: _Files.of(one.table.keys, self.columns[name].pattern)
@@ -125,7 +131,11 @@ class PairedFolders(Source):
         first = folders[0]
         tick(len(next(iter(taken.values()))))
         rows = {name: files[name].rows[places] for name, places in taken.items()}
-        ctimes = [one.ctimes[rows[name]] for name, one in listed.items() if one.ctimes is not None]
+        file_states = [
+            one.file_states[rows[name]]
+            for name, one in listed.items()
+            if one.file_states is not None
+        ]
         table = _table({name: one.table.take(rows[name]) for name, one in listed.items()})
         remember(self, table)
         return replace(
@@ -136,8 +146,23 @@ class PairedFolders(Source):
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
-            ctimes=_digests(np.stack(ctimes, 1)) if len(ctimes) == len(listed) else None,
+            file_states=_digests(np.stack(file_states, 1))
+            if len(file_states) == len(listed)
+            else None,
         )
+
+    def _listed(self, source: FolderSource, seconds: float) -> Listing:
+        """List a folder, with all files that fit its columns."""
+        folder = str(source.folder)
+        of_folder = [of.pattern for of in self.columns.values() if str(of.source.folder) == folder]
+        also = "|".join(_expression(pattern) for pattern in of_folder if _names_suffix(pattern))
+        try:
+            return replace(source, also=also).list(lambda n: None, seconds)
+        except SourceError as error:
+            try:
+                return replace(source, also=_VALUES).list(lambda n: None, seconds)
+            except SourceError:
+                raise error from None
 
     # --- fetching -------------------------------------------------------------------------------
 
@@ -153,7 +178,7 @@ class PairedFolders(Source):
                 named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
                 parts[name] = named.fetch(files, [place[name]["size"] for place in places])
             return {
-                row: _joined(dict(zip(parts, columns, strict=True)), place)
+                row: _sample(dict(zip(parts, columns, strict=True)), place)
                 for row, place, *columns in zip(rows, places, *parts.values(), strict=True)
             }
 
@@ -187,22 +212,17 @@ def _digests(numbers: np.ndarray) -> np.ndarray:
     return np.array([xxhash.xxh3_64_intdigest(row.tobytes()) >> 1 for row in numbers], np.int64)
 
 
-def _joined(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
-    """Return the sample of all columns, or the first error of one, with the name of its file."""
-    inputs: dict[str | int, bytes] = {}
-    contents = []
+def _sample(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
+    """Return the sample of all columns, with the names of their files."""
     names: dict[str | int, str] = {
         name: ("" if _MAGIC.search(name) else f"{name}/") + printable(files[name]["name"])
         for name in parts
     }
-    for name, part in parts.items():
-        if isinstance(part, SampleError):
-            return SampleError(f"{names[name]}: {part}")
-        if not isinstance(part, Sample):
-            return part
-        [inputs[name]] = part.inputs.values()
-        contents.append((name, part.content))
-    return Sample(inputs, content=_digest(contents), files=names)
+    inputs: dict[str | int, Any] = {
+        name: value_of(names[name], part.inputs[IMAGE]) if isinstance(part, Sample) else part
+        for name, part in parts.items()
+    }
+    return joined(inputs, names)
 
 
 def _digest(values: object) -> str:
@@ -328,6 +348,13 @@ class _Files(NamedTuple):
 
 
 _ANY_SUFFIX = r"\.[^./]*$"
+_VALUES = rf"\.(?:{'|'.join(VALUE_SUFFIXES)})$"
+
+
+def _names_suffix(pattern: str) -> bool:
+    """Return True for a pattern of files with one suffix, which is not that of an image."""
+    suffix = pattern.rpartition("/")[2].rpartition(".")[2]
+    return "." in pattern and not _MAGIC.search(suffix) and not is_picture(suffix)
 
 
 def _expression(pattern: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -27,13 +27,14 @@ from precache.storage.base import FileInfo, Folder
 from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.runtime.time_limit import samples_at_work
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
+from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
     leaf,
     repeated_label,
     row_labels,
+    stored_as,
     texts_of,
 )
 from precache_workers.sources.containers import (
@@ -46,13 +47,20 @@ from precache_workers.sources.containers import (
     structs,
     too_large_error,
 )
+from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
 from precache_workers.sources.labels import kind_of
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_parts import cell_of, joined
 
 LISTED_ROWS, LISTED_LISTS = 8192, 128
 """Rows whose labels and names are decoded at a time; fewer if labels are lists, since one long list
 may stand for all rows of a page."""
+
+NO_IMAGE = (
+    "its row has no image, or only a path of one; write the file with all images embedded, or, to "
+    "read the files there, give --source-kind manifest"
+)
 
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
@@ -117,9 +125,9 @@ class ParquetFormat:
         for group, row in numbers:
             rows[group].add(row)
         where = folder.path(container.name)
-        stamp = where, f"{container.etag}:{container.ctime_ns}"
+        stamp = where, f"{container.etag}:{container.file_state}"
         footer = _footers.get(stamp)
-        images: dict[tuple[int, int], Fetched] = {}
+        parts: dict[tuple[int, int], dict[Part, Any]] = defaultdict(dict)
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
             with damaged(where):
@@ -128,17 +136,20 @@ class ParquetFormat:
                         footer = open_table(stream).metadata
                 schema = footer.schema.to_arrow_schema()
                 chosen = choose_images(schema, self.columns, where, container.name)
-                end = _end(footer, chosen, *max(numbers))
-                with open_file(folder, file, end=end) as stream:
-                    table = open_table(stream, footer)
-                    for group, some in sorted(rows.items()):
-                        for row, image in _images(table, group, chosen, some, most_bytes):
-                            images[group, row] = image
+                for name, column in chosen.inputs.items():
+                    end = _end(footer, stored_as(schema, column), *max(numbers))
+                    with open_file(folder, file, end=end) as stream:
+                        table = open_table(stream, footer)
+                        for group, some in sorted(rows.items()):
+                            for row, value in _values(table, group, column, some, most_bytes):
+                                none = SampleError(NO_IMAGE) if name == IMAGE else None
+                                parts[group, row][name] = none if value is None else value
         except SourceError as error:
             missing = SampleError(str(error))
         if container.etag and footer is not None:
             _keep_footer(stamp, footer)
-        return [images.get(number, missing) for number in numbers]
+        whole = {n: joined(p) for n, p in parts.items() if len(p) == len(chosen.inputs)}
+        return [whole.get(number, missing) for number in numbers]
 
 
 _footers: dict[tuple[str, str], Any] = {}
@@ -153,12 +164,12 @@ def _keep_footer(file: tuple[str, str], footer: Any) -> None:
             del _footers[next(iter(_footers))]
 
 
-def _end(footer: Any, chosen: ChosenColumns, group: int, row: int) -> int:
-    """Estimate the offset in the file at which the image of a row ends."""
+def _end(footer: Any, column: str, group: int, row: int) -> int:
+    """Estimate the offset in the file at which the value of a row in a column ends."""
     described = footer.row_group(group)
-    [column] = _image_columns(described, chosen)
-    start = column.dictionary_page_offset or column.data_page_offset
-    return int(start + column.total_compressed_size * (row + 1) // max(1, described.num_rows))
+    chunk, *_ = _chunks(described, [column])
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    return int(start + chunk.total_compressed_size * (row + 1) // max(1, described.num_rows))
 
 
 @contextmanager
@@ -207,7 +218,7 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
 
 
 def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
-    """Return the unit of each row group, and the mean bytes of an image in the unit.
+    """Return the unit of each row group, and the mean bytes of a sample in the unit.
 
     Small neighbours share a unit.
     """
@@ -225,51 +236,41 @@ def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
 
 
 def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
-    """Return the mean bytes of an image in some row groups, according to the footer."""
+    """Return the mean bytes of a sample in some row groups, according to the footer."""
     described = [table.metadata.row_group(group) for group in groups]
-    columns = [column for group in described for column in _image_columns(group, chosen)]
+    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
+    columns = [column for group in described for column in _chunks(group, read)]
     nbytes = sum(column.total_uncompressed_size for column in columns)
     mean: int = nbytes // max(1, sum(group.num_rows for group in described))
     return max(1, mean)
 
 
-def _image_columns(described: Any, chosen: ChosenColumns) -> list[Any]:
-    """Return the footer's description of the column of images in a row group."""
-    columns = map(described.column, range(described.num_columns))
-    return [column for column in columns if column.path_in_schema == chosen.image_leaf]
+def _chunks(described: Any, columns: Collection[str]) -> list[Any]:
+    """Return the footer's descriptions of columns in a row group; lists lie below their name."""
+    chunks = map(described.column, range(described.num_columns))
+    starts = tuple(f"{column}." for column in columns)
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(starts)]
 
 
-def _images(
-    table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
-) -> Iterator[tuple[int, Fetched]]:
-    """Yield (row, image) of the wanted rows of a row group.
+def _values(
+    table: Any, group: int, column: str, rows: set[int], most_bytes: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield (row, value) of the wanted rows of a row group.
 
-    Rows are decoded one by one, and equal images are held once, since one large image may stand
+    Rows are decoded one by one, and equal bytes are held once, since one large image may stand
     for thousands of rows of a page.
     """
-    last, known = max(rows), dict[str, Sample]()
-    batches = table.iter_batches(1, [group], [chosen.image_leaf], use_threads=False)
-    for row, batch in enumerate(batches):
+    last, known = max(rows), dict[bytes, bytes]()
+    stored = stored_as(table.schema_arrow, column)
+    for row, batch in enumerate(table.iter_batches(1, [group], [stored], use_threads=False)):
         samples_at_work().advance()  # row groups may be large, and networks slow
         if row in rows:
-            column = batch.column(0).field(0) if chosen.struct else batch.column(0)
-            sample = _sample(column[0].as_py(), most_bytes)
-            if isinstance(sample, Sample):
-                sample = known.setdefault(sample.content, sample)
-            yield row, sample
+            value = cell_of(leaf(batch, column), 0)
+            if (nbytes := nbytes_of(value)) > most_bytes:
+                value = too_large_error(nbytes, most_bytes)
+            yield row, known.setdefault(value, value) if isinstance(value, bytes) else value
         if row == last:
             return
-
-
-def _sample(data: bytes | None, most_bytes: int) -> Fetched:
-    if data is None:
-        return SampleError(
-            "its row has no image, or only a path of one; write the file with all images embedded, "
-            "or, to read the files there, give --source-kind manifest"
-        )
-    if len(data) > most_bytes:
-        return too_large_error(len(data), most_bytes)
-    return Sample.of(data)
 
 
 def _names_and_labels(

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from precache.errors import SourceError
 from precache.messages import printable
+from precache_workers.sources.base import Doubt, choice_error, is_image
+from precache_workers.sources.name_readings import is_target
 
 SampleName = Literal["first-dot", "last-dot", "whole"]
 """The part of a member's name that names its sample: up to the first or the last dot of the file
@@ -33,6 +34,12 @@ AT_ONCE = 1 << 14
 
 NEARLY_ALL = 3 / 4
 """Part of the samples that have an image of a suffix, if it is an input."""
+
+WHEN: Mapping[SampleName, str] = {
+    "first-dot": "if they are inputs of one sample",
+    "whole": "if each image is a sample",
+    "last-dot": "if the name of a sample ends at its last dot",
+}
 
 _NUMBERED = re.compile(r"v?\d+|[\W_]+")
 
@@ -52,6 +59,24 @@ def count_combination(
         combination = "," if "," in combination else ""
     count, first = counted.get(combination, (0, key))
     counted[combination] = count + samples, first
+
+
+def doubt_of_names(text: str, *rules: SampleName, way_out: str = "", masks: bool = False) -> Doubt:
+    """Return the doubt about which part of a member's name names its sample.
+
+    Parameters
+    ----------
+    way_out
+        Another one, in words.
+    masks
+        A command that takes masks for pictures would be refused for its pixels.
+    """
+    ways: list[tuple[Sequence[str], str]] = [
+        ((), f"--sample-name {rule} {WHEN[rule]}") if masks and rule == "whole"
+        else (("--sample-name", rule), WHEN[rule])
+        for rule in rules
+    ]  # fmt: skip
+    return Doubt.of(text, *ways, *[((), way_out)] * bool(way_out), of_members=True)
 
 
 def merged(parts: Iterable[Combinations]) -> Combinations:
@@ -100,22 +125,22 @@ class SampleInputs:
         return suffix if self._by_suffix else _stem(suffix)
 
     def require_clear(self, source: object) -> None:
-        """Raise `SourceError` if the images of a sample may be samples of their own."""
+        """Raise `ChoiceError` if the images of a sample may be samples of their own."""
         unclear = [c for c in self._several if not self._is_clear(c)]
         if not unclear:
             return
         combination = min(unclear, key=lambda c: (not any(c), self._counts[c]))
         samples = sum(self._several.values())
         suffixes = ", ".join(map(repr, combination[:3])) + ", …" * (len(combination) > 3)
-        raise SourceError(
+        text = (
             f"{samples:,} of {self._samples:,} samples of the source {source} would have several "
             "images that share their names up to the first dot, such as "
             f"{printable(self._first[combination])} ({printable(suffixes)}). In WebDataset's "
             "archives these are inputs of one sample, and their suffixes recur in all samples; "
-            "here that is unclear. Give --sample-name first-dot if they are inputs of one sample, "
-            "--sample-name whole if each image is a sample, or --sample-name last-dot if the name "
-            "of a sample ends at its last dot"
+            "here that is unclear"
         )
+        masks = any(map(_may_be_masks, self._several))
+        raise choice_error([doubt_of_names(text, *WHEN, masks=masks)])
 
     def _is_clear(self, combination: tuple[str, ...]) -> bool:
         roles = list(map(self._role, combination))
@@ -167,12 +192,24 @@ class SampleInputs:
         self, images: list[dict[str, Any]], orders: dict[tuple[str, ...], list[str] | None]
     ) -> list[dict[str, Any]]:
         held = {image["suffix"]: image for image in images}
-        combination = tuple(held)
+        combination = tuple(filter(is_picture, held))
         order = orders[combination] if combination in orders else self._order(combination)
         if order is None:
             return images
         nowhere = {"offset": 0, "size": -1, "crc": 0}
-        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in order]
+        others = [suffix for suffix in held if suffix not in order]
+        every = (*order, *others)
+        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in every]
+
+
+def is_picture(suffix: str) -> bool:
+    """Return True for a suffix of an image, behind the name of a sample."""
+    return not suffix or is_image(f"x.{suffix}")
+
+
+def _may_be_masks(combination: Sequence[str]) -> bool:
+    formats = {suffix.rpartition(".")[2] for suffix in combination}
+    return len(formats) > 1 or any(is_target(f".{_stem(suffix)}") for suffix in combination)
 
 
 def _stem(suffix: str) -> str:

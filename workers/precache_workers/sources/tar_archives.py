@@ -1,13 +1,15 @@
 """Tar archives in the layout of WebDataset: members that share a stem are one sample.
 
 The images of a stem are the inputs of its sample, named by their suffixes; see `sample_inputs` for
-the evidence that they are not samples of their own. Of members of one name the last one counts, as
-when the archive is extracted. The label is the text of the ``.cls`` member, of any kind that
-`labels.decide` knows; without any such member, labels are folders of the names. A sample's key is
-the name of its first image.
+the evidence that they are not samples of their own. So are other members with suffixes that fields
+name. If no field starts from an image, images are no inputs. Of members of one name the last one
+counts, as when the archive is extracted; if these are labels that differ, the sample is bad. The
+label is the text of the ``.cls`` member, of any kind that `labels.decide` knows; without any such
+member, labels are folders of the names. A sample's key is the name of its first image, or the stem
+where images are no inputs.
 
-The identity of a sample consists of the sizes of its images and the times in their headers, and of
-their suffixes if there are several images. Some writers give all members the same time, which
+The identity of a sample consists of the sizes of its inputs and the times in their headers, and of
+their suffixes if there are several. Some writers give all members the same time, which
 identifies nothing. So where several samples share a time, the identity of the archive replaces it:
 after any change of the archive, these samples are compared by content.
 
@@ -21,9 +23,11 @@ parallel. Members always come from headers: an old, wrong or forged index only c
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
@@ -31,9 +35,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import ChoiceError, FetchError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
+    BAD_LABEL,
     SAME_KEY,
     FileInfo,
     Folder,
@@ -42,9 +47,12 @@ from precache.storage.base import (
 from precache.store.columns import GrowingTexts, Texts, arrow_of
 from precache.store.locations import Container
 from precache_workers.sources.base import (
+    IMAGES_ALONE,
+    MOST_SUFFIXES,
     TAR_SUFFIXES,
     Fetched,
-    Sample,
+    Inputs,
+    choice_error,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
@@ -65,7 +73,13 @@ from precache_workers.sources.file_ranges import (
 )
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
-from precache_workers.sources.sample_inputs import SampleName, count_combination
+from precache_workers.sources.sample_inputs import (
+    SampleName,
+    count_combination,
+    doubt_of_names,
+    is_picture,
+)
+from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
 COMPRESSED_NOTE = (
@@ -74,7 +88,7 @@ COMPRESSED_NOTE = (
 )
 
 MOST_IMAGES = 256
-"""Most images of a sample."""
+"""Most inputs of a sample."""
 
 _PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
 
@@ -90,12 +104,18 @@ class TarFormat:
     """Tar archives; see the module."""
 
     sample_name: SampleName | None = None
+    inputs: Inputs = IMAGES_ALONE
     suffixes: tuple[str, ...] = TAR_SUFFIXES
     columns: None = None
     checks_members: bool = True
 
+    @property
+    def takes_images(self) -> bool:
+        """True if some field starts from an image."""
+        return self.inputs.image or any(map(is_picture, self.inputs.names))
+
     def places(self) -> Any:
-        """Return the type of the places of a sample's images."""
+        """Return the type of the places of a sample's inputs."""
         import pyarrow as pa
 
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
@@ -112,7 +132,7 @@ class TarFormat:
                 stream = DecompressedFile(packed, compression, file.size, where)
                 members.notes[COMPRESSED_NOTE] += 1
                 members.forward = True
-            samples = _ArchiveSamples(self, file, members, where)
+            samples = _ArchiveSamples(self, file, members)
             for some in read_members(stream, where, math.inf if compression else file.size):
                 samples.add(some)
                 yield None
@@ -121,12 +141,12 @@ class TarFormat:
         yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = [[_Image(**image) for image in images] for images in wanted.places.to_pylist()]
+        places = [[_Member(**part) for part in parts] for parts in wanted.places.to_pylist()]
         parts = [
-            (container.name, image.offset - BLOCK, BLOCK + image.size)
-            for images in places
-            for image in images
-            if image.exists
+            (container.name, member.offset - BLOCK, BLOCK + member.size)
+            for members in places
+            for member in members
+            if member.exists
         ]
         if any(start < 0 or length < BLOCK for _, start, length in parts):
             return [None] * len(places)
@@ -138,7 +158,10 @@ class TarFormat:
             )
         except SourceError:  # the archive could be decompressed when it was listed
             return [None] * len(places)
-        return [_sample(some, [next(contents) for one in some if one.exists]) for some in places]
+        return [
+            _sample(some, [next(contents) for one in some if one.exists], self.inputs.names)
+            for some in places
+        ]
 
 
 def _decompressed_parts(
@@ -160,8 +183,8 @@ def _decompressed_parts(
     return [contents[part] for part in parts]
 
 
-class _Image(NamedTuple):
-    """Place of an image: offset, size, CRC-32 of its header, and suffix.
+class _Member(NamedTuple):
+    """Place of an input: offset, size, CRC-32 of its header, and suffix.
 
     An image that the sample lacks, and most others have, is nowhere: it has no size.
     """
@@ -176,24 +199,20 @@ class _Image(NamedTuple):
         return self.size >= 0
 
 
-def _sample(places: Sequence[_Image], contents: Sequence[bytes | StorageError]) -> Fetched | None:
-    inputs: dict[str | int, bytes | SampleError] = {}
-    digest, rest = xxhash.xxh3_128(), iter(contents)
+def _sample(
+    places: Sequence[_Member], contents: Sequence[bytes | StorageError], names: Sequence[str]
+) -> Fetched | None:
+    inputs, rest = dict[str | int, Any](), iter(contents)
     for place in places:
-        if len(places) > 1:
-            digest.update(f"{place.suffix}:{place.size}:".encode())
         if not place.exists:
-            why = f"has no image {place.suffix!r}, which most others have"
-            inputs[place.suffix] = SampleError(why)
             continue
         data = next(rest)
         if isinstance(data, StorageError):
             return FetchError(str(data))
         if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
             return None
-        inputs[place.suffix] = image = data[BLOCK:]
-        digest.update(image)
-    return Sample(inputs, content=digest.hexdigest())
+        inputs[place.suffix] = value_of(place.suffix, data[BLOCK:])
+    return joined({**dict.fromkeys((*(place.suffix for place in places), *names)), **inputs})
 
 
 def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
@@ -217,78 +236,97 @@ def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
     return [*parts, (start, file.size)] if parts else []
 
 
-class _ArchiveSamples:
-    """The samples of an archive, in the order of their first images."""
+class _Taken:
+    """Members that are inputs of samples."""
 
-    def __init__(self, format_: TarFormat, file: FileInfo, members: Members, where: str) -> None:
-        self._file, self._members, self._where = file, members, where
+    def __init__(self) -> None:
+        self.names, self.numbers = GrowingTexts(), list[np.ndarray]()
+
+    def add(self, names: Texts, some: MemberColumns, rows: np.ndarray) -> None:
+        """Add some rows of members, of which `names` are those that count."""
+        self.names.extend(names.take(rows))
+        numbers = [column[rows] for column in (some.sizes, some.mtimes, some.offsets)]
+        crcs = [zlib.crc32(some.headers[row]) for row in rows.tolist()]
+        self.numbers.append(np.array([*numbers, crcs], np.int64))
+
+
+class _ArchiveSamples:
+    """The samples of an archive, in the order of their first images, or else inputs."""
+
+    def __init__(self, format_: TarFormat, file: FileInfo, members: Members) -> None:
+        self._file, self._members = file, members
+        self._format = format_
         self._first_dot = format_.sample_name in (None, "first-dot")
         self._whole = format_.sample_name == "whole"
         self._type = format_.places()
-        self._names, self._label_names = GrowingTexts(), GrowingTexts()
-        self._numbers: list[np.ndarray] = []
-        self._labels: list[str] = []
+        self._images, self._others, self._label_names = _Taken(), _Taken(), GrowingTexts()
+        self._middle = "[^./]*" if self._first_dot else "[^/]*"
+        named = [re.escape(name) for name in format_.inputs.names if not is_picture(name)]
+        self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
+        if "cls" in format_.inputs.names:
+            members.notes["The .cls members are inputs of fields, and no labels"] += 1
+        self._labels: list[str | None] = []
         self._known: dict[bytes, str] = {}
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
-        found = file_names(some.names, some.regular, self._file.name, self._members, r"\.cls$")
-        self._names.extend(found.names.take(found.images))
-        images = np.flatnonzero(found.images)
-        numbers = [column[images] for column in (some.sizes, some.mtimes, some.offsets)]
-        crcs = [zlib.crc32(some.headers[row]) for row in images.tolist()]
-        self._numbers.append(np.array([*numbers, crcs], np.int64))
+        members, named = self._members, self._format.inputs.names
+        labels = "" if "cls" in named else r"\.cls$"
+        found = file_names(some.names, some.regular, self._file.name, members, labels, self._inputs)
+        if self._format.takes_images:
+            self._images.add(found.names, some, np.flatnonzero(found.images))
+        elif unread := int(found.images.sum()):
+            members.notes["{count} images of tar archives are read by no field"] += unread
+        self._others.add(found.names, some, np.flatnonzero(found.inputs))
+        if named:
+            dotted = found.names.take(found.names.matching(r"\.[^/]*$"))
+            for suffix, count in Counter(self._split(dotted)[1]).items():
+                if suffix in named or len(members.columns) < MOST_SUFFIXES:
+                    members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
         for row in rows.tolist():
             data = some.labels[row]
-            label = self._known.get(data)
-            if label is None or not data:
-                name = printable(found.names[row])
-                label = self._known[data] = self._label(data, some.sizes[row], name)
-            self._labels.append(label)
-
-    def _label(self, data: bytes, size: int, name: str) -> str:
-        if size > MOST_TEXT:
-            raise SourceError(
-                f"{self._where}: {name} has {size:,} bytes; a .cls member has a class number or "
-                "name"
-            )
-        try:
-            return data.decode("utf-8-sig").strip()
-        except UnicodeDecodeError:
-            raise SourceError(f"{self._where}: {name} is not UTF-8; save it as UTF-8") from None
+            if data not in self._known:
+                with contextlib.suppress(UnicodeDecodeError):
+                    self._known[data] = data.decode("utf-8-sig").strip()
+            is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
+            self._labels.append(self._known.get(data) if is_short else None)
 
     def finish(self) -> Rows:
         """Return all samples."""
         members, prefix = self._members, f"{self._file.name}/"
-        names = self._names.texts()
-        numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
+        taken = self._images, self._others
+        names = Texts.joined([some.names.texts() for some in taken])
+        numbers = [np.zeros((4, 0), np.int64), *(part for some in taken for part in some.numbers)]
         is_last = last_of_each(names, self._file.name, members)
+        replaced = self._split(names.take(~is_last))[0]
         names = names.take(is_last)
         stems, suffixes = self._split(names)
-        # Numbers of samples are in the order of their first images.
+        # Numbers of samples are in the order of their first images, as others come behind these.
         samples = (names if self._whole else stems).codes()
         order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
         starts = np.cumsum(counts) - counts
         first = order[starts]
         if len(counts) and counts.max() > MOST_IMAGES:
             stem = prefix + stems[int(first[counts.argmax()])]
-            raise SourceError(
+            dot = "first" if self._first_dot else "last"
+            text = (
                 f"{self._file.name} has over {MOST_IMAGES} images {printable(stem)}.…, and those "
-                "that share their names up to the first dot are one sample; if each image is a "
-                "sample, give --sample-name whole, else rename them"
+                f"that share their names up to the {dot} dot are one sample"
             )
-        sizes, mtimes, offsets, crcs = numbers[:, is_last][:, order]
+            raise self._choice(text, "rename them")
+        sizes, mtimes, offsets, crcs = np.concatenate(numbers, axis=1)[:, is_last][:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
-        keys, stems = names.take(first).between(prefix), stems.take(first)
+        names = (names if self._format.takes_images else stems).take(first)
+        keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, kept) if self._labels else None
+        labels = self._labels_of(stems, kept, replaced) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
         return rows_of(
-            names.take(first).take(kept),
+            names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
             units=0 if members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=etags.take(kept),
@@ -297,25 +335,36 @@ class _ArchiveSamples:
             mtimes=times[kept],
         )
 
+    def _choice(self, text: str, way_out: str) -> ChoiceError:
+        """Return the error of members that share a stem and are too many, or contradict."""
+        rules: list[SampleName] = ["last-dot"] * self._first_dot
+        return choice_error([doubt_of_names(text, *rules, "whole", way_out=way_out)])
+
     def _combined(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
     ) -> np.ndarray:
         """Count the samples by the suffixes of their images; returns which are kept.
 
-        Those with two images of one suffix are left out.
+        Those with two inputs of one suffix are left out, and those without an image if fields start
+        from images.
         """
+        members, takes_images = self._members, self._format.takes_images
         rows_of: dict[tuple[str, ...], list[int]] = {}
         for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
             rows_of.setdefault(tuple(suffixes[start : start + count]), []).append(row)
         kept = np.ones(len(keys), np.bool_)
         for combination, rows in rows_of.items():
-            if len({*combination}) < len(combination):
+            images = [suffix for suffix in combination if is_picture(suffix)]
+            if takes_images and not images:
+                kept[rows] = False
+                members.notes["{count} inputs of fields in tar archives have no image beside them"
+                    ] += len(rows)  # fmt: skip
+            elif len({*combination}) < len(combination):
                 kept[rows] = False
                 for row in rows:
-                    self._members.leave_out(SAME_KEY, keys[row])
-            else:
-                counted = self._members.combinations
-                count_combination(counted, combination, keys[rows[0]], len(rows))
+                    members.leave_out(SAME_KEY, keys[row])
+            elif images:
+                count_combination(members.combinations, images, keys[rows[0]], len(rows))
         return kept
 
     def _identities(
@@ -348,14 +397,26 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
-        """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
+    def _labels_of(self, stems: Texts, kept: np.ndarray, replaced: Texts) -> Any:
+        """Return the labels of the samples that are kept: the texts of ``.cls`` members.
+
+        A sample is not kept if they differ, unless later members replace it as a whole, or if its
+        label cannot be read.
+
+        Parameters
+        ----------
+        replaced
+            Stems of the images that later ones replace.
+        """
         import pyarrow as pa
 
         members, container = self._members, self._file.name
         names = self._label_names.texts()
         is_last = last_of_each(names, container, members)
         texts = pa.array([label or None for label in self._labels], pa.large_string())
+        is_unread = np.array([label is None for label in self._labels], np.bool_)
+        earlier = self._split(names.take(~is_last))[0]
+        first = texts.filter(arrow_of(~is_last))
         texts = texts.filter(arrow_of(is_last))
         theirs, _ = self._split(names.take(is_last))
         labels: dict[str, str | None] = {}
@@ -363,13 +424,18 @@ class _ArchiveSamples:
             label = texts[row].as_py()
             before = labels.setdefault(theirs[row], label)
             if before != label:
-                way_out = " (--sample-name last-dot, if each is of another sample)"
-                raise SourceError(
-                    f"{container} has two labels of {printable(f'{container}/{theirs[row]}')}: "
-                    f"{printable(before or '')} and {printable(label or '')}; remove "
-                    f"one{way_out if self._first_dot else ''}"
-                )
+                sample = printable(f"{container}/{theirs[row]}")
+                both = f"{printable(before or '')!r} and {printable(label or '')!r}"
+                raise self._choice(f"{container} has two labels of {sample}: {both}", "remove one")
         found = theirs.find(stems)
+        last = texts.take(arrow_of(theirs.find(earlier))).to_pylist()
+        pairs = zip(first.to_pylist(), last, strict=True)
+        differ = np.array([one != other for one, other in pairs], np.bool_)
+        differ &= replaced.find(earlier) < 0
+        bad = Texts.joined([earlier.take(differ), theirs.take(is_unread[is_last])])
+        for row in np.flatnonzero((bad.find(stems) >= 0) & kept).tolist():
+            kept[row] = False
+            members.leave_out(BAD_LABEL, f"{container}/{stems[row]}")
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
             members.notes[
@@ -385,9 +451,8 @@ class _ArchiveSamples:
         """Split names into stems and suffixes at the first or last dot of the file name."""
         import pyarrow.compute as pc
 
-        middle = "[^./]*" if self._first_dot else "[^/]*"
         end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
-        pattern = rf"(?s)^((?:.*/)?[^/]{middle}){end}$"
+        pattern = rf"(?s)^((?:.*/)?[^/]{self._middle}){end}$"
         stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
         suffixes = Texts(pc.replace_substring_regex(names.plain, pattern, r"\2")).shared()
         marks = {text: re.sub(r"[\s:,]", "_", text.lower()) for text in set(suffixes)}

@@ -1,6 +1,7 @@
 """TFRecord files, whose records are `tf.train.Example` with an encoded image, or images.
 
-A sample uses an example's features of the image, the label and the key: those that the user names,
+A sample uses an example's features of the image, the label and the key, and those that fields start
+from (bytes, and arrays of one axis): those that the user names,
 or else those with the usual names of TensorFlow's image examples and of TensorFlow Datasets. Its
 key is the value of the feature of keys, if the user names one, or else its file and its number
 there. Its identity is the CRC-32C of its record, which every read checks.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -27,7 +28,14 @@ from precache.messages import did_you_mean, first_ones, printable
 from precache.storage.base import FileInfo, Folder
 from precache.store.labels import MOST_CLASSES
 from precache.store.locations import Container
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample, starts_as_image
+from precache_workers.sources.base import (
+    IMAGE,
+    NO_COLUMNS,
+    Columns,
+    Fetched,
+    Sample,
+    starts_as_image,
+)
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Place,
@@ -36,11 +44,14 @@ from precache_workers.sources.containers import (
     Wanted,
     in_batches,
     read_places,
+    too_large_error,
 )
+from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.labels import Label, label_of
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_parts import joined
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
@@ -82,6 +93,7 @@ class TFRecordFormat:
         A record that cannot be used is listed, and will be a hole.
         """
         columns, first, has_labels = self.columns, None, False
+        named, lacking = columns.inputs.names, {*columns.inputs.names}
         for number, (record, place) in enumerate(_records(stream, where)):
             parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
             if record is not None:
@@ -92,13 +104,20 @@ class TFRecordFormat:
                         raise SourceError(f"{where}: in its first record, {error}") from None
             first = first or parts
             has_labels = has_labels or parts.label is not None
-            if parts.image:
+            lacking.difference_update(parts.names)
+            if parts.names or parts.image:
                 members.notes[parts.note] += 1
             unit, etag = place["offset"] // UNIT_BYTES, f"crc32c:{place['crc']:08x}"
-            yield Place(parts.key, place, len(parts.image), unit, etag, parts.label)
+            size = -1 if named else len(parts.image)
+            yield Place(parts.key, place, size, unit, etag, parts.label)
         if first is None:
             return
-        others = sorted({*first.names} - {columns.key, first.image_name, first.label_name})
+        if lacking:
+            raise SourceError(f"{where}: in its records, {_lacks(min(lacking), first.names)}")
+        if columns.label is None and (taken := [n for n in LABEL_FEATURES if n in named]):
+            members.notes[f"{quoted(taken)} are inputs of fields, and no labels"] += 1
+        used = {columns.key, first.image_name, first.label_name, *named}
+        others = sorted({*first.names} - used)
         if others:
             members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
         if columns.label and not has_labels and columns.label not in first.names:
@@ -107,7 +126,15 @@ class TFRecordFormat:
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = wanted.places.to_pylist()
         ranges = [(place["offset"], place["length"] + 16) for place in places]
-        return read_places(folder, container, ranges, lambda n, d: self._sample(d, **places[n]))
+
+        def sample(number: int, data: bytes) -> Fetched | None:
+            read = self._sample(data, **places[number])
+            listed = not self.columns.inputs.names
+            if listed or not isinstance(read, Sample) or read.nbytes <= most_bytes:
+                return read
+            return too_large_error(read.nbytes, most_bytes)
+
+        return read_places(folder, container, ranges, sample)
 
     def _sample(self, data: bytes, offset: int, length: int, crc: int) -> Fetched | None:
         same = len(data) == length + 16 and _length(data[: _HEAD.size]) == length
@@ -117,7 +144,9 @@ class TFRecordFormat:
         if _masked(record) != crc:
             return SampleError(_DAMAGED)
         try:
-            return Sample.of(bytes(parts_of(record, self.columns).image))
+            parts = parts_of(record, self.columns)
+            own = [(IMAGE, bytes(parts.image))] * self.columns.inputs.image
+            return joined(dict([*own, *parts.inputs.items()]))
         except ValueError as error:
             return SampleError(f"its record cannot be used: {error}")
 
@@ -172,6 +201,8 @@ class Parts:
 
     Attributes
     ----------
+    inputs
+        Values of the features that fields name; None of those that the record lacks.
     image_name, label_name
         Names of the features that were used; empty if the record is the image itself.
     names
@@ -184,13 +215,16 @@ class Parts:
     image_name: str = ""
     label_name: str = ""
     names: tuple[str, ...] = ()
+    inputs: dict[Part, Any] = field(default_factory=dict)
 
     @property
     def note(self) -> str:
-        if not self.image_name:
+        if not self.names:
             return "Each record is an image, without a label"
         labels = f"labels from {self.label_name!r}" if self.label_name else "no labels"
-        return f"Images from the feature {self.image_name!r}, {labels}"
+        images = f"Images from the feature {self.image_name!r}, " if self.image_name else ""
+        named = f"nputs of fields from {quoted(map(str, self.inputs))}, " if self.inputs else ""
+        return f"{images}{('i' if images else 'I') * bool(named)}{named}{labels}"
 
 
 def parts_of(record: bytes, columns: Columns) -> Parts:
@@ -202,25 +236,45 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
         The record is neither an image nor an example, or its features are missing or of a wrong
         kind.
     """
-    if starts_as_image(record) and columns.image is None:
+    if starts_as_image(record) and columns.image is None and not columns.inputs.names:
         return Parts(memoryview(record))
     features = _features(memoryview(record))
     for name in (columns.image, columns.key):
         if name is not None and name not in features:
             raise ValueError(_lacks(name, features))
-    image_name = columns.image or _guess_image(features)
-    images = _values(image_name, features)
-    if len(images) != 1:
-        raise ValueError(f"its feature {image_name!r} has {len(images)} images")
-    labels = LABEL_FEATURES if columns.label is None else (columns.label,)
+    named, image_name = columns.inputs.names, ""
+    images: Sequence[memoryview] = ()
+    if columns.inputs.image:
+        image_name = columns.image or _guess_image(features, named)
+        images = _values(image_name, features)
+        if len(images) != 1:
+            raise ValueError(f"its feature {image_name!r} has {len(images)} images")
+    usual = [name for name in LABEL_FEATURES if name not in named]
+    labels = usual if columns.label is None else [columns.label]
     label_name = next((name for name in labels if name in features), "")
     label = _label(label_name, features) if label_name else None
     key = _key(columns.key, features) if columns.key else ""
-    return Parts(images[0], label, key, image_name, label_name, tuple(features))
+    inputs: dict[Part, Any] = {name: _input(name, features) for name in named}
+    image = images[0] if images else b""
+    return Parts(image, label, key, image_name, label_name, tuple(features), inputs)
 
 
-def _guess_image(features: Features) -> str:
+def _input(name: str, features: Features) -> bytes | np.ndarray | SampleError | None:
+    """Return the value of a feature: bytes, or (n,) int64 or float32; None if it has none."""
+    kind, data = features.get(name, (_BYTES, memoryview(b"")))
+    if kind == _FLOATS:
+        return np.frombuffer(b"".join(bytes(value) for _, value in _fields(data, 1)), "<f4")
+    if kind == _NUMBERS:
+        return np.array(_numbers(data, len(data)), np.int64)
+    values = _values(name, {name: (kind, data)})
+    if len(values) > 1:
+        return SampleError(f"has {len(values):,} values of bytes, and a field starts from one")
+    return bytes(values[0]) if values else None
+
+
+def _guess_image(features: Features, inputs: Collection[str]) -> str:
     able = [name for name, (kind, _) in features.items() if kind == _BYTES]
+    able = [name for name in able if name not in inputs] or able
     images = [name for name in able if any(map(starts_as_image, _values(name, features)[:1]))]
     candidates = [name for name in IMAGE_FEATURES if name in able][:1] or images
     if not candidates:
@@ -294,12 +348,12 @@ def _values(name: str, features: Features) -> Sequence[memoryview]:
     return [value for _, value in _fields(data, 1)]
 
 
-def _numbers(data: memoryview) -> list[int]:
+def _numbers(data: memoryview, most: int = MOST_CLASSES) -> list[int]:
     """Return the values of a list of integers, cut off where they are too many for a label."""
     numbers: list[int] = []
     for _, value in _fields(data, 1):
         place = 0
-        while place < len(value) and len(numbers) <= MOST_CLASSES:
+        while place < len(value) and len(numbers) <= most:
             number, place = _varint(value, place)
             number &= 2**64 - 1
             numbers.append(number - 2**64 if number >> 63 else number)

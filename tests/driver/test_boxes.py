@@ -1,0 +1,525 @@
+"""Builds of boxes and keypoints: where the ops of their picture move them, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import precache
+from precache.errors import RecipeError, UsageError
+from precache.loading.gpu.device_slots import DeviceSlots
+from precache.reading.version_reader import VersionReader
+from precache.recipe.recipe import Recipe
+from precache.store.open import open_version
+from precache.transforms import (
+    PLACES,
+    CenterCrop,
+    Compose,
+    Draw,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    View,
+)
+from tests.support.building import encoded
+from tests.support.device import unpacked
+
+SOURCE = f"python:{__name__}:Scenes"
+SCENES, NONE = 24, 2
+"""Number of samples, and that of the one without a box."""
+
+NEAREST = {"interpolation": "nearest"}
+DECODE: dict[str, Any] = {"op": "decode", "orientation": "exif"}
+BAD = {
+    3: ("boxes", [[5, 5, 5, 9]], r"boxes\[0\] is \[5.0, 5.0, 5.0, 9.0\].*of x, y, width, height"),
+    4: ("boxes", [[5, 5, float("nan"), 9]], r"boxes\[0\] is \[5.0, 5.0, nan, 9.0\]"),
+    5: ("boxes", [[500, 5, 600, 9]], r"boxes\[0\] is .*, outside of its picture of \d+ x \d+ px"),
+    6: ("boxes", [[1, 2, 3]], r"its boxes are \(1, 3\), and boxes are \(n, 4\)"),
+    7: ("number", [0, 1], r"it has 2 number, and 1 boxes"),
+    8: ("corners", [[[1], [2]]], r"its corners are \(1, 2, 1\), and keypoints"),
+    9: ("corners", [[[0, float("inf")]] * 2], r"corners\[0\] is"),
+}
+"""Sample -> a part that is bad, and the reason."""
+
+
+def upright(number: int) -> tuple[np.ndarray, list[int]]:
+    """Return a black picture with a white box, and the box."""
+    random = np.random.default_rng(number)
+    height, width = random.integers(60, 120, 2).tolist()
+    x1, y1 = int(random.integers(0, width - 25)), int(random.integers(0, height - 25))
+    x2, y2 = int(random.integers(x1 + 20, width + 1)), int(random.integers(y1 + 20, height + 1))
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[y1:y2, x1:x2] = 255 * (number != NONE)
+    return pixels, [x1, y1, x2, y2]
+
+
+class Scenes:
+    """Pictures with a box; every third one is turned by EXIF."""
+
+    def __init__(self, bad: bool = False) -> None:
+        self._bad = bad
+
+    def __len__(self) -> int:
+        return SCENES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        pixels, (x1, y1, x2, y2) = upright(number)
+        exif, buffer = Image.Exif(), io.BytesIO()
+        if number % 3 == 0:
+            exif[0x0112], pixels = 6, np.rot90(pixels)
+        Image.fromarray(pixels).save(buffer, "PNG", exif=exif)
+        sample: dict[str, Any] = {
+            "image": buffer.getvalue(),
+            "boxes": [[x1, y1, x2, y2]],
+            "corners": [[[x1, y1, 1], [x2 - 1, y2 - 1, 2]]],
+            "number": [number],
+            "label": number % 2,
+        }
+        if self._bad and number in BAD:
+            part, value, _ = BAD[number]
+            sample[part] = value
+        if number == NONE:
+            sample |= {"boxes": [], "corners": [], "number": []}
+        return sample
+
+
+def bad_scenes() -> Scenes:
+    return Scenes(bad=True)
+
+
+class _Changed(Scenes):
+    def __init__(self, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        sample = super().__getitem__(number)
+        return sample | self._change(number, sample)
+
+
+def fractions() -> Scenes:
+    def divided(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"boxes": (np.array(sample["boxes"]) / 200).tolist()}
+
+    return _Changed(divided)
+
+
+def upright_or_stored() -> Scenes:
+    return Scenes()
+
+
+def reaching_outside() -> Scenes:
+    def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"boxes": [[1, 1, 150, 20]]} if number == 8 else {}
+
+    return _Changed(larger)
+
+
+def brighter(pixels: np.ndarray) -> np.ndarray:
+    return np.maximum(pixels, 1)
+
+
+def recipe(*ops: dict[str, Any], decode: dict[str, Any] = DECODE, **more: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "fields": {
+                "number": {"kind": "ragged", "of": "boxes"},
+                "image": {"ops": [decode, *ops], **more},
+                "boxes": {"kind": "boxes"},
+                "corners": {"kind": "keypoints", "of": "boxes"},
+            }
+        }
+    )
+
+
+def build(store: Path, built: Recipe, source: str = SOURCE, **options: Any) -> Any:
+    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
+    return precache.build(source, store, built, max_failures=10, **options)
+
+
+RECIPES = {
+    "resized": recipe({"op": "resize", "size": 50, **NEAREST}, {"op": "center_crop", "size": 40}),
+    "exactly": recipe({"op": "resize", "size": [90, 30], **NEAREST}, brighter_op := {
+        "op": "function", "function": f"{__name__}:brighter", "moves": False,
+    }),
+    "shrunk": recipe({"op": "resize", "max_size": 70, **NEAREST}),
+    "drawn": recipe(
+        {"op": "horizontal_flip"},
+        {"op": "random_resized_crop", "size": [48, 40], **NEAREST},
+        {"op": "horizontal_flip"},
+        variants=3,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("boxes") / request.param
+    build(path, RECIPES[request.param])
+    return path
+
+
+def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None:
+    seen, dropped = 0, 0
+    for variant in range(open_version(store).fields["image"].variants):
+        dataset = precache.CachedDataset(store, variant=variant)
+        for sample in (dataset[number] for number in range(len(dataset))):
+            white = sample["image"].numpy()[0] > 99
+            count = len(sample["boxes"])
+            assert sample["number"].shape == (count,)
+            assert sample["corners"].shape == (count, 2, 3)
+            if not count:
+                assert white.sum() <= white.shape[0]  # at most a line of pixels, by rounding
+                dropped += 1
+                continue
+            x1, y1, x2, y2 = sample["boxes"].numpy()[0]
+            rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
+            if len(rows):
+                pixels = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+                assert np.abs(sample["boxes"].numpy()[0] - pixels).max() <= 0.51
+                seen += 1
+            else:
+                assert min(x2 - x1, y2 - y1) < 1
+    assert seen > 2 * dropped
+    assert dropped
+
+
+def test_corners_are_the_first_and_last_pixels_of_boxes(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["shrunk"])
+    dataset = precache.CachedDataset(tmp_path)
+    for sample in (dataset[number] for number in range(len(dataset))):
+        if len(sample["number"]):
+            before = upright(int(sample["number"]))[0].shape[1::-1]
+            scales = np.array(sample["image"].shape[:0:-1]) / before
+            (x1, y1, x2, y2), corners = sample["boxes"].numpy()[0], sample["corners"].numpy()[0]
+            np.testing.assert_allclose(corners[0], [x1, y1, 1], atol=1e-4)
+            np.testing.assert_allclose([x2, y2] - corners[1, :2], scales, atol=1e-4)
+
+
+def test_boxes_of_pictures_as_stored(tmp_path: Path) -> None:
+    """With the orientation of the file, boxes are taken as drawn on its pixels."""
+    build(tmp_path, recipe(decode={**DECODE, "orientation": "stored"}))
+    dataset = precache.CachedDataset(tmp_path)
+    boxes = {
+        int(number): box.tolist()
+        for sample in (dataset[n] for n in range(len(dataset)))
+        for number, box in zip(sample["number"], sample["boxes"], strict=True)
+    }
+    assert boxes[1] == upright(1)[1]
+    height, width = upright(3)[0].shape[1::-1]  # it lies on its side
+    assert boxes[3] == np.minimum(upright(3)[1], [width, height, width, height]).tolist()
+
+
+def test_bad_entries_make_a_hole_with_its_reason(tmp_path: Path) -> None:
+    built = build(tmp_path, RECIPES["resized"], f"python:{__name__}:bad_scenes")
+    assert built.failed == len(BAD)
+    holes = {int(key): why for key, why in open_version(tmp_path).holes.values()}
+    assert holes.keys() == BAD.keys()
+    for number, (_, _, reason) in BAD.items():
+        assert re.search(reason, holes[number])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (fractions, r"23 of 23 .* as fractions are: 0 has \[0\.\d+, .*: multiply x by the width"),
+        (upright_or_stored, r"8 of \d+ samples .*EXIF turns.*: 0 has EXIF orientation 6\. State"),
+    ],
+)
+def test_boxes_of_two_readings_are_refused(
+    changed: Callable[[], Scenes], message: str, tmp_path: Path
+) -> None:
+    open_recipe = recipe({"op": "resize", "size": 50, **NEAREST}, decode={"op": "decode"})
+    with pytest.raises(RecipeError, match=message):
+        build(tmp_path, open_recipe, f"python:{__name__}:{changed.__name__}")
+
+
+def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path, RECIPES["resized"], f"python:{__name__}:reaching_outside")
+    said = (
+        r"boxes: 1 of \d+ samples tried have boxes that reach outside.*: 8 has .* in \d+ x \d+ px"
+    )
+    assert re.search(said, caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"boxes": {"kind": "boxes", "of": "photo"}}, r"boxes belongs to 'photo'.*of = "),
+        ({"boxes": {"kind": "boxes", "of": "boxes"}}, r"boxes of kind 'boxes' cannot belong to"),
+        ({"number": {"kind": "ragged", "of": "image"}}, r"number of kind 'ragged' cannot belong"),
+        ({"number": {"kind": "text", "of": "boxes"}}, r"number of kind 'text' cannot belong"),
+        ({"boxes": {"kind": "boxes", "variants": 2}}, r"variants = 2, and image.* 3; leave it"),
+        (
+            {"image": {"ops": [DECODE, {**brighter_op, "moves": True}]}},
+            r"brighter may move pixels of image, and .* would not follow: state moves = false",
+        ),
+        (
+            {"image": {"ops": [{**DECODE, "scaled": True}, {"op": "resize", "size": 9}]}},
+            r"decode has scaled, which rounds.*leave scaled out",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused(changes: dict[str, Any], message: str) -> None:
+    data = RECIPES["drawn"].as_stated()
+    for field in data["fields"].values():
+        field.pop("variants", None)
+    data["fields"]["image"]["variants"] = 3
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_dict({"fields": {**data["fields"], **changes}})
+
+
+def test_a_recipe_of_a_store_is_the_declared_one(store: Path) -> None:
+    stored, declared = open_version(store).recipe, RECIPES[store.name]
+    assert stored.to_dict() == declared.to_dict()
+    assert [field.ops for field in stored.fields.values()] == [
+        field.ops for field in declared.fields.values()
+    ]
+    assert "follow" not in str(stored.to_dict())
+
+
+def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) -> None:
+    before = build(tmp_path, RECIPES["resized"])
+    assert build(tmp_path, RECIPES["resized"]).version == before.version
+    resize = {"op": "resize", "size": 50, **NEAREST}
+    sizes = {}
+    for size in (40, 36):
+        build(tmp_path, recipe(resize, {"op": "center_crop", "size": size}))
+        fresh = tmp_path.with_name(f"{tmp_path.name}-{size}")
+        build(fresh, recipe(resize, {"op": "center_crop", "size": size}))
+        one, other = precache.CachedDataset(tmp_path), precache.CachedDataset(fresh)
+        rows = [{str(d.keys[n]): d[n] for n in range(len(d))} for d in (one, other)]
+        for key, sample in rows[0].items():
+            for field in ("image", "boxes", "corners", "number"):
+                assert sample[field].tolist() == rows[1][key][field].tolist()
+        sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
+    assert sizes[40] != sizes[36]
+
+
+# --- while they are read ------------------------------------------------------------------------
+
+
+TRANSFORMS = {
+    "resized crops": Compose([RandomResizedCrop(40, (0.3, 1)), HorizontalFlip()]),
+    "flipped before": Compose([HorizontalFlip(), RandomResizedCrop((30, 44), (0.3, 1))]),
+    "centre": Compose([Resize(50), CenterCrop(40), HorizontalFlip()]),
+    "windows": Compose([RandomCrop(44), lambda batch: {**batch}, HorizontalFlip()]),
+}
+
+
+@pytest.fixture(scope="module", params=["dense", "ragged"])
+def read_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes: dict[str, Any] = {"dense": {"size": [60, 70]}, "ragged": {"max_size": 90}}
+    resize = {"op": "resize", "interpolation": "bilinear", **sizes[request.param]}
+    path = tmp_path_factory.mktemp("read") / request.param
+    build(path, recipe(resize, codec="raw"))
+    return path
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_loader_moves_boxes_with_the_pixels_that_it_reads(read_store: Path, name: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "transform": TRANSFORMS[name]}
+    seen, dropped = 0, 0
+    with precache.Loader(read_store, 7, **options) as loader:
+        for batch in (batch for _ in range(3) for batch in loader):
+            assert set(batch) == {
+                "image", "label", "row",
+                *(n + end for n in ("boxes", "corners", "number") for end in ("", ".length")),
+            }  # fmt: skip
+            lengths = batch["boxes.length"]
+            for part in ("corners", "number"):
+                assert torch.equal(batch[f"{part}.length"], lengths)
+                assert batch[part].shape[:2] == batch["boxes"].shape[:2]
+            for pixels, boxes, length in zip(batch["image"], batch["boxes"], lengths, strict=True):
+                white = pixels[0].numpy() > 127
+                rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
+                if not length:
+                    assert min(len(rows), len(columns)) <= 2
+                    assert not boxes.any()
+                    dropped += 1
+                elif len(rows):
+                    edges = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+                    assert np.abs(boxes[0].numpy() - edges).max() < 1.2  # pixels are blended
+                    seen += 1
+    assert seen > 2 * dropped > 0
+
+
+def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["shrunk"])
+    reader, rows = VersionReader(str(tmp_path), ("image", "boxes")), np.arange(8)
+
+    def corner(sizes: np.ndarray, draw: Any) -> View:
+        return View.whole(sizes).cropped(np.full_like(sizes, 3), np.array([30, 20]))
+
+    reader.crop(corner, (30, 20), places=PLACES)
+    batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
+    assert batch[PLACES].tolist() == [[3, 3, 1, 1, 0, 0]] * 8
+
+
+@pytest.mark.parametrize("form", ["list", "jagged"])
+def test_boxes_that_are_not_padded_do_not_follow(read_store: Path, form: Any) -> None:
+    options: dict[str, Any] = {"device": "cpu", "ragged": {"boxes": form}}
+    with pytest.raises(UsageError, match=r"boxes follows image in padded rows alone: leave boxes"):
+        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
+
+
+def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "fields": ("image", "label"), "seed": 5}
+    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
+        without = list(loader)
+    options["fields"] = None
+    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
+        for one, other in zip(without, loader, strict=True):
+            assert torch.equal(one["image"], other["image"])
+
+
+def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:
+    build(tmp_path, RECIPES["drawn"])
+    options: dict[str, Any] = {"device": "cpu", "shuffle": False, "refresh": "epoch"}
+    with precache.Loader(tmp_path, 24, transform=HorizontalFlip(), **options) as loader:
+        [before] = list(loader)
+        precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
+        after = [batch for _ in range(3) for batch in loader]
+    assert not any(torch.equal(before["boxes"], batch["boxes"]) for batch in after)
+
+
+# --- a training ----------------------------------------------------------------------------------
+
+CROP, FLIP, SEED, EPOCHS, SIDE = RandomResizedCrop(32, (0.4, 1)), HorizontalFlip(), 4, 12, 32
+
+
+class Squares:
+    """Noise with up to three coloured squares, whose colours are their categories."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        random = np.random.default_rng(number)
+        height, width = random.integers(40, 60, 2).tolist()
+        pixels = random.integers(0, 60, (height, width, 3)).astype(np.uint8)
+        boxes, categories = [], []
+        for _ in range(number % 4):
+            x, y, size = *random.integers(0, 28, 2).tolist(), int(random.integers(7, 13))
+            category = int(random.integers(0, 3))
+            pixels[y : y + size, x : x + size, category] = 255
+            boxes.append([x, y, x + size, y + size])
+            categories.append(category)
+        picture = encoded(Image.fromarray(pixels), "PNG")
+        return {"image": picture, "boxes": boxes, "category": categories, "label": 0}
+
+
+class CroppedSquares(Dataset[dict[str, torch.Tensor]]):
+    """Squares decoded by Pillow, cropped and mirrored as a loader draws it for a row of a store."""
+
+    def __init__(self, keys: list[str], epoch: int) -> None:
+        self._keys, self._epoch = keys, epoch
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        sample, draw = Squares()[int(self._keys[row])], Draw((SEED, self._epoch), 0, _one(row))
+        pixels = np.asarray(Image.open(io.BytesIO(sample["image"])))
+        sizes = (_one(size).float() for size in pixels.shape[:2])
+        top, left, high, wide = CROP.boxes(*sizes, draw.inside(0))[0].long().tolist()
+        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
+        image = torch.nn.functional.interpolate(
+            part.permute(2, 0, 1)[None].double(), (SIDE, SIDE), mode="bilinear", antialias=True
+        )[0]
+        flips = draw.inside(1).uniform(1).item() < FLIP.p
+        boxes = []
+        for (x1, y1, x2, y2), category in zip(sample["boxes"], sample["category"], strict=True):
+            across = [min(max((x - left) * SIDE / wide, 0), SIDE) for x in (x1, x2)]
+            down = [min(max((y - top) * SIDE / high, 0), SIDE) for y in (y1, y2)]
+            if flips:
+                across = [SIDE - x for x in reversed(across)]
+            if min(across[1] - across[0], down[1] - down[0]) >= 1:
+                boxes.append([across[0], down[0], across[1], down[1], category])
+        return {"image": (image.flip(2) if flips else image).round().byte(), "boxes": boxes}
+
+
+def _one(number: int) -> torch.Tensor:
+    return torch.tensor([number])
+
+
+def targets(batch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate samples: images, and (n, 6) number in the batch, corners and category."""
+    boxes = [[n, *box] for n, sample in enumerate(batch) for box in sample["boxes"]]
+    images = torch.stack([sample["image"] for sample in batch])
+    return {"image": images, "targets": torch.tensor(boxes).reshape(-1, 6)}
+
+
+def unpadded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch of a loader as `targets` makes one."""
+    boxes, lengths = batch["boxes"], batch["boxes.length"]
+    number, place = torch.nonzero(torch.arange(boxes.shape[1]) < lengths[:, None]).T
+    columns = number[:, None], boxes[number, place], batch["category"][number, place][:, None]
+    return {"image": batch["image"], "row": batch["row"], "targets": torch.cat(columns, 1)}
+
+
+def losses(batches: Iterable[dict[str, torch.Tensor]]) -> list[float]:
+    """Train a net that finds corners and categories in the cells of the boxes' centres."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 8, stride=8),
+        torch.nn.Softplus(),
+        torch.nn.Conv2d(16, 8, 3, padding=1),
+    )
+    optimizer, curve = torch.optim.SGD(net.parameters(), 0.004, momentum=0.9), []
+    for batch in batches:
+        scores, found = net(batch["image"].float() / 255 - 0.5), torch.zeros(8, 4, 4)
+        number, corners, category = batch["targets"].split([1, 4, 1], 1)
+        centres = (corners[:, :2] + corners[:, 2:]) / 16 + 1e-3  # some lie between two cells
+        centres = centres.long().clamp(max=3)
+        cells = number[:, 0].long(), centres[:, 1], centres[:, 0]
+        found[cells] = 1
+        own = scores.permute(0, 2, 3, 1)[cells]
+        loss = (
+            torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], found[: len(scores)])
+            + (own[:, 1:5] - corners / SIDE).square().sum() / 8
+            + torch.nn.functional.cross_entropy(
+                own[:, 5:], category[:, 0].long(), reduction="sum"
+            ) / 8
+        )  # fmt: skip
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def test_a_detection_learns_as_from_the_files(tmp_path: Path) -> None:
+    built = Recipe.from_dict(
+        {
+            "fields": {
+                "image": {"ops": [{**DECODE, "mode": "RGB"}], "codec": "raw"},
+                "boxes": {"kind": "boxes"},
+                "category": {"kind": "ragged", "of": "boxes"},
+            }
+        }
+    )
+    build(tmp_path, built, f"python:{__name__}:Squares")
+    keys = list(precache.open(tmp_path).keys)
+    options: dict[str, Any] = {"device": "cpu", "seed": SEED, "drop_last": True}
+    with precache.Loader(tmp_path, 8, transform=Compose([CROP, FLIP]), **options) as loader:
+        read = [[*map(unpadded, loader)] for _ in range(EPOCHS)]
+
+    def from_files() -> Iterator[dict[str, torch.Tensor]]:
+        for epoch, batches in enumerate(read):
+            rows = [batch["row"].tolist() for batch in batches]
+            squares = CroppedSquares(keys, epoch)
+            yield from DataLoader(squares, batch_sampler=rows, collate_fn=targets)
+
+    cached, plain = losses(itertools.chain(*read)), losses(from_files())
+    assert cached == pytest.approx(plain, rel=1e-3)
+    assert np.mean(cached[-7:]) < np.mean(cached[:7]) / 2
+    assert len({*cached}) == len(cached)

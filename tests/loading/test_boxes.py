@@ -1,0 +1,176 @@
+"""Boxes and keypoints move as their pictures do, by the results of torchvision.transforms.v2.
+
+``tests/golden/boxes.npz`` was made with torchvision 0.28: of each sample, `BoundingBoxes` (XYXY)
+and `KeyPoints` went through ``v2.functional.resized_crop``, ``crop``, ``center_crop``, ``resize``
+and ``horizontal_flip``, with the crops and flips that the steps below draw from
+``Draw((3, 5), 0, arange(16))``, and through ``sanitize_bounding_boxes`` with its defaults: after
+each step for pictures of one size (``dense``), at the end for those of many sizes (``ragged``).
+``kept`` are the numbers of the boxes that are left, -1 behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from precache.errors import UsageError
+from precache.transforms import (
+    Batch,
+    CenterCrop,
+    Compose,
+    CutMix,
+    Draw,
+    Follower,
+    HorizontalFlip,
+    MixUp,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    WindowSteps,
+    follow,
+    movement_of,
+)
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden/boxes.npz")
+STEPS: dict[str, list[Any]] = {
+    "crop_flip": [RandomResizedCrop(32), HorizontalFlip()],
+    "flip_crop": [HorizontalFlip(), RandomResizedCrop((24, 40))],
+    "window_flip": [RandomCrop(40), HorizontalFlip()],
+    "padded": [RandomCrop(40, padding=6), HorizontalFlip()],
+    "centre": [CenterCrop((33, 34))],
+    "resized": [Resize(31), CenterCrop(30), HorizontalFlip()],
+}
+FOLLOWERS = {
+    "boxes": Follower("boxes", "image"),
+    "points": Follower("keypoints", "image", "boxes"),
+    "number": Follower("ragged", "", "boxes"),
+    "free": Follower("keypoints", "image"),
+}
+
+
+def batch_of(kind: str) -> Batch:
+    """Return the fields of the golden samples, without their pictures."""
+    boxes, points = (torch.from_numpy(GOLDEN[f"{kind}.{name}"]) for name in ("boxes", "points"))
+    lengths = torch.from_numpy(GOLDEN[f"{kind}.lengths"])
+    number = torch.arange(boxes.shape[1]).expand(boxes.shape[:2])
+    fields = {"boxes": boxes, "points": points, "number": number, "free": points}
+    return fields | {f"{name}.length": lengths for name in fields}
+
+
+def draw() -> Draw:
+    return Draw((3, 5), 0, torch.arange(16), FOLLOWERS)
+
+
+def require_golden(batch: Batch, kind: str, name: str) -> None:
+    golden = {
+        part: torch.from_numpy(GOLDEN[f"{kind}.{name}.{part}"])
+        for part in ("boxes", "points", "kept", "lengths")
+    }
+    inside = golden["kept"] >= 0
+    assert 0 < inside.sum() < batch["free.length"].sum()  # some are dropped
+    for field in ("boxes", "points", "number"):
+        assert torch.equal(batch[f"{field}.length"], golden["lengths"])
+        assert not batch[field][~inside].any()
+    assert torch.equal(batch["number"][inside], golden["kept"][inside].long())
+    for field in ("boxes", "points"):
+        torch.testing.assert_close(batch[field], golden[field], rtol=0, atol=1e-4)
+    # Points that belong to no boxes stay, wherever they go.
+    assert torch.equal(batch["free.length"], torch.from_numpy(GOLDEN[f"{kind}.lengths"]))
+    for row, numbers in enumerate(golden["kept"].long()):
+        kept = numbers[numbers >= 0]
+        assert torch.equal(batch["free"][row, kept], batch["points"][row, : len(kept)])
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_dense_batches_have_the_boxes_of_torchvision(name: str) -> None:
+    height, width = GOLDEN["dense.sizes"][0].tolist()
+    batch = {"image": torch.zeros(16, 3, height, width, dtype=torch.uint8), **batch_of("dense")}
+    before = {field: values.clone() for field, values in batch.items()}
+    require_golden(Compose(STEPS[name]).apply(batch, draw()), "dense", name)
+    assert all(torch.equal(batch[field], values) for field, values in before.items())
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "padded"])
+def test_windows_of_ragged_pictures_have_the_boxes_of_torchvision(name: str) -> None:
+    steps = STEPS[name]
+    size: tuple[int, int] | None = None
+    for step in steps:
+        size = step.size_after(size)
+    assert size is not None
+    placed = [((number,), step) for number, step in enumerate(steps)]
+    view = WindowSteps(placed, size, ())(GOLDEN["ragged.sizes"], draw())
+    batch = batch_of("ragged")
+    places = torch.from_numpy(view.places())
+    moved = follow(batch, ["image"], movement_of(places, size), draw())
+    require_golden({**batch, **moved}, "ragged", name)
+
+
+def test_boxes_move_where_the_pixels_under_them_do() -> None:
+    """Each picture is black but for one box, and the box of what is white is the moved box."""
+    corners = torch.tensor([[9, 5, 40, 30], [0, 0, 20, 12], [31, 8, 64, 48], [10, 40, 12, 42]])
+    image = torch.zeros(4, 1, 48, 64, dtype=torch.uint8)
+    for pixels, (x1, y1, x2, y2) in zip(image, corners.tolist(), strict=True):
+        pixels[:, y1:y2, x1:x2] = 255
+    for steps in ([RandomCrop(40, 4), HorizontalFlip()], [HorizontalFlip(), CenterCrop((48, 51))]):
+        drawn = Draw((9, 0), 0, torch.arange(4), {"boxes": FOLLOWERS["boxes"]})
+        boxes = {"boxes": corners[:, None].float(), "boxes.length": torch.ones(4).long()}
+        batch = Compose(steps).apply({"image": image, **boxes}, drawn)
+        for pixels, box, length in zip(*(batch[n] for n in ("image", *boxes)), strict=True):
+            rows, columns = (pixels[0] > 0).any(1).nonzero(), (pixels[0] > 0).any(0).nonzero()
+            if length:
+                edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                assert torch.equal(box[0], torch.stack(edges).float())
+            else:
+                assert not len(rows)
+
+
+def test_a_batch_without_boxes_keeps_its_shape() -> None:
+    batch: Batch = {
+        "image": torch.zeros(3, 3, 30, 30),
+        "boxes": torch.zeros(3, 0, 4),
+        "boxes.length": torch.zeros(3).long(),
+    }
+    drawn = Draw((1, 0), 0, torch.arange(3), {"boxes": FOLLOWERS["boxes"]})
+    moved = RandomResizedCrop(8).apply(batch, drawn)
+    assert moved["boxes"].shape == (3, 0, 4)
+    assert moved["image"].shape == (3, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            MixUp(5),
+            r"MixUp does not know where the pixels of image go.*boxes and points",
+        ),
+        (CutMix(5), r"CutMix does not know"),
+        (Normalize([0.0], [1.0], fields=("image", "boxes")), r"Normalize changes pixels, and"),
+        (HorizontalFlip(fields=("boxes",)), r"HorizontalFlip changes pixels.*name pictures"),
+    ],
+)
+def test_what_cannot_move_boxes_refuses_them(step: Any, message: str) -> None:
+    batch = {"image": torch.zeros(16, 1, 48, 64), "label": torch.zeros(16).long()}
+    with pytest.raises(UsageError, match=message):
+        step.apply({**batch, **batch_of("dense")}, draw())
+
+
+def test_boxes_may_be_named_beside_their_picture() -> None:
+    batch = {"image": torch.zeros(16, 1, 48, 64), **batch_of("dense")}
+    plain, named = (
+        RandomResizedCrop(9, fields=fields).apply(batch, draw())
+        for fields in (None, {"image": "bilinear", "boxes": "nearest"})
+    )
+    assert all(torch.equal(plain[field], named[field]) for field in plain)
+
+
+def test_boxes_whose_recipe_names_no_picture_would_stay_behind() -> None:
+    fields: Sequence[str] = ("image", "boxes", "boxes.length")
+    batch = {"image": torch.zeros(16, 1, 48, 64), **batch_of("dense")}
+    with pytest.raises(UsageError, match="boxes would stay behind"):
+        HorizontalFlip().apply({f: batch[f] for f in fields}, Draw((0,), 0, torch.arange(16)))

@@ -1,0 +1,608 @@
+"""Fields start from columns beside the image: texts, arrays, masks and numbers, in every source."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tarfile
+import tomllib
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import precache
+from precache.errors import SampleError, SourceError
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
+from precache_workers.sources.base import Columns, Inputs, Sample
+from precache_workers.sources.containers import ContainerSource
+from precache_workers.sources.kinds import open_source
+from precache_workers.sources.sample_parts import value_of
+from tests.support.building import cut, encoded, write
+from tests.support.containers import add, listed, write_tar
+from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
+
+COUNT = 40
+
+
+def npy(array: np.ndarray) -> bytes:
+    """The bytes of an array's file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def sample(number: int) -> dict[str, Any]:
+    """A photograph with a caption, tokens, a mask and a document."""
+    mask = Image.fromarray(np.full((48, 64), number, np.uint8))
+    return {
+        "image": encoded(cut(number)),
+        "caption": f"photo {number} of «{COUNT}»",
+        "tokens": np.arange(number % 5 + 1, dtype=np.int64) * number,
+        "mask": encoded(mask, "PNG"),
+        "meta": json.dumps({"number": number}),
+    }
+
+
+SAMPLES = {f"{number:03d}": sample(number) for number in range(COUNT)}
+
+
+# --- writers: the source, and the name of each column there -------------------------------------
+
+Named = tuple[str, Mapping[str, str]]
+BY_NAME = {name: name for name in ("caption", "tokens", "mask", "meta")}
+
+
+def write_members(to: Path, suffix: str = "tar") -> Named:
+    names = {"caption": "txt", "tokens": "tokens.npy", "mask": "mask.png", "meta": "json"}
+    with tarfile.open(to / f"a.{suffix}", "w:gz" if "gz" in suffix else "w") as tar:
+        for number, (stem, parts) in enumerate(SAMPLES.items()):
+            members = {
+                "json": parts["meta"].encode(),
+                "jpg": parts["image"],
+                "mask.png": parts["mask"],
+                "tokens.npy": npy(parts["tokens"]),
+                "txt": parts["caption"].encode(),
+                "mp4": bytes(1 << 16),
+            }
+            for name, data in members.items():
+                add(tar, f"{stem}.{name}", data, mtime=1000 + number)
+    return str(to / f"a.{suffix}"), names
+
+
+def write_compressed(to: Path) -> Named:
+    return write_members(to, "tar.gz")
+
+
+def table() -> pa.Table:
+    """Columns of types as tables have them."""
+    columns: dict[str, list[Any]] = {
+        name: [parts[name] for parts in SAMPLES.values()] for name in BY_NAME
+    }
+    columns["mask"] = [{"bytes": mask, "path": None} for mask in columns["mask"]]
+    images = [{"bytes": of["image"], "path": f"{stem}.jpg"} for stem, of in SAMPLES.items()]
+    return pa.table({"image": images, "video": [bytes(1 << 16)] * COUNT, **columns})
+
+
+def write_parquet(to: Path) -> Named:
+    pq.write_table(table(), to / "a.parquet", row_group_size=7, use_dictionary=False)
+    return str(to / "a.parquet"), BY_NAME
+
+
+def write_ipc(path: Path, of: pa.Table) -> str:
+    """A stream of Arrow, in batches of nine rows."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, of.schema) as out:
+        out.write_table(of, max_chunksize=9)
+    return str(path)
+
+
+def write_arrow(to: Path) -> Named:
+    return write_ipc(to / "a.arrow", table()), BY_NAME
+
+
+def write_examples(to: Path) -> Named:
+    import tfrecord
+
+    writer = tfrecord.TFRecordWriter(str(to / "a.tfrecord"))
+    for stem, parts in SAMPLES.items():
+        encodings = {name: (parts[name], "byte") for name in ("image", "mask")}
+        texts = {name: (parts[name].encode(), "byte") for name in ("caption", "meta")}
+        numbers = {"tokens": (parts["tokens"].tolist(), "int"), "id": (stem.encode(), "byte")}
+        writer.write({**encodings, **texts, **numbers})
+    writer.close()
+    return str(to / "a.tfrecord"), BY_NAME
+
+
+def write_folders(to: Path) -> Named:
+    suffixes = {"image": "jpg", "caption": "txt", "tokens": "npy", "mask": "png", "meta": "json"}
+    for stem, parts in SAMPLES.items():
+        for name, suffix in suffixes.items():
+            part = npy(parts[name]) if suffix == "npy" else parts[name]
+            data = part.encode() if isinstance(part, str) else part
+            write(to / f"data/{name}/{stem}.{suffix}", data)
+    return f"{to}/data/{{{','.join(suffixes)}}}", BY_NAME
+
+
+def write_patterns(to: Path) -> Named:
+    """The same files beside each other."""
+    write_folders(to)
+    for path in (to / "data").rglob("*.*"):
+        path.rename(to / "data" / f"{path.stem}{'_seg' * (path.suffix == '.png')}{path.suffix}")
+    patterns = {"caption": "*.txt", "tokens": "*.npy", "mask": "*_seg.png", "meta": "*.json"}
+    return f"{to}/data/{{*.jpg,{','.join(patterns.values())}}}", patterns
+
+
+def rows(to: Path, *names: str) -> list[dict[str, Any]]:
+    """Rows of a table of the photographs, with some of their parts."""
+    for stem, parts in SAMPLES.items():
+        write(to / f"{stem}.jpg", parts["image"])
+    parts_of = ({name: parts[name] for name in names} for parts in SAMPLES.values())
+    return [{"path": f"{s}.jpg", **parts} for s, parts in zip(SAMPLES, parts_of, strict=True)]
+
+
+def write_lines(to: Path) -> Named:
+    named = {name: name for name in BY_NAME if name != "mask"}
+    cells = [{**row, "tokens": row["tokens"].tolist()} for row in rows(to, *named)]
+    (to / "a.jsonl").write_text("\n".join(map(json.dumps, cells)))
+    return str(to / "a.jsonl"), named
+
+
+def write_csv(to: Path) -> Named:
+    with (to / "a.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["path", "caption", "meta"])
+        writer.writeheader()
+        writer.writerows(rows(to, "caption", "meta"))
+    return str(to / "a.csv"), {"caption": "caption", "meta": "meta"}
+
+
+WRITERS: dict[str, Callable[[Path], Named]] = {
+    "tar": write_members,
+    "compressed tar": write_compressed,
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "tfrecord": write_examples,
+    "folders": write_folders,
+    "patterns": write_patterns,
+    "jsonl": write_lines,
+    "csv": write_csv,
+}
+OPTIONS: dict[str, dict[str, Any]] = {"tfrecord": {"key_column": "id"}}
+
+FIELDS = {
+    "image": 'ops = [{ op = "decode" }, { op = "resize", size = [16, 16] }]',
+    "caption": 'kind = "text"',
+    "tokens": 'kind = "ragged"',
+    "mask": 'ops = [{ op = "decode", mode = "P" }]',
+    "meta": 'kind = "text"',
+}
+
+
+def recipe_of(names: Mapping[str, str], *fields: str) -> precache.Recipe:
+    """A recipe of some fields, which start from the columns of these names."""
+    lines = list[str]()
+    for name in fields:
+        lines += [f"[fields.{name}]", FIELDS[name]]
+        lines += [f"input = {json.dumps(names[name])}"] if name in names else []
+    return precache.Recipe.from_dict(tomllib.loads("\n".join(lines)))
+
+
+def opened(source: str, *names: str, image: bool = True, **options: Any) -> Any:
+    """A source of which fields name some columns."""
+    columns = Columns(key=options.pop("key_column", None), inputs=Inputs(names, image))
+    return open_source(source, columns=columns, **options)
+
+
+def parts_of(source: Any) -> dict[str, Any]:
+    """Stem -> sample, or the error in place of it."""
+    of = source.list(lambda count: None).table
+    fetched = source.fetch(of.keys, of.sizes.tolist(), of.locations)
+    stems = [key.rpartition("/")[2].partition(".")[0] for key in of.keys]
+    return dict(zip(stems, fetched, strict=True))
+
+
+# --- the same samples by every source -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_source_gives_the_same_parts(kind: str, tmp_path: Path) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    table_source = opened(source, *sorted(names.values()), **OPTIONS.get(kind, {}))
+    check_source(table_source)
+    samples = parts_of(table_source)
+    if kind in ("parquet", "arrow"):
+        assert samples.keys() == SAMPLES.keys()
+    assert len(samples) == COUNT
+    for stem, wanted in SAMPLES.items():
+        inputs = dict(samples[stem].inputs)
+        assert next(iter(inputs.values())) == wanted["image"]
+        for name, column in names.items():
+            value, expected = inputs[column], wanted[name]
+            if name == "tokens":
+                assert np.asarray(value).dtype == np.int64
+                np.testing.assert_array_equal(value, expected)
+            elif kind == "tfrecord" and isinstance(expected, str):
+                assert value == expected.encode()
+            else:
+                assert value == expected
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_source_builds_the_same_rows(kind: str, tmp_path: Path) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    recipe = recipe_of(names, "image", *names)
+    options = {"address": "serial", **OPTIONS.get(kind, {})}
+    precache.build(source, tmp_path / "store", recipe, **options)
+    dataset = precache.CachedDataset(tmp_path / "store")
+    assert len(dataset) == COUNT
+    for number, key in enumerate(dataset.keys):
+        row, wanted = dataset[number], SAMPLES[key.rpartition("/")[2].partition(".")[0]]
+        for name in names:
+            if isinstance(wanted[name], str):
+                assert row[name] == wanted[name]
+            elif name == "tokens":
+                np.testing.assert_array_equal(row[name].numpy(), wanted[name])
+            else:
+                pixels = np.asarray(Image.open(io.BytesIO(wanted[name])))
+                np.testing.assert_array_equal(row[name].numpy()[0], pixels)
+
+
+@pytest.mark.parametrize("kind", ["tar", "compressed tar", "parquet", "arrow", "tfrecord"])
+def test_samples_need_no_image(kind: str, tmp_path: Path) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    named = names["caption"], names["tokens"]
+    columns = opened(source, *named, image=False, **OPTIONS.get(kind, {}))
+    check_source(columns)
+    samples = [*parts_of(columns).values()]
+    assert {frozenset(one.inputs) for one in samples} == {frozenset(named)}
+    options = {"address": "serial", **OPTIONS.get(kind, {})}
+    recipe = recipe_of(names, "tokens", "caption")
+    precache.build(source, tmp_path / "store", recipe, **options)
+    dataset = precache.CachedDataset(tmp_path / "store")
+    captions = {dataset[number]["caption"] for number in range(COUNT)}
+    assert captions == {parts["caption"] for parts in SAMPLES.values()}
+
+
+def test_tables_without_images_build(tmp_path: Path) -> None:
+    pq.write_table(table().select(["caption", "tokens"]), tmp_path / "a.parquet")
+    recipe = recipe_of(BY_NAME, "tokens", "caption")
+    result = precache.build(tmp_path / "a.parquet", tmp_path / "store", recipe, address="serial")
+    assert result.samples == COUNT
+    with pytest.raises(SourceError, match=r"no column of images .*if all fields start"):
+        listed(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow"])
+def test_only_columns_that_fields_name_are_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    columns = opened(source, names["caption"], names["tokens"], image=False)
+    of = columns.list(lambda count: None).table
+    read, ranges = list[int](), LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(length for _, _, length in parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    monkeypatch.setattr("precache_workers.sources.file_ranges.GAP_BYTES", 0)
+    fetched = columns.fetch(of.keys, of.sizes.tolist(), of.locations)
+    assert all(isinstance(one, Sample) for one in fetched)
+    assert sum(read) < (COUNT << 16) / 8, "videos and images are not read"
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "folders", "jsonl"])
+def test_columns_are_read_in_a_bucket(kind: str, tmp_path: Path, s3: S3Server) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    folder = open_folder("s3://bucket/data", s3.options())
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_file():
+            folder.put(path.relative_to(tmp_path).as_posix(), [path.read_bytes()])
+    uri = f"s3://bucket/data{source.removeprefix(str(tmp_path))}"
+    columns = opened(uri, *sorted(names.values()), storage_options=s3.options())
+    check_source(columns)
+    local = parts_of(opened(source, *sorted(names.values())))
+    remote = parts_of(columns)
+    assert {stem: one.content for stem, one in remote.items()} == {
+        stem: one.content for stem, one in local.items()
+    }
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "tfrecord", "folders", "jsonl", "csv"])
+def test_an_edited_caption_is_a_change_of_its_sample(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    options = {"address": "serial", "shard_samples": 100, **OPTIONS.get(kind, {})}
+    recipe = recipe_of(names, "image", "caption")
+    precache.build(source, tmp_path / "store", recipe, **options)
+    edited = {**SAMPLES["007"], "caption": "edited"}
+    monkeypatch.setitem(SAMPLES, "007", edited)
+    WRITERS[kind](tmp_path)
+    for path in (tmp_path / "data").glob("caption/007.txt"):
+        os.utime(path, (2_000_000_000, 2_000_000_000))
+    again = precache.build(source, tmp_path / "store", recipe, **options)
+    assert again.rows_reused == COUNT - 1
+    dataset = precache.CachedDataset(tmp_path / "store")
+    captions = [dataset[number]["caption"] for number in range(COUNT)]
+    assert sorted(captions) == sorted(parts["caption"] for parts in SAMPLES.values())
+
+
+@pytest.mark.parametrize("part", ["caption", "image"])
+@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "tfrecord", "folders", "jsonl"])
+def test_what_a_recipe_of_other_fields_knows_of_samples_hides_no_change(
+    kind: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"address": "serial", **OPTIONS.get(kind, {})}
+    other = "image" if part == "caption" else "caption"
+
+    source, names = WRITERS[kind](tmp_path)
+
+    def build(*fields: str) -> Any:
+        recipe = recipe_of(names, *fields)
+        precache.build(source, tmp_path / "store", recipe, **options)
+        return precache.CachedDataset(tmp_path / "store")
+
+    build(other)
+    build(part)
+    before = build("image", "caption")
+    edited = {**SAMPLES["008"], part: {"caption": "edited", "image": encoded(cut(99))}[part]}
+    monkeypatch.setitem(SAMPLES, "008", edited)
+    WRITERS[kind](tmp_path)
+    build(other)
+    after = build("image", "caption")
+    is_same = [
+        before[n]["caption"] == after[n]["caption"] and before[n]["image"].equal(after[n]["image"])
+        for n in range(COUNT)
+    ]
+    assert sum(is_same) == COUNT - 1
+
+
+def test_a_column_that_no_field_names_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, names = write_members(tmp_path)
+    recipe = recipe_of(names, "image", "caption")
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    monkeypatch.setitem(SAMPLES, "007", {**SAMPLES["007"], "meta": "{}"})
+    write_members(tmp_path)
+    again = precache.build(source, tmp_path / "store", recipe, address="serial")
+    assert again.version == precache.CachedDataset(tmp_path / "store").version.id
+
+
+# --- refusals and holes -------------------------------------------------------------------------
+
+WRONG = {
+    "when": pa.array([0] * 2, pa.timestamp("s")),
+    "box": pa.array([{"x": 1, "y": 2}] * 2),
+    "images": pa.array([[{"bytes": b"a", "path": ""}]] * 2),
+    "words": pa.array([["a", "b"]] * 2),
+    "price": pa.array([Decimal(1)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_column_of_another_type_is_refused_with_its_type(name: str, tmp_path: Path) -> None:
+    of = pa.table({"image": [b"\xff\xd8\xff"] * 2, name: WRONG[name]})
+    pq.write_table(of, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="a field starts from text, bytes, numbers, or") as error:
+        opened(str(tmp_path / "a.parquet"), name).list(lambda count: None)
+    kept = pq.read_schema(tmp_path / "a.parquet")
+    assert str(kept.field(name).type) in str(error.value)
+    for way, value in (("box.x", 1), ("images.0", b"a")):  # the advice is followed
+        if f"such as {way}" in str(error.value):
+            inner = opened(str(tmp_path / "a.parquet"), way, image=False)
+            assert [one.inputs[way] for one in parts_of(inner).values()] == [value, value]
+    assert ("such as" in str(error.value)) is (name in ("box", "images"))
+
+
+def test_an_item_that_a_list_lacks_is_missing(tmp_path: Path) -> None:
+    image = {"bytes": b"a", "path": ""}
+    of = pa.table({"images": [[image, image], [image], None], "caption": ["a", "b", "c"]})
+    pq.write_table(of, tmp_path / "a.parquet")
+    source = opened(str(tmp_path / "a.parquet"), "images.1", "caption", image=False)
+    parts = [one.inputs["images.1"] for one in parts_of(source).values()]
+    assert parts[0] == b"a"
+    assert [str(part) for part in parts[1:]] == ["has no 'images.1'; it has 'caption'"] * 2
+    write_ipc(tmp_path / "a.arrow", of)
+    with pytest.raises(SourceError, match=r"column 'images\.1\.bytes' is of type .*as Parquet"):
+        opened(str(tmp_path / "a.arrow"), "images.1", image=False).list(lambda count: None)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(
+    kind: str, tmp_path: Path
+) -> None:
+    source, names = WRITERS[kind](tmp_path)
+    recipe = recipe_of({"caption": "captoin"}, "image", "caption")
+    options = {"address": "serial", **OPTIONS.get(kind, {})}
+    with pytest.raises(precache.PrecacheError) as error:
+        precache.build(source, tmp_path / "store", recipe, **options)
+    assert "captoin" in str(error.value)
+    assert all(repr(name) in str(error.value) for name in names.values())
+    assert not (tmp_path / "store").exists() or not [*(tmp_path / "store").glob("*/zarr.json")]
+
+
+def test_a_folder_of_images_alone_has_no_captions(tmp_path: Path) -> None:
+    rows(tmp_path / "photos")
+    recipe = recipe_of({"caption": "txt"}, "image", "caption")
+    with pytest.raises(SourceError, match="starts from 'txt'; samples have 'bytes'"):
+        precache.build(tmp_path / "photos", tmp_path / "store", recipe, address="serial")
+
+
+def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path: Path) -> None:
+    image = encoded(cut(1))
+    members = [
+        ("1.jpg", image), ("1.txt", b"one"), ("2.jpg", image), ("3.jpg", image),
+        ("3.txt", b"\xff\xfe"), ("4.jpg", image), ("4.txt", b"first"), ("4.txt", b"last"),
+        ("5.jpg", image), ("5.txt", b"a"), ("5.TXT", b"b"), ("6.txt", b"no image"),
+        ("7.jpg", image), ("7.txt", "\ufeffmarked".encode()), ("8.jpg", image), ("8.txt", b""),
+        ("9.jpg", image), ("._9.txt", b"of macOS"), ("a/.hidden.txt", b""),
+    ]  # fmt: skip
+    source = opened(write_tar(tmp_path / "a.tar", members), "txt")
+    listing = source.list(lambda count: None)
+    assert listing.left_out == {"replaced": 1, "same_key": 1}
+    assert "1 inputs of fields in tar archives have no image beside them" in listing.notes
+    samples = parts_of(source)
+    texts = {stem: one.inputs["txt"] for stem, one in samples.items()}
+    assert {stem: str(text) for stem, text in texts.items()} == {
+        "1": "one",
+        "2": "has no 'txt'; it has 'jpg'",
+        "3": "its 'txt' is not UTF-8 (at byte 0); save it as UTF-8",
+        "4": "last",
+        "7": "marked",
+        "8": "",
+        "9": "has no 'txt'; it has 'jpg'",
+    }
+    assert all(isinstance(texts[stem], SampleError) for stem in "239")
+    recipe = recipe_of({}, "image")
+    path = tmp_path / "a.tar"
+    assert not precache.build(path, tmp_path / "images", recipe, address="serial").holes
+    recipe = recipe_of({"caption": "txt"}, "image", "caption")
+    result = precache.build(path, tmp_path / "store", recipe, address="serial", max_failures=9)
+    reasons = {f"a.tar/{stem}.jpg": f"its caption: {texts[stem]}" for stem in "239"}
+    assert dict(result.holes) == reasons
+
+
+def test_cells_that_are_missing_or_no_array_are_holes(tmp_path: Path) -> None:
+    of = pa.table(
+        {
+            "caption": ["a", None, "c"],
+            "tokens": pa.array([[1, None], [1], None]),
+            "grid": pa.array([[[1], [2, 3]], [], [[1, 2], [3, 4]]]),
+        }
+    )
+    pq.write_table(of, tmp_path / "a.parquet")
+    write_ipc(tmp_path / "a.arrow", of)
+    for name in ("a.parquet", "a.arrow"):
+        samples = parts_of(opened(str(tmp_path / name), *of.column_names, image=False))
+        reasons = [
+            {n: str(v) for n, v in one.inputs.items() if isinstance(v, SampleError)}
+            for one in samples.values()
+        ]
+        assert reasons == [
+            {
+                "tokens": "its 'tokens' has missing values among its numbers",
+                "grid": "its 'grid' has lists of several lengths, which are no array",
+            },
+            {"caption": "has no 'caption'; it has 'tokens', 'grid'"},
+            {"tokens": "has no 'tokens'; it has 'caption', 'grid'"},
+        ]
+        assert samples["2"].inputs["grid"].tolist() == [[1, 2], [3, 4]]
+
+
+def header(text: str, version: bytes = b"\x01\x00") -> bytes:
+    """An array's file that has a header, and 8 bytes of values."""
+    length = len(text).to_bytes(2 if version == b"\x01\x00" else 4, "little")
+    return b"\x93NUMPY" + version + length + text.encode() + bytes(8)
+
+
+def described(shape: object, dtype: object = "<i8") -> str:
+    return str({"descr": dtype, "fortran_order": False, "shape": shape})
+
+
+HOSTILE = {
+    "": "is no NumPy array",
+    b"\x93NUMPY": "is no NumPy array",
+    b"\x93NUMPY\x09\x00" + bytes(20): "is no NumPy array",
+    header(described((1 << 50,))): "is said to be",
+    header(described((1 << 70, 1 << 70))): "is said to be",
+    header(described((-1, -1))): "is said to be",
+    header(described((2,))): "is said to be",
+    header(described((1,), "|O")): "nothing is unpickled",
+    header(described((1,), "<U2")): "not of numbers",
+    header(described((0,), "<U0")): "not of numbers",
+    header(described((1,), [("a", "<i8")])): "not of numbers",
+    header(described((1,), ("<i4", (2,)))): "is no NumPy array|not of numbers",
+    header(described((1,), "<c8")): "not of numbers",
+    header(described("x")): "is no NumPy array",
+    header("__import__('os').getpid()"): "is no NumPy array",
+    header("(" * 9000): "is no NumPy array",
+    header("{" + "'a': 1, " * 99999 + "}", b"\x02\x00"): "is no NumPy array",
+    header("'''"): "is no NumPy array",
+}
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_array_is_refused_before_memory_is_taken(number: int) -> None:
+    data, reason = [*HOSTILE.items()][number]
+    value = value_of("1.npy", data.encode() if isinstance(data, str) else data)
+    assert isinstance(value, SampleError)
+    with pytest.raises(SampleError, match=reason):
+        raise value
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f2", "|b1", "<u2", ">i8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_read_as_they_were_saved(dtype: str, order: Any) -> None:
+    array = np.asarray(np.arange(12).reshape(3, 4) % 2, dtype, order=order)
+    for one in (array, array[:0], array[0, 0]):
+        value = value_of("1.NPY", npy(one))
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == one.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(value, one)
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+def test_a_column_that_a_field_reads_is_no_label_unless_it_is_named(tmp_path: Path) -> None:
+    of = pa.table({"image": [b"\xff\xd8\xff"] * 2, "labels": [[1, -100], [2, 3]]})
+    pq.write_table(of, tmp_path / "a.parquet")
+    source = opened(str(tmp_path / "a.parquet"), "labels")
+    listing = source.list(lambda count: None)
+    assert (listing.table.labels == -1).all()
+    [line] = listing.notes
+    assert "'labels' are inputs, and no labels (--label-column makes one both)" in line
+    numbers = pa.table({"image": [b"\xff\xd8\xff"] * 2, "label": [3, 4]})
+    pq.write_table(numbers, tmp_path / "b.parquet")
+    columns = Columns(label="label", inputs=Inputs(("label",)))
+    both = open_source(str(tmp_path / "b.parquet"), columns=columns)
+    assert both.list(lambda count: None).table.labels.tolist() == [3, 4]
+    assert [one.inputs["label"] for one in parts_of(both).values()] == [3, 4]
+
+
+def test_labels_that_fields_read_are_said_to_be_none(tmp_path: Path) -> None:
+    members = [("cat/1.jpg", encoded(cut(1))), ("cat/1.cls", b"3")]
+    listing = opened(write_tar(tmp_path / "a.tar", members), "cls").list(lambda count: None)
+    assert "The .cls members are inputs of fields, and no labels" in listing.notes
+    assert listing.table.classes == ("cat",)
+
+
+def test_members_of_many_suffixes_hide_none_that_a_field_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache_workers.sources.tar_members.AT_ONCE", 50)
+    logs = [(f"log.{number}", b"") for number in range(200)]
+    source = write_tar(tmp_path / "a.tar", [*logs, ("1.jpg", encoded(cut(1))), ("1.txt", b"a")])
+    assert parts_of(opened(source, "txt"))["1"].inputs["txt"] == "a"
+    with pytest.raises(SourceError, match="has no column 'text'"):
+        opened(source, "text").list(lambda count: None)
+
+
+def test_a_listing_of_columns_by_its_index_is_the_same(tmp_path: Path) -> None:
+    source, names = write_members(tmp_path)
+    columns = opened(source, names["caption"])
+    assert isinstance(columns, ContainerSource)
+    index = columns.list(lambda count: None).index
+    assert index is not None
+    again = columns.list(lambda count: None, index=index)
+    assert again.index is None
+    other = opened(source, names["tokens"])
+    assert other.index_name != columns.index_name
+    with pytest.raises(SourceError, match="has no column 'captoin'"):
+        opened(source, "captoin").list(lambda count: None, index=index)

@@ -1,0 +1,96 @@
+"""Entries of a picture, such as boxes: checked, and moved as its ops move pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from precache.errors import SampleError
+from precache.recipe.ops import Decode, Op
+from precache_workers.ops.decoding import Frame
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def size_of(frame: Frame, decode: Decode) -> Size:
+    """Return height and width of an image as it is decoded."""
+    width, height = frame[:2] if decode.orientation == "stored" else frame.upright()
+    return height, width
+
+
+def require_inside(kind: str, name: str, entries: np.ndarray, size: Size) -> np.ndarray:
+    """Return boxes (n, 4), or keypoints (n, ..., 2 or more), that may lie in a picture.
+
+    Raises
+    ------
+    SampleError
+        They have another shape, or are no numbers; a box is empty or lies outside of the picture.
+    """
+    if not len(entries):  # a list of none tells no other axes
+        return entries.reshape(0, 4) if kind == "boxes" else entries
+    if kind == "boxes" and entries.shape[1:] != (4,):
+        raise SampleError(f"its {name} are {entries.shape}, and boxes are (n, 4): x1, y1, x2, y2")
+    if entries.ndim < 2 or entries.shape[-1] < 2:
+        raise SampleError(f"its {name} are {entries.shape}, and keypoints (n, …) end in x, y")
+    wrong = np.flatnonzero(~np.isfinite(entries.reshape(len(entries), -1)).all(axis=1))
+    if len(wrong):
+        raise SampleError(f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}")
+    if kind == "boxes":
+        height, width = size
+        wrong = np.flatnonzero((entries[:, 2:] <= entries[:, :2]).any(axis=1))
+        if len(wrong):
+            raise SampleError(
+                f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}, and boxes are x1, y1, x2, y2 "
+                "with x2 above x1 and y2 above y1; of x, y, width, height, x2 is x + width"
+            )
+        outside = (entries[:, 2:] <= 0) | (entries[:, :2] >= [width, height])
+        wrong = np.flatnonzero(outside.any(axis=1))
+        if len(wrong):
+            raise SampleError(
+                f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}, outside of its picture of "
+                f"{width} x {height} px"
+            )
+    return entries
+
+
+def moved(
+    kind: str, entries: np.ndarray, size: Size, ops: Iterable[tuple[Op, np.random.Generator | None]]
+) -> np.ndarray:
+    """Return boxes or keypoints where ops, each with its random numbers, move them in a picture.
+
+    Boxes are clipped, and keep their places where nothing is left of them.
+
+    Raises
+    ------
+    SampleError
+        The picture has no output of an op.
+    """
+    if not len(entries):
+        return entries
+    import torch
+
+    from precache.recipe.coordinates import Movement
+
+    values = torch.from_numpy(np.array(entries, np.float32))[None]
+    if kind == "boxes":  # those that reach outside are clipped, whatever the ops
+        height, width = size
+        values = values.clamp(min=0).minimum(torch.tensor([width, height, width, height]))
+    for op, draw in ops:
+        scene = op.scene(*size, draw)
+        if scene is None:
+            raise SampleError(f"{size[1]} x {size[0]} px is too small for {op}")
+        (rows, columns), (height, width) = scene.part, scene.size
+        movement = Movement(
+            torch.tensor([[columns.start, rows.start]]),
+            torch.tensor(
+                [[width / (columns.stop - columns.start), height / (rows.stop - rows.start)]]
+            ),
+            torch.tensor([scene.mirrored]),
+            scene.size,
+        )
+        values = movement.boxes(values) if kind == "boxes" else movement.keypoints(values)
+        size = scene.size
+    result: np.ndarray = values[0].numpy()
+    return result
