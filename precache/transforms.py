@@ -244,7 +244,8 @@ class FieldTransform(Transform):
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
                 f"fields={('image', *others)} to change all by one draw, or fields=('image',) to "
-                "change image alone; coordinates, such as boxes, take a function of the batch"
+                "change image alone; fields of kind boxes or keypoints follow it unnamed, other "
+                "coordinates take a function of the batch"
             )
         sizes = {field: tuple(values.shape[-2:]) for field, values in images.items()}
         if len({*sizes.values()}) > 1:

@@ -130,11 +130,23 @@ def brighter(pixels: np.ndarray) -> np.ndarray:
     return np.maximum(pixels, 1)
 
 
-def recipe(*ops: dict[str, Any], decode: dict[str, Any] = DECODE, **more: Any) -> Recipe:
+def above_99(numbers: np.ndarray) -> np.ndarray:
+    return numbers + 100
+
+
+ABOVE_99 = {"ops": [{"op": "function", "function": f"{__name__}:above_99"}]}
+
+
+def recipe(
+    *ops: dict[str, Any],
+    decode: dict[str, Any] = DECODE,
+    number: dict[str, Any] | None = None,
+    **more: Any,
+) -> Recipe:
     return Recipe.from_dict(
         {
             "fields": {
-                "number": {"kind": "ragged", "of": "boxes"},
+                "number": {"kind": "ragged", "of": "boxes", **(number or {})},
                 "image": {"ops": [decode, *ops], **more},
                 "boxes": {"kind": "boxes"},
                 "corners": {"kind": "keypoints", "of": "boxes"},
@@ -158,6 +170,7 @@ RECIPES = {
         {"op": "horizontal_flip"},
         {"op": "random_resized_crop", "size": [48, 40], **NEAREST},
         {"op": "horizontal_flip"},
+        number=ABOVE_99,
         variants=3,
     ),
 }  # fmt: skip
@@ -178,6 +191,7 @@ def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None
             white = sample["image"].numpy()[0] > 99
             count = len(sample["boxes"])
             assert sample["number"].shape == (count,)
+            assert (sample["number"] > 99).all() == (store.name == "drawn" or not count)
             assert sample["corners"].shape == (count, 2, 3)
             if not count:
                 assert white.sum() <= white.shape[0]  # at most a line of pixels, by rounding
@@ -305,6 +319,15 @@ def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) ->
                 assert sample[field].tolist() == rows[1][key][field].tolist()
         sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
     assert sizes[40] != sizes[36]
+
+
+def test_entries_that_belonged_to_nothing_are_not_taken_for_those_that_do(tmp_path: Path) -> None:
+    crop = {"op": "center_crop", "size": 40}
+    for of in (None, "boxes"):
+        build(tmp_path / "store", recipe(crop, number={**ABOVE_99, "of": of}))
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for sample in (dataset[number] for number in range(len(dataset))):
+        assert len(sample["number"]) == len(sample["boxes"])
 
 
 # --- while they are read ------------------------------------------------------------------------
