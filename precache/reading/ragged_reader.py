@@ -9,6 +9,7 @@ from collections.abc import Generator
 
 import numpy as np
 
+from precache.codecs.jpeg import import_simplejpeg
 from precache.codecs.windows import Windows, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
@@ -36,6 +37,8 @@ class RaggedReader(ArrayReader):
         assert version.attributes is not None
         self._usual = version.attributes.fields[name].shape
         self._version = version
+        if self.array.decoder.jpeg:
+            import_simplejpeg()
 
     @property
     def channels(self) -> int:
@@ -70,12 +73,16 @@ class RaggedReader(ArrayReader):
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
                         raise self.damage(row, f"it has {image.shape[0]} channels")
-                resize_windows(several, windows.part(part), out[part])
+                interleaved = self.array.decoder.jpeg
+                if interleaved:
+                    several = [image.transpose(1, 2, 0) for image in several]
+                resize_windows(several, windows.part(part), out[part], interleaved=interleaved)
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
-        Plain rows are read-only views of the mapped file.
+        Plain rows are read-only views of the mapped file; of JPEG files the channels of a pixel
+        are beside each other in memory.
 
         Raises
         ------

@@ -187,7 +187,9 @@ class VersionReader:
             for name, (shape, dtype) in self.shapes.items()
         }
         self.read(rows, out)
-        ragged = {n: [np.array(row) for row in r.rows(rows)] for n, r in self.ragged.items()}
+        ragged = {
+            n: [np.array(row, order="C") for row in r.rows(rows)] for n, r in self.ragged.items()
+        }
         return {
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }
