@@ -226,11 +226,11 @@ def _ragged_notes(
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
         jpeg = isinstance(fields[name].stored_as, JpegCodec)
+        what = "are JPEG files" if jpeg else "keep the shapes of their images"
         other = "another codec with --crop" if jpeg else "--crop"
         lines.append(
-            f"Rows of {field} keep the shapes of their images, such as {such}: a Loader reads them "
-            f"by a transform that begins with a crop, such as RandomResizedCrop(224) ({other} "
-            "stores rows of one shape)"
+            f"Rows of {field} {what}, such as {such}: a Loader reads them by a transform that "
+            f"begins with a crop, such as RandomResizedCrop(224) ({other} stores rows of one shape)"
         )
     return lines
 
