@@ -340,7 +340,7 @@ def test_functions_that_make_other_channels_are_refused_by_the_samples(
     source: Path, tmp_path: Path
 ) -> None:
     op = {"op": "function", "function": "tests.driver.test_jpeg:two_channels"}
-    with pytest.raises(RecipeError, match="codec jpeg stores uint8 .* of 1 or 3 channels"):
+    with pytest.raises(RecipeError, match=r"codec jpeg stores uint8 .* of 1 or 3 channels"):
         build(source, tmp_path / "store", Recipe.from_dict(field(DECODE, op)))
 
 
