@@ -19,7 +19,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -330,12 +330,16 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
                         f"{type(step).__name__} computes with values, and {name} was built as "
                         f"masks, whose values are class numbers: {way}"
                     )
-        if isinstance(step, _Resampling) and not step.says_how:
-            for name in {*masks} & {*step.interpolation}:
+        if isinstance(step, _Resampling):
+            for name in masks.keys() & step.interpolation.keys():
+                if step.interpolation[name] == "nearest" or (step.says_how and not masks[name]):
+                    continue
+                pictures = (
+                    "build pictures with mode 'L'" if masks[name] else "'bilinear' for pictures"
+                )
                 raise UsageError(
                     f"{type(step).__name__} is bilinear, and {name} was built as masks, whose "
-                    f"values it would blend: give fields={{{name!r}: 'nearest'}}, or 'bilinear' "
-                    "for pictures"
+                    f"values it would blend: give fields={{{name!r}: 'nearest'}}, or {pictures}"
                 )
 
 
@@ -525,10 +529,13 @@ class WindowSteps:
     ----------
     size
         Height and width of the result.
+    nearest
+        Fields whose values are not blended.
     """
 
     placed: Sequence[tuple[Place, WindowStep]]
     size: tuple[int, int]
+    nearest: Sequence[str]
 
     def __call__(self, sizes: np.ndarray, draw: Draw) -> Windows:
         """Return the windows of images of (N, 2) heights and widths."""
@@ -543,45 +550,83 @@ def _named(step: Any) -> str:
     return f"Resize({step.size})" if isinstance(step, Resize) else str(name)
 
 
-def split_windows(transform: Any, ragged: Sequence[str], where: str) -> tuple[WindowSteps, Any]:
+def _require_whole_scene(
+    step: WindowStep, ragged: Collection[str], dense: Sequence[str], where: str
+) -> None:
+    """Raise `UsageError` if a step does not move all ragged fields, or names others, or leaves
+    dense ones behind that nobody spoke of."""
+    named, name = step.fields or ("image",), type(step).__name__
+    rows = f"rows of {' and '.join(ragged)} of {where} have shapes of their own"
+    if lacking := [field for field in ragged if field not in named]:
+        fields = _fields_of((*ragged,)) if isinstance(step, _Resampling) else f"fields={(*ragged,)}"
+        raise UsageError(
+            f"{rows}, and {name} would leave {' and '.join(lacking)} behind: give it {fields}, or "
+            "name fewer fields in fields= of the Loader"
+        )
+    others = [field for field in named if field not in ragged]
+    if missing := [field for field in others if field not in dense]:
+        names = ", ".join([*ragged, *dense])
+        raise UsageError(f"{name} changes {missing[0]!r}, and the batch has {names}")
+    if others or (step.fields is None and dense):
+        raise UsageError(
+            f"{rows}, and those of {' and '.join(others or dense)} one shape, so that {name} "
+            "cannot move both: build fields of one scene with the same resize, or give "
+            f"fields={(*ragged,)} if the others may stay behind"
+        )
+
+
+def split_windows(
+    transform: Any, ragged: Mapping[str, str], dense: Sequence[str], where: str
+) -> tuple[WindowSteps, Any]:
     """Split a transform into what is done while ragged rows are read, and the steps after that.
+
+    Parameters
+    ----------
+    ragged
+        Field -> dtype.
+    dense
+        Other fields of arrays.
 
     Raises
     ------
     UsageError
-        Its first steps do not bring the images to one size.
+        Its first steps do not bring the images to one size, or do not move all of them.
     """
     first: list[tuple[Place, WindowStep]] = []
-    size, placed = None, list(_placed(transform))
+    size, placed, nearest = None, list(_placed(transform)), list[str]()
     for place, step in placed:
         fits = isinstance(step, WindowStep) and not step.padding
         if not fits or (step.resizes and any(before.resizes for _, before in first)):
             break
-        if set(step.fields or ("image",)) != set(ragged):
-            raise UsageError(
-                f"{type(step).__name__} changes {' and '.join(step.fields or ('image',))} while "
-                f"rows are read, and {' and '.join(ragged)} of {where} have shapes of their own: "
-                f"give it fields={tuple(ragged)}, and the Loader no other fields of images"
-            )
-        if isinstance(step, _Resampling) and "nearest" in step.interpolation.values():
-            raise UsageError(
-                "rows with shapes of their own are read bilinearly, not by nearest; build masks "
-                "with rows of one shape, by --resize 256x256 or the like"
-            )
+        if size is not None and {*(step.fields or ("image",))} != {*ragged}:
+            break  # of a batch, some fields may be changed without the others
+        _require_whole_scene(step, ragged, dense, where)
+        if isinstance(step, _Resampling):
+            for name, how in step.interpolation.items():
+                if how == "nearest":
+                    nearest.append(name)
+                elif ragged[name] != "uint8":
+                    raise UsageError(
+                        f"{name} of {where} is {ragged[name]}, and rows with shapes of their own "
+                        f"are blended as uint8 alone: give fields={{{name!r}: 'nearest'}}"
+                    )
         size = step.size_after(size)
         first.append((place, step))
     if size is None:
+        fields = names = ""
+        if [*ragged] != ["image"]:
+            fields, names = f", {_fields_of((*ragged,))}", f", fields={(*ragged,)}"
         begins = (
             f", and this one begins with {_named(placed[0][1])}" if transform is not None else ""
         )
         raise UsageError(
             f"rows of {' and '.join(ragged)} of {where} have shapes of their own, and a batch has "
-            "one: begin the transform with a crop, as Loader(…, transform=RandomResizedCrop(224)), "
-            f"or Compose([Resize(256), CenterCrop(224), …]){begins}; or read rows one by one, by "
-            "CachedDataset"
+            "one: begin the transform with a crop, as Loader(…, "
+            f"transform=RandomResizedCrop(224{fields})), or Compose([Resize(256{fields}), "
+            f"CenterCrop(224{names}), …]){begins}; or read rows one by one, by CachedDataset"
         )
     later = placed[len(first) :]
-    return WindowSteps(first, size), Later(later) if later else None
+    return WindowSteps(first, size, nearest), Later(later) if later else None
 
 
 # --- geometry -----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Windows of images: the pixels that are looked at, and the size that they are resized to.
 
 Compiled (`_rows.c`), or NumPy where that is missing, to the same bytes: antialiased bilinear, by
-16-bit weights, at most 0.52 levels from the result in double precision.
+16-bit weights, at most 0.52 levels from the result in double precision. Masks are not blended:
+`pick_pixels` takes the nearest pixels, by NumPy.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from precache.codecs import kernels
 
 MOST_TAPS = 128
 """Most pixels along an axis that 16 bits can sum up; above, sums are exact, and slower."""
+
+ROUNDING = 1e-7
+"""More than rounding moves the centre of a pixel, and less than others lie from the next pixel."""
 
 _ONE = 2**16 - 1
 """Sum of the weights of an output pixel."""
@@ -44,6 +48,17 @@ class Windows:
         """Return the windows of some of the images."""
         arrays = self.boxes, self.starts, self.scales, self.mirrored
         return Windows(*(array[rows] for array in arrays))
+
+    def nearest(self, axis: int, count: int) -> np.ndarray:
+        """Return the pixels of an axis that contain the centres of `count` of the result.
+
+        (n, count) int64, by the places in each image. Mirroring is not applied.
+        """
+        centres = (np.arange(count) + 0.5) * self.scales[:, axis, None] + ROUNDING
+        within = np.floor(self.starts[:, axis, None] + centres)
+        first, size = self.boxes[:, axis, None], self.boxes[:, 2 + axis, None]
+        pixels: np.ndarray = first + within.clip(0, size - 1)
+        return pixels.astype(np.int64)
 
 
 def resize_windows(
@@ -84,6 +99,23 @@ def resize_windows(
         out,
         *out.shape[2:],
     )
+
+
+def pick_pixels(images: Sequence[np.ndarray], windows: Windows, out: np.ndarray) -> None:
+    """Resize a window of each image by taking pixels: those that contain the centres of new ones.
+
+    Parameters
+    ----------
+    images
+        (C, H, W), each as large as its window demands.
+    out
+        (n, C, height, width) of their dtype.
+    """
+    down, across = (windows.nearest(axis, out.shape[2 + axis]) for axis in (0, 1))
+    across = np.where(windows.mirrored[:, None], across[:, ::-1], across)
+    for image, rows, columns, pixels in zip(images, down, across, out, strict=True):
+        # With "clip", `take` needs no buffer to write into `out`.
+        image.take(rows, axis=1).take(columns, axis=2, out=pixels, mode="clip")
 
 
 def _resize(image: np.ndarray, windows: Windows, number: int, out: np.ndarray) -> None:

@@ -11,6 +11,9 @@ import numpy as np
 COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 """Channels -> PNG colour type: grey, grey with alpha, RGB, RGBA."""
 
+SHOWN_CLASSES = 12
+"""Most values of a mask that are listed."""
+
 PICTURE_SIDE = 16
 """Minimum side of a two-dimensional array that is shown as a picture, not as numbers."""
 
@@ -79,6 +82,24 @@ def preview(array: np.ndarray, *, channels_last: bool = False) -> Preview:
     if not finite.all():
         note += f"; {np.count_nonzero(~finite)} values are not finite, shown black"
     return Preview((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
+
+
+def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
+    """Colour the classes of a mask (1, H, W) other than 0 in an image (C, H, W), both uint8.
+
+    The colours are those of Pascal VOC: three bits of a class number after another, from the lowest
+    on, are bits of red, green and blue, from the highest on.
+    """
+    numbers, colours = np.arange(256), np.zeros((256, 3), int)
+    for bit in range(8):
+        colours[:, bit % 3] |= (numbers >> bit & 1) << (7 - bit // 3)
+    classes = mask[0]
+    pixels = np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2)
+    blended = (pixels + colours[classes]) // 2
+    shown = np.where(classes[..., None] == 0, pixels, blended).astype(np.uint8)
+    values = np.unique(classes).tolist()
+    more = f" and {len(values) - SHOWN_CLASSES} more" if len(values) > SHOWN_CLASSES else ""
+    return Preview(shown, f"values {', '.join(map(str, values[:SHOWN_CLASSES]))}{more}")
 
 
 def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:

@@ -99,14 +99,16 @@ class BatchSource:
         require_unblended(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
-            names, where = list(self.reader.ragged), self.version.path
-            windows, self._transform = split_windows(options.transform, names, where)
+            names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
+            where = self.version.path
+            dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
+            windows, self._transform = split_windows(options.transform, names, dense, where)
             if options.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
                     "shapes of their own; leave resident out"
                 )
-            self.reader.crop(windows, windows.size)
+            self.reader.crop(windows, windows.size, windows.nearest)
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()

@@ -10,7 +10,7 @@ from collections.abc import Generator
 import numpy as np
 
 from precache.codecs.jpeg import import_simplejpeg
-from precache.codecs.windows import Windows, resize_windows
+from precache.codecs.windows import Windows, pick_pixels, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import ShardFiles
@@ -47,19 +47,31 @@ class RaggedReader(ArrayReader):
         Raises
         ------
         UsageError
-            Rows are no images of uint8.
+            Rows are no images.
         """
-        if len(self._usual) != 3 or self.array.dtype != "uint8":
-            raise UsageError(f"rows of {self.name} are no images of uint8, which could be cropped")
+        if len(self._usual) != 3:
+            raise UsageError(f"rows of {self.name} are no images, which could be cropped")
         return self._usual[0]
 
-    def sizes(self, rows: np.ndarray) -> np.ndarray:
+    @property
+    def filtered(self) -> bool:
+        """False: rows are cropped, so their filter is undone whatever is asked."""
+        return False
+
+    def sizes(self, rows: np.ndarray | slice) -> np.ndarray:
         """Return height and width of images: (n, 2)."""
         sizes: np.ndarray = self.shapes[rows][:, 1:]
         return sizes
 
-    def crop(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> None:
+    def crop(
+        self, rows: np.ndarray, windows: Windows, out: np.ndarray, *, nearest: bool = False
+    ) -> None:
         """Read a window of each of some images, resized to ``out`` (n, C, height, width).
+
+        Parameters
+        ----------
+        nearest
+            Take the nearest pixels, as of masks; by default those of uint8 are blended.
 
         Raises
         ------
@@ -73,6 +85,9 @@ class RaggedReader(ArrayReader):
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
                         raise self.damage(row, f"it has {image.shape[0]} channels")
+                if self.array.dtype != "uint8" or nearest:
+                    pick_pixels(several, windows.part(part), out[part])
+                    continue
                 interleaved = self.array.decoder.jpeg
                 if interleaved:
                     several = [image.transpose(1, 2, 0) for image in several]

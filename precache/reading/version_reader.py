@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ class VersionReader:
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
         self._windows: FindWindows | None = None
-        self._size = (0, 0)
+        self._size, self._nearest = (0, 0), frozenset[str]()
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -133,12 +133,44 @@ class VersionReader:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
         self.shapes["row"] = ((), "int64")
+        if self._windows is not None:
+            self._sizes(slice(None))
 
-    def crop(self, windows: FindWindows, size: tuple[int, int]) -> None:
-        """Read ragged fields through windows from now on, as rows of one height and width."""
-        self._windows, self._size = windows, size
+    def crop(
+        self, windows: FindWindows, size: tuple[int, int], nearest: Collection[str] = ()
+    ) -> None:
+        """Read ragged fields through windows from now on, as rows of one height and width.
+
+        Parameters
+        ----------
+        nearest
+            Fields whose values are not blended.
+
+        Raises
+        ------
+        UsageError
+            They differ in height or width, so that no window fits all fields of a row.
+        """
+        self._windows, self._size, self._nearest = windows, size, frozenset(nearest)
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
+
+    def _sizes(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Return height and width of the ragged fields of rows: (n, 2)."""
+        ragged = {n: r for n, r in self.readers.items() if isinstance(r, RaggedReader)}
+        (first, sizes), *others = [(name, reader.sizes(rows)) for name, reader in ragged.items()]
+        for name, own in others:
+            unlike = np.flatnonzero((own != sizes).any(axis=1))
+            if len(unlike):
+                row = int(np.arange(self.version.rows)[rows][unlike[0]])
+                (height, width), (high, wide) = own[unlike[0]], sizes[unlike[0]]
+                raise UsageError(
+                    f"{name} and {first} of {self.version.path} differ in size in {len(unlike):,} "
+                    f"of {len(own):,} rows, so that no crop fits both: of {self.version.keys[row]} "
+                    f"they are {width} x {height} and {wide} x {high}. Build them with one height "
+                    f"and width, or read one without the other, as fields=({first!r}, …)"
+                )
+        return sizes
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
@@ -209,10 +241,13 @@ class VersionReader:
         draw
             Random numbers of these rows, for the windows that `crop` was given.
         """
+        windows: Windows | None = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
-                assert self._windows is not None
-                reader.crop(rows, self._windows(reader.sizes(rows), draw), out[name])
+                if windows is None:
+                    assert self._windows is not None
+                    windows = self._windows(self._sizes(rows), draw)
+                reader.crop(rows, windows, out[name], nearest=name in self._nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():

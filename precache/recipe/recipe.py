@@ -116,6 +116,7 @@ class Field(Declared):
         shape = spec.stored_shape or (None, None, None)
         if self.codec is None:
             image = spec.is_picture and spec.dtype == "uint8" and len(shape) == 3
+            image &= not (spec.kind == "mask" and spec.differs)
             object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
         if isinstance(self.codec, ImageCodec) and spec.dtype not in (None, "uint8"):
             raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
@@ -198,7 +199,7 @@ class Field(Declared):
         """Height and width by which shards are sized if rows differ in them; None if none can."""
         spec = self.specs()[-1]
         sized = spec.stored_shape is not None or (spec.shape is not None and len(spec.shape) != 3)
-        other = spec.kind != "image" or spec.dtype not in (None, "uint8")
+        other = not spec.is_picture or spec.dtype not in (None, "uint8")
         return None if sized or other else spec.usual
 
     @property

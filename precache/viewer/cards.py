@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from precache.html.png import Preview, downsample, encode_png, preview
+from precache.html.png import Preview, downsample, encode_png, overlay, preview
 from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
@@ -119,6 +119,7 @@ class Cards:
                     continue
                 alt = f"Stored {title} of {key}"
                 pictures.append(_picture(f"stored {title}", alt, stored_row, side))
+        pictures += self._overlays(key, arrays, side)
         return Card(
             row=row,
             key=key,
@@ -128,6 +129,22 @@ class Cards:
             pictures=pictures,
             numbers=numbers,
         )
+
+    def _overlays(
+        self, key: str, arrays: Mapping[str, np.ndarray], side: int | None
+    ) -> Iterator[Picture]:
+        """Yield the masks of epoch 0 over the first picture of their size."""
+        version, rows, masks = self._catalogue.version, dict[str, np.ndarray](), list[str]()
+        for name, field in version.recipe.fields.items():
+            row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
+            if row is not None and kind in ("image", "mask") and row.dtype == np.uint8:
+                rows[name] = row
+                masks += [name] if kind == "mask" else []
+        for mask in masks:
+            size = rows[mask].shape[1:]
+            for name in [n for n in rows if n not in masks and rows[n].shape[1:] == size][:1]:
+                shown = overlay(rows[mask], rows[name])
+                yield _picture(f"{mask} over {name}", f"{mask} over {name} of {key}", shown, side)
 
 
 def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import precache
-from precache.errors import BuildError, DamageError, RecipeError, UsageError
+from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.ops import Resize
 from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
@@ -105,21 +105,6 @@ def test_rows_are_the_images_with_shapes_of_their_own(
     if codec != "image":
         for row, shape in zip(stored[:], shapes, strict=True):
             assert len(row) == shape.prod()
-
-
-def test_masks_of_many_shapes_get_advice_that_holds(tmp_path: Path) -> None:
-    """They were told to give `--max-size`, which they had."""
-    for number in range(8):
-        mask = np.zeros((20 + 9 * number, 40), np.uint8)
-        mask[8:16] = 7
-        write(tmp_path / "masks" / f"{number}.png", encoded(Image.fromarray(mask), "PNG"))
-    options = {"mode": "P", "interpolation": "nearest"}
-    with pytest.raises(BuildError, match="give --resize and --crop") as caught:
-        build(tmp_path / "masks", tmp_path / "store", recipe(**options))
-    assert "--max-size to" not in str(caught.value)
-    sized = Recipe.image(resize=(32, 32), **options)
-    built = build(tmp_path / "masks", tmp_path / "store", sized)
-    assert set(np.unique(np.stack([*rows_of(built.path).values()]))) == {0, 7}
 
 
 def test_images_of_one_shape_stay_rows_of_one_shape(tmp_path: Path) -> None:

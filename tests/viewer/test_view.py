@@ -246,6 +246,40 @@ def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
             assert np.array_equal(image(body), dataset[1]["image"].permute(1, 2, 0).numpy())
 
 
+def voc_colour(number: int) -> list[int]:
+    """The colour of a class in Pascal VOC, by the code of its development kit."""
+    colour = [0, 0, 0]
+    for place in range(8):
+        for channel in range(3):
+            colour[channel] |= (number >> channel & 1) << (7 - place)
+        number >>= 3
+    return colour
+
+
+def test_masks_lie_over_their_images(tmp_path: Path) -> None:
+    for number in range(6):
+        photo, mask = cut(number, (52 + number, 44)), np.zeros((44, 52 + number), np.uint8)
+        mask[4:20, 3:30], mask[8:40, 25:50], mask[:2] = 1 + number, 14, 255
+        write(tmp_path / f"images/{number}.png", encoded(photo, "PNG"))
+        write(tmp_path / f"masks/{number}.png", encoded(Image.fromarray(mask), "PNG"))
+    of_masks = {"input": "masks", "ops": [{"op": "decode", "mode": "P"}]}
+    fields = {"image": {"ops": [{"op": "decode"}]}, "mask": of_masks}
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build_here(tmp_path / "{images,masks}", tmp_path / "store", recipe)
+    dataset = precache.CachedDataset(tmp_path / "store")
+    with served(str(tmp_path / "store")) as server:
+        for row, key in enumerate(dataset.keys):
+            read = page(server, f"row/{row}")
+            pixels, classes = dataset[row]["image"].numpy(), dataset[row]["mask"][0].numpy()
+            colours = np.array([voc_colour(n) for n in range(256)])[classes]
+            wanted = np.where(
+                classes[..., None] > 0, (pixels.transpose(1, 2, 0) + colours) // 2,
+                pixels.transpose(1, 2, 0),
+            )  # fmt: skip
+            assert np.array_equal(image(read.pictures[f"mask over image of {key}"]), wanted)
+            assert ", 14, 255" in read.text
+
+
 def test_functions_of_a_recipe_run_only_where_the_user_says_so(
     server: ViewServer, built: BuiltStore
 ) -> None:

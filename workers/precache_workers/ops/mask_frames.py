@@ -7,7 +7,7 @@ on it: it belongs to another photo, or was drawn before EXIF turned that one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +97,24 @@ class MaskFrames:
         unlike = [pair for pair in self.of(sample) if not pair.fits]
         files = f" ({', '.join(sample.files.values())})" if sample.files else ""
         return f"its mask does not lie on its image{files}: {unlike[0]}" if unlike else ""
+
+    def unlike(self, shapes: Mapping[str, Sequence[int] | None]) -> str:
+        """Return the reason why a sample has no row, as a mask has not the size of its image.
+
+        Parameters
+        ----------
+        shapes
+            (C, H, W) of its rows, of fields whose rows have shapes of their own.
+        """
+        for mask, image in self._pairs:
+            of_mask, of_image = shapes.get(mask), shapes.get(image)
+            if of_mask and of_image and (*of_mask[1:],) != (*of_image[1:],):
+                (_, rows, others), (_, height, width) = of_mask, of_image
+                return (
+                    f"its mask has not the size of its image: {others} x {rows} px in {mask}, and "
+                    f"{width} x {height} in {image}"
+                )
+        return ""
 
     def are_apart(self, pair: Pair) -> bool:
         """Return True if ops take other parts of the scene for a mask than for its image."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,11 +22,12 @@ from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache.store.shard_writer import jpeg_of
 from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import run_samples
 from precache_workers.profiling.own_draws import OwnDraws
-from precache_workers.profiling.pixel_readings import PixelReadings
+from precache_workers.profiling.pixel_readings import MASKS, PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
@@ -146,8 +147,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    stored, reasons = list[float](), list[str]()
+    stored, reasons, tried = list[float](), list[str](), dict[str, dict[str, tuple[int, ...]]]()
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
         parts.add(key, sample)
@@ -164,8 +164,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 reasons.append(f"{key}: {rows}")
                 continue
             _check_dtypes(rows)
-            for name, row in rows.items():
-                seen[name].add(row.shape)
+            tried[key] = {name: row.shape for name, row in rows.items()}
             nbytes = files.nbytes
             stored.append(
                 sum(
@@ -184,12 +183,15 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     if first is None:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     fields = job.recipe.fields
+    seen = {name: {own[name] for own in tried.values()} for name in fields}
     shapes = {name: _row_shape(fields[name], row, seen[name]) for name, row in first.items()}
     _check_declared(job.recipe, shapes)
     if not job.refreshes:
         draws.require_none()
     pixels = () if job.refreshes else (*readings.notes(), *files.notes())
     notes = (*parts.notes(starts), *_ragged_notes(fields, shapes, seen))
+    if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
+        notes = (*notes, unlike)
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
 
 
@@ -206,13 +208,43 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
         return RowShape((row.shape[0], *(usual or row.shape[1:])), shape.dtype, ragged=True)
     differs = len({*seen}) > 1 or field.differs
     pictures = {len(other) == 3 and other[0] == row.shape[0] for other in seen} == {True}
-    if usual is None or not (differs and pictures and row.dtype == np.uint8):
+    if usual is None or not (differs and pictures):
         return shape
     return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
 
 
 def _is_image(row: RowShape) -> bool:
     return row.dtype == "uint8" and len(row.shape) == 3
+
+
+def _of_other_sizes(
+    frames: MaskFrames,
+    shapes: Mapping[str, RowShape],
+    tried: Mapping[str, Mapping[str, tuple[int, ...]]],
+) -> str:
+    """Return a line on ragged masks that have not the sizes of their images; empty if all have.
+
+    Raises
+    ------
+    RecipeError
+        A quarter of the samples tried are such.
+    """
+    ragged = [name for name, row in shapes.items() if row.ragged]
+    faults = {
+        key: fault
+        for key, own in tried.items()
+        if (fault := frames.unlike({name: own.get(name) for name in ragged}))
+    }
+    if not faults:
+        return ""
+    key, fault = next(iter(faults.items()))
+    line = f"{len(faults)} of {len(tried)} samples tried are bad, such as {key}: {fault}"
+    if MASKS * len(faults) < len(tried):
+        return line
+    raise RecipeError(
+        f"{line}. Bring images and masks to one height and width, as by size = [224, 224] in the "
+        "resize of both"
+    )
 
 
 def _ragged_notes(

@@ -177,6 +177,18 @@ class FieldWriter:
             case _:
                 self._staged = action
 
+    def staged_shape(self, place: int) -> Sequence[int] | None:
+        """Shape of the row that was staged for a place; None if it is a hole, or all are alike."""
+        if not self._shape.ragged or isinstance(self._staged, Zeros):
+            return None
+        if self._staged is None:
+            return self._writer.row.shape
+        row = place + self._staged.shift
+        [(stored, [within])] = self._stored(self._arrays[self._staged.array], range(row, row + 1))
+        assert stored.row_shapes is not None  # as the field's rows are ragged
+        shape: list[int] = stored.row_shapes[within].tolist()
+        return shape
+
     def keep(self, rows: range) -> None:
         """Append what was staged last, for the rows at these places."""
         match self._staged:

@@ -298,7 +298,10 @@ class _Rows:
         fault = ""
         if self._frames is not None and sample is not None and not row.hole:
             fault = self._frames.fault(sample)
-        return fault or stage_rows(row.fields, self._writers, place, key, sample)
+        fault = fault or stage_rows(row.fields, self._writers, place, key, sample)
+        if fault or self._frames is None:
+            return fault
+        return self._frames.unlike({n: w.staged_shape(place) for n, w in self._writers.items()})
 
     def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
         """Return a sample, empty if it could not be fetched, and the reason of a hole."""

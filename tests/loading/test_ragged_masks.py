@@ -1,0 +1,544 @@
+"""Photos and masks of many shapes: moved by one draw while they are read, masks never blended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import precache
+from precache.codecs.windows import Windows
+from precache.errors import RecipeError, UsageError
+from precache.loading.gpu.device_slots import DeviceSlots
+from precache.reading.version_reader import VersionReader
+from precache.recipe.recipe import Recipe
+from precache.recipe.resampling import resized_shape
+from precache.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    Draw,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+    View,
+)
+from tests.conftest import photo
+from tests.support.building import encoded, write
+from tests.support.device import unpacked
+from tests.support.pictures import oriented
+
+SEED, COUNT = 5, 36
+BOTH = {"image": "bilinear", "mask": "nearest"}
+NAMES = tuple(BOTH)
+OPTIONS: dict[str, Any] = {"device": "cpu", "seed": SEED}
+
+
+def mask_of(number: int, height: int, width: int) -> np.ndarray:
+    """Classes 0 to 20 in areas and single pixels, and 255 for those that do not count."""
+    random = np.random.default_rng(number)
+    areas = np.kron(random.integers(0, 22, (8, 8)), np.ones((13, 16), int))[:height, :width]
+    values = np.where(random.random(areas.shape) < 0.2, random.integers(0, 22, areas.shape), areas)
+    return np.where(values == 21, 255, values).astype(np.uint8)
+
+
+def put_pair(root: Path, number: int, size: tuple[int, int], exif: int = 1) -> None:
+    image = Image.fromarray(photo(number, *size))
+    options = {"exif": oriented(exif)} if exif != 1 else {}
+    write(root / f"images/{number:02}.png", encoded(image, "PNG", **options))
+    mask = Image.fromarray(mask_of(number, *size))
+    write(root / f"masks/{number:02}.png", encoded(mask, "PNG"))
+
+
+def recipe(
+    resize: dict[str, Any] | None = None, of_mask: dict[str, Any] | None = None, **decode: str
+) -> Recipe:
+    """Fields `image`, and `mask` with the same resize or one of its own."""
+    ops: list[Any] = [{"op": "decode", **decode}]
+    of_masks: list[Any] = [{"op": "decode", "mode": "P"}]
+    if resize:
+        nearest = {"interpolation": "nearest"}
+        ops.append({"op": "resize", **resize})
+        of_masks.append({"op": "resize", **(of_mask or resize), **nearest})
+    mask = {"input": "masks", "ops": of_masks}
+    return Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "raw"}, "mask": mask}})
+
+
+def build(root: Path, built: Recipe, name: str = "store", **options: Any) -> Path:
+    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
+    precache.build(f"{root}/{{images,masks}}", root / name, built, **options)
+    return root / name
+
+
+def batches(store: Path, transform: Any, epochs: int = 1, **options: Any) -> list[Any]:
+    with precache.Loader(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
+        return [batch for _ in range(epochs) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pairs")
+    for number in range(COUNT):
+        put_pair(root, number, (30 + 13 * number % 61, 27 + 7 * number % 83))
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Path:
+    return build(folder, recipe())
+
+
+# --- what a build stores --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resize", [{}, {"max_size": 60}, {"size": 24}])
+def test_masks_are_stored_with_the_shapes_of_their_images(
+    resize: dict[str, int], folder: Path
+) -> None:
+    store = build(folder, recipe(resize), f"{''.join(resize)}.store")
+    fields = precache.open(store).fields
+    assert all(fields[name].ragged for name in BOTH)
+    assert fields["mask"].codec == ("zstd" if "max_size" in resize else "image")
+    dataset = precache.CachedDataset(store)
+    for key, row in zip(dataset.keys, dataset, strict=True):
+        whole = Image.open(folder / "masks" / key)
+        height, width = row["image"].shape[1:]
+        resized = whole.resize((width, height), Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(row["mask"], np.asarray(resized)[None])
+    assert len({row["mask"].shape for row in dataset}) > 5
+
+
+def test_masks_alone_are_rows_of_many_shapes(folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_size": 50, "mode": "P", "interpolation": "nearest"}
+    precache.build(folder / "masks", tmp_path / "store", Recipe.image(**options), address="serial")
+    [batch, *_] = batches(tmp_path / "store", RandomResizedCrop(16, fields={"image": "nearest"}))
+    assert batch["image"].shape == (8, 1, 16, 16)
+    assert {*batch["image"].unique().tolist()} <= {*range(21), 255}
+
+
+@pytest.mark.parametrize("exif", [6, 8])
+def test_photos_that_exif_turns_lie_on_their_masks(exif: int, tmp_path: Path) -> None:
+    for number in range(8):
+        put_pair(tmp_path, number, (30 + number, 50), exif)
+    with pytest.raises(RecipeError, match='orientation = "stored"'):
+        build(tmp_path, recipe())
+    store = build(tmp_path, recipe(orientation="stored"))
+    for row in precache.CachedDataset(store):
+        assert row["image"].shape[1:] == row["mask"].shape[1:]
+    assert not precache.open(store).holes
+    for batch in batches(store, RandomResizedCrop(16, fields=BOTH)):
+        assert batch["mask"].shape == (8, 1, 16, 16)
+
+
+def put_half_mask(root: Path, number: int) -> None:
+    mask = Image.fromarray(mask_of(number, 40, 50 + number))
+    write(root / f"masks/{number:02}.png", encoded(mask, "PNG"))
+
+
+def test_a_mask_of_another_size_is_a_hole_with_its_reason(tmp_path: Path) -> None:
+    for number in range(12):
+        put_pair(tmp_path, number, (80, 100 + 2 * number))
+    put_half_mask(tmp_path, 0)
+    store = build(tmp_path, recipe())
+    [(key, reason)] = precache.open(store).holes.values()
+    assert key == "00.png"
+    assert "its mask has not the size of its image: 50 x 40 px in mask, and 100 x 80" in reason
+    assert len(batches(store, RandomCrop(40, fields=NAMES), drop_last=False)) == 2
+    put_pair(tmp_path, 0, (80, 100))
+    build(tmp_path, recipe())
+    assert not precache.open(store).holes
+    for number in range(1, 5):
+        put_half_mask(tmp_path, number)
+    with pytest.raises(RecipeError, match=r"as by size = \[224, 224\]"):
+        build(tmp_path, recipe(), "other")
+    build(tmp_path, recipe({"size": (32, 32)}), "other")  # the advice
+    assert not precache.open(tmp_path / "other").holes
+
+
+def test_stored_images_and_new_masks_of_other_sizes_are_holes(tmp_path: Path) -> None:
+    """Rows of the images are taken as they are, and those of masks are made anew."""
+    for number in range(40):
+        put_pair(tmp_path, number, (30 + number, 90 if number == 7 else 40))
+    store = build(tmp_path, recipe({"max_size": 100}))
+    assert not precache.open(store).holes
+    build(tmp_path, recipe({"max_size": 100}, {"max_size": 80}))
+    assert {key for key, _ in precache.open(store).holes.values()} == {"07.png"}
+
+
+# --- windows: every pixel by brute force ----------------------------------------------------------
+
+STEPS: dict[str, Callable[[int, int], Any]] = {
+    "RandomResizedCrop": lambda h, w: RandomResizedCrop((h, w), fields=BOTH),
+    "wide": lambda h, w: RandomResizedCrop((h, w), (0.3, 1), (0.2, 5), fields=BOTH),
+    "Resize": lambda h, w: Resize((h, w), fields=BOTH),
+    "shorter": lambda h, w: Resize(min(h, w), fields=BOTH),
+    "RandomCrop": lambda h, w: RandomCrop((h, w), fields=NAMES),
+    "CenterCrop": lambda h, w: CenterCrop((h, w), fields=NAMES),
+    "HorizontalFlip": lambda h, w: HorizontalFlip(fields=NAMES),
+}
+
+Part = tuple[int, int, int, int]
+
+
+def part_of(step: Any, height: int, width: int, draw: Draw) -> Part:
+    """Top, left, height and width of what a step shows."""
+    if isinstance(step, RandomResizedCrop):
+        top, left, high, wide = step.boxes(torch.tensor([height]), width, draw)[0].long().tolist()
+        return top, left, high, wide
+    if isinstance(step, RandomCrop):
+        u = draw.uniform(2)[0]
+        spare = [height - step.size[0] + 1, width - step.size[1] + 1]
+        top, left = (u * torch.tensor(spare, dtype=torch.float32)).long().tolist()
+        return top, left, *step.size
+    if isinstance(step, CenterCrop):
+        high, wide = step.size
+        return round((height - high) / 2), round((width - wide) / 2), high, wide
+    return 0, 0, height, width
+
+
+def brute_force(mask: np.ndarray, steps: Sequence[Any], draw: Draw) -> np.ndarray:
+    """The pixels of a mask (H, W) in which the centres lie, by exact arithmetic."""
+    height, width = mask.shape
+    back: list[Callable[[Fraction, Fraction], tuple[Fraction, Fraction]]] = []
+    for number, step in enumerate(steps):
+        own = draw.inside(number)
+        top, left, high, wide = part_of(step, height, width, own)
+        flips = isinstance(step, HorizontalFlip) and bool((own.uniform(1) < step.p).item())
+        if isinstance(step, Resize):
+            height, width = resized_shape(high, wide, step.size)
+        elif isinstance(step, RandomResizedCrop):
+            height, width = step.size
+        else:
+            height, width = high, wide
+
+        def origin(
+            y: Fraction, x: Fraction, place: Any = (top, left, high, wide, height, width, flips)
+        ) -> tuple[Fraction, Fraction]:
+            top, left, high, wide, height, width, flips = place
+            x = width - x if flips else x
+            return top + y * Fraction(high, height), left + x * Fraction(wide, width)
+
+        back.append(origin)
+    lines = [(Fraction(2 * y + 1, 2), Fraction(0)) for y in range(height)]
+    columns = [(Fraction(0), Fraction(2 * x + 1, 2)) for x in range(width)]
+    for origin in reversed(back):
+        lines, columns = [origin(*p) for p in lines], [origin(*p) for p in columns]
+    rows, across = [math.floor(y) for y, _ in lines], [math.floor(x) for _, x in columns]
+    return mask[np.ix_(rows, across)]
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Any]:
+    """Steps that bring all rows to one size, and resize once at most."""
+    height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    flip = STEPS["HorizontalFlip"](0, 0)
+    flips = [[flip] * draw(st.integers(0, 1)) for _ in range(3)]
+    resize = draw(st.sampled_from(["RandomResizedCrop", "wide", "Resize", "shorter", ""]))
+    crop = draw(st.sampled_from(["RandomCrop", "CenterCrop"]))
+    first = [STEPS[resize](height + 4, width + 4)] if resize else []
+    small = draw(st.integers(1, min(height, width)))
+    second = [STEPS[crop](small, small)] if draw(st.booleans()) or resize in ("shorter", "") else []
+    return [*flips[0], *first, *flips[1], *second, *flips[2]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains(), st.integers(0, 3))
+def test_masks_are_the_pixels_at_the_centres_and_images_are_read_as_alone(
+    store: Path, steps: list[Any], epoch: int
+) -> None:
+    dataset = precache.CachedDataset(store)
+    options = {**OPTIONS, "drop_last": True}
+    alone = [type(step)(step.size) if hasattr(step, "size") else HorizontalFlip() for step in steps]
+    for step, own in zip(steps, alone, strict=True):
+        if isinstance(step, RandomResizedCrop):
+            own.scale, own.ratio = step.scale, step.ratio
+    with (
+        precache.Loader(store, 8, transform=Compose(steps), **options) as loader,
+        precache.Loader(
+            store, 8, transform=Compose(alone), fields=["image"], **options
+        ) as of_images,
+    ):
+        loader.set_epoch(epoch)
+        of_images.set_epoch(epoch)
+        batch, other = next(iter(loader)), next(iter(of_images))
+    assert torch.equal(batch["image"], other["image"])
+    for number in range(2):
+        row = batch["row"][number : number + 1]
+        whole = dataset[int(row)]["mask"][0].numpy()
+        wanted = brute_force(whole, steps, Draw((SEED, epoch), 0, row))
+        np.testing.assert_array_equal(batch["mask"][number, 0], wanted)
+
+
+def test_depth_of_sixteen_bits_keeps_its_values(tmp_path: Path) -> None:
+    for number in range(12):
+        size = 30 + number, 70 - 2 * number
+        depth = np.random.default_rng(number).integers(0, 1 << 16, size).astype(np.uint16)
+        put_pair(tmp_path, number, size)
+        write(tmp_path / f"depth/{number:02}.png", encoded(Image.fromarray(depth), "PNG"))
+    fields = recipe().to_dict()["fields"]
+    fields["depth"] = {"input": "depth", "ops": [{"op": "decode", "mode": "unchanged"}]}
+    built = Recipe.from_dict({"fields": fields})
+    precache.build(
+        f"{tmp_path}/{{images,masks,depth}}", tmp_path / "store", built, address="serial"
+    )
+    scene = {**BOTH, "depth": "nearest"}
+    chains: list[list[Any]] = [
+        [RandomResizedCrop(12, fields=scene), HorizontalFlip(fields=scene)],
+        [HorizontalFlip(fields=scene), RandomCrop((20, 12), fields=scene)],
+    ]
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for steps in chains:
+        for batch in batches(tmp_path / "store", Compose(steps)):
+            for number, row in enumerate(batch["row"]):
+                draw = Draw((SEED, 0), 0, row[None])
+                for name in ("mask", "depth"):
+                    wanted = brute_force(dataset[int(row)][name][0].numpy(), steps, draw)
+                    np.testing.assert_array_equal(batch[name][number, 0].numpy(), wanted)
+    assert batch["depth"].dtype == torch.uint16
+    with pytest.raises(UsageError, match=r"is uint16, .* give fields=\{'depth': 'nearest'\}"):
+        batches(tmp_path / "store", RandomResizedCrop(12, fields={**scene, "depth": "bilinear"}))
+
+
+# --- positions, ranks, and what follows -----------------------------------------------------------
+
+MOVES = Compose([RandomResizedCrop(24, fields=BOTH), HorizontalFlip(fields=NAMES)])
+
+
+def by_row(read: list[Any]) -> dict[int, torch.Tensor]:
+    rows = {}
+    for batch in read:
+        scenes = torch.cat([batch["image"], batch["mask"]], 1)
+        rows.update(zip(batch["row"].tolist(), scenes, strict=True))
+    return rows
+
+
+def test_a_resumed_loop_and_ranks_move_pairs_alike(store: Path) -> None:
+    whole = by_row(batches(store, MOVES, drop_last=False))
+    assert {*torch.stack([*whole.values()])[:, 3].unique().tolist()} == {*range(21), 255}
+    with precache.Loader(store, 8, transform=MOVES, **OPTIONS) as loader:
+        steps = iter(loader)
+        seen = [next(steps), next(steps)]
+        state = loader.state_dict()
+    with precache.Loader(store, 8, transform=MOVES, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        seen += list(loader)
+    ranks = [b for r in range(2) for b in batches(store, MOVES, rank=r, world_size=2)]
+    for read in (seen, [b for b in ranks if not b["repeated"].any()]):
+        rows = by_row(read)
+        assert rows
+        assert all(torch.equal(scene, whole[row]) for row, scene in rows.items())
+
+
+@pytest.mark.parametrize("options", [{"access": "pread"}, {"num_threads": 2}, {"verify": False}])
+def test_every_way_of_reading_gives_the_same_pairs(options: dict[str, Any], store: Path) -> None:
+    usual = by_row(batches(store, MOVES, drop_last=False))
+    rows = by_row(batches(store, MOVES, drop_last=False, **options))
+    assert rows.keys() == usual.keys()
+    assert all(torch.equal(scene, usual[row]) for row, scene in rows.items())
+
+
+def test_later_steps_see_pairs_of_one_shape(store: Path) -> None:
+    colour, floats = ColorJitter(0.4, hue=0.1, fields=("image",)), ToDType(fields=("image",))
+    resized = Resize(12, fields=BOTH)
+    steps = [*MOVES.steps, floats, colour, resized, Normalize([0.5] * 3, [0.2] * 3)]
+    for batch, plain in zip(batches(store, Compose(steps)), batches(store, MOVES), strict=True):
+        count = len(batch["row"])
+        assert batch["image"].shape == (count, 3, 12, 12)
+        wanted = resized.nearest(plain["mask"], Draw((0,), 0, batch["row"]))
+        assert torch.equal(batch["mask"], wanted)
+
+
+def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
+    """The filter of `image` was undone a second time there, on pixels that had been cropped."""
+    store = build(folder, recipe({"size": 24}), "filtered.store")
+    reader, rows = VersionReader(str(store)), np.arange(8)
+
+    def corner(sizes: np.ndarray, draw: Any) -> Windows:
+        return View.whole(sizes).cropped(np.zeros_like(sizes), np.array([16, 16])).windows
+
+    reader.crop(corner, (16, 16))
+    batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
+    for name, values in reader.read_whole(rows).items():
+        np.testing.assert_array_equal(batch[name], values)
+
+
+def test_a_batch_of_pairs_may_be_changed_in_one_field(store: Path) -> None:
+    transform = Compose([*MOVES.steps, CenterCrop(20, fields=("image",))])
+    for batch, plain in zip(batches(store, transform), batches(store, MOVES), strict=True):
+        assert torch.equal(batch["image"], plain["image"][:, :, 2:22, 2:22])
+        assert torch.equal(batch["mask"], plain["mask"])
+
+
+# --- a training ----------------------------------------------------------------------------------
+
+CROP = RandomResizedCrop(32, (0.2, 1), fields=BOTH)
+FLIP = HorizontalFlip(fields=NAMES)
+
+
+class Pairs(Dataset[dict[str, torch.Tensor]]):
+    """Pairs decoded by Pillow, and cropped as a loader draws it for a row of a store."""
+
+    def __init__(self, folder: Path, keys: Sequence[str], epoch: int) -> None:
+        self._folder, self._keys, self._epoch = folder, keys, epoch
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        draw = Draw((SEED, self._epoch), 0, torch.tensor([row]))
+        pixels = np.asarray(Image.open(self._folder / "images" / self._keys[row]))
+        mask = np.asarray(Image.open(self._folder / "masks" / self._keys[row]))
+        top, left, high, wide = part_of(CROP, *mask.shape, draw.inside(0))
+        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
+        image = torch.nn.functional.interpolate(
+            part.permute(2, 0, 1)[None].double(), (32, 32), mode="bilinear", antialias=True
+        )[0]
+        flips = bool((draw.inside(1).uniform(1) < FLIP.p).item())
+        image = image.flip(2) if flips else image
+        picked = brute_force(mask, [CROP, FLIP], draw)
+        return {"image": image.round().byte(), "mask": torch.from_numpy(picked)[None]}
+
+
+def losses(batches: Iterator[dict[str, torch.Tensor]]) -> list[float]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 12, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(12, 12, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(12, 4, 1),
+    )
+    optimizer, curve = torch.optim.Adam(net.parameters(), 0.01), []
+    for batch in batches:
+        scores, target = net(batch["image"].float() / 255 - 0.5), batch["mask"][:, 0].long()
+        loss = torch.nn.functional.cross_entropy(scores, target, ignore_index=255)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def test_a_segmentation_learns_as_from_the_files(tmp_path: Path) -> None:
+    for number in range(60):
+        size = 40 + 7 * number % 31, 36 + 11 * number % 41
+        pixels = photo(number, *size)
+        mask = pixels[..., 0] // 64
+        mask[:2] = mask[:, :2] = 255
+        name = f"{number:02}.png"
+        write(tmp_path / "images" / name, encoded(Image.fromarray(pixels), "PNG"))
+        write(tmp_path / "masks" / name, encoded(Image.fromarray(mask), "PNG"))
+    store = build(tmp_path, recipe())
+    keys, epochs = list(precache.open(store).keys), 6
+    read = batches(store, Compose([CROP, FLIP]), epochs)
+    rows = [batch["row"].tolist() for batch in read]
+    each = len(rows) // epochs
+
+    def from_files() -> Iterator[dict[str, torch.Tensor]]:
+        for epoch in range(epochs):
+            part = rows[epoch * each : (epoch + 1) * each]
+            yield from DataLoader(Pairs(tmp_path, keys, epoch), batch_sampler=part)
+
+    cached, plain = losses(iter(read)), losses(from_files())
+    assert cached == pytest.approx(plain, rel=2e-3)
+    assert np.mean(cached[-each:]) < np.mean(cached[:each]) / 2
+    assert len({*cached}) == len(cached)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transform", "advice"),
+    [
+        (RandomResizedCrop(16), "fields={'image': 'bilinear', 'mask': 'nearest'}"),
+        (
+            Compose([RandomResizedCrop(16, fields=BOTH), HorizontalFlip()]),
+            "HorizontalFlip changes image alone, and mask would stay behind",
+        ),
+        (RandomCrop(16, fields=("image",)), "fields=('image', 'mask')"),
+        (None, "RandomResizedCrop(224, fields={'image': 'bilinear', 'mask': 'nearest'})"),
+        (RandomCrop(16, padding=2, fields=NAMES), "begins with RandomCrop"),
+        (
+            RandomResizedCrop(16, fields={"image": "bilinear", "mask": "bilinear"}),
+            "give fields={'mask': 'nearest'}",
+        ),
+        (RandomCrop(16, fields=(*NAMES, "depth")), "changes 'depth', and the batch has image"),
+        (
+            Compose([HorizontalFlip(), *MOVES.steps]),
+            "HorizontalFlip would leave mask behind: give it fields=('image', 'mask')",
+        ),
+    ],
+    ids=["crop", "flip", "alone", "none", "padding", "blended", "unknown", "first"],
+)
+def test_what_would_stay_behind_or_be_blended_is_refused(
+    transform: Any, advice: str, store: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        batches(store, transform)
+    assert advice in str(caught.value)
+
+
+def test_a_crop_of_the_image_alone_is_read_without_its_mask(store: Path) -> None:
+    with pytest.raises(UsageError, match="name fewer fields in fields= of the Loader"):
+        batches(store, RandomResizedCrop(16))
+    [batch, *_] = batches(store, RandomResizedCrop(16), fields=["image"])
+    assert {*batch} == {"image", "row"}
+
+
+def test_masks_of_one_shape_do_not_stay_behind_ragged_images(folder: Path) -> None:
+    built = recipe({"max_size": 60}, {"size": (30, 30)})
+    store = build(folder, built, "apart.store")
+    for crop in (RandomResizedCrop(16), RandomResizedCrop(16, fields=BOTH)):
+        with pytest.raises(UsageError, match="of mask one shape, so that RandomResizedCrop cannot"):
+            batches(store, crop)
+    [batch, *_] = batches(store, RandomResizedCrop(16, fields={"image": "bilinear"}))
+    assert batch["mask"].shape == (8, 1, 30, 30)
+
+
+def halved(image: np.ndarray) -> np.ndarray:
+    """Half of an image that is wide; others as they are."""
+    return image[::2, ::2] if image.shape[1] > 60 else image
+
+
+def test_images_of_one_scene_that_differ_in_size_are_named_when_a_loader_opens(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Left and right ones, which no rule of a build takes for one scene."""
+    ops: list[Any] = [{"op": "decode"}]
+    own = {"op": "function", "function": f"{__name__}:halved"}
+    fields = {"left": {"ops": ops}, "right": {"ops": [*ops, own]}, "same": {"ops": ops}}
+    for field in fields.values():
+        field["input"] = "images"  # type: ignore[assignment]
+    store = build(folder, Recipe.from_dict({"fields": fields}), "views.store")
+    crop = RandomResizedCrop(16, fields={"left": "bilinear", "right": "bilinear"})
+    names = ["left", "right"]
+    sizes = {k: r["left"].shape[1:] for k, r in keyed(store)}
+    wide = [key for key, (_, width) in sizes.items() if width > 60]
+    with pytest.raises(
+        UsageError, match=f"differ in size in {len(wide)} of {COUNT} rows"
+    ) as caught:
+        batches(store, crop, fields=names)
+    assert any(f"of {key} they are" in str(caught.value) for key in wide)
+    [batch, *_] = batches(
+        store, RandomResizedCrop(16, fields={"left": "bilinear"}), fields=["left"]
+    )
+    both = RandomResizedCrop(16, fields={"left": "bilinear", "same": "bilinear"})
+    [pair, *_] = batches(store, both, fields=["left", "same"])
+    assert torch.equal(pair["left"], pair["same"])
+    assert torch.equal(pair["left"], batch["left"])
+
+
+def keyed(store: Path) -> Iterator[tuple[str, Any]]:
+    dataset = precache.CachedDataset(store)
+    return zip(dataset.keys, dataset, strict=True)
