@@ -17,7 +17,8 @@ from precache.reading.shard_files import ShardFiles
 from precache.store.version import Version
 
 CROPPED_TOGETHER = 8
-"""Rows that are decoded before they are cropped: few, as their pixels are to stay in the cache."""
+"""Rows of the mapped file that one call crops; decoded ones are cropped each while the CPU's caches
+hold it."""
 
 
 class RaggedReader(ArrayReader):
@@ -79,8 +80,11 @@ class RaggedReader(ArrayReader):
             As `rows`.
         """
         with contextlib.closing(self.rows(rows)) as images:
-            for start in range(0, len(rows), CROPPED_TOGETHER):
-                part = slice(start, start + CROPPED_TOGETHER)
+            jpeg = self.array.decoder.jpeg
+            views = self.array.decoder.codecs == ("crc32c",) and not jpeg
+            together = CROPPED_TOGETHER if views else 1
+            for start in range(0, len(rows), together):
+                part = slice(start, start + together)
                 several = list(itertools.islice(images, len(out[part])))
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
@@ -88,10 +92,9 @@ class RaggedReader(ArrayReader):
                 if self.array.dtype != "uint8" or nearest:
                     pick_pixels(several, windows.part(part), out[part])
                     continue
-                interleaved = self.array.decoder.jpeg
-                if interleaved:
+                if jpeg:
                     several = [image.transpose(1, 2, 0) for image in several]
-                resize_windows(several, windows.part(part), out[part], interleaved=interleaved)
+                resize_windows(several, windows.part(part), out[part], interleaved=jpeg)
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
