@@ -25,6 +25,7 @@ from precache.loading.loader import Loader as Loader
 from precache.loading.mixing import Mixture as Mixture
 from precache.loading.mixing import mix as mix
 from precache.loading.options import Block as Block
+from precache.loading.options import Buckets as Buckets
 from precache.loading.options import Cache as Cache
 from precache.loading.tuple_batch import TupleBatch as TupleBatch
 from precache.maintenance.diff import diff as diff

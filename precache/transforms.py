@@ -42,6 +42,9 @@ GREY = (0.299, 0.587, 0.114)
 NUMBERS = ("label", "row", "repeated")
 """Fields of a batch that number its samples."""
 
+LENGTH = ".length"
+"""Ending of the name of the part of a batch with the lengths of the rows of a padded field."""
+
 MOST_CHANNELS = 4
 """Most channels of a picture; a last axis as short as that, behind longer ones, holds channels."""
 
@@ -189,7 +192,7 @@ class FieldTransform(Transform):
     def _require_scene(self, images: Batch, batch: Batch) -> None:
         """Raise `UsageError` if fields that belong together stay behind, or differ in size."""
         name = type(self).__name__
-        others = [key for key in batch if key not in ("image", *NUMBERS) and batch[key].ndim > 1]
+        others = [key for key in batch if key not in ("image", *NUMBERS) and _has_axes(batch, key)]
         if self.fields is None and others:
             raise UsageError(
                 f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
@@ -200,6 +203,16 @@ class FieldTransform(Transform):
         if len({*sizes.values()}) > 1:
             text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
             raise UsageError(f"{name} takes fields of one height and width, not {text}")
+
+
+def _has_axes(batch: Mapping[str, Any], name: str) -> bool:
+    """Return True for a field whose rows may be pixels or coordinates: not text, nor tokens, which
+    differ in length along their only axis."""
+    part = batch[name]
+    if isinstance(part, list):
+        return bool(part) and torch.is_tensor(part[0]) and part[0].ndim > 1
+    differs = part.is_nested or f"{name}{LENGTH}" in batch
+    return bool(part.ndim > 1 + differs)
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:
@@ -344,7 +357,9 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 
 
 def require_fitting(
-    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    transform: Any,
+    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    sequences: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
@@ -355,10 +370,15 @@ def require_fitting(
     ----------
     rows
         Field -> shape and dtype of a row.
+    sequences
+        Parts of a batch of two rows that differ in length.
     """
     batch: Any = {
-        name: torch.empty((2, *shape), dtype=dtype, device="meta")
-        for name, (shape, dtype) in rows.items()
+        **(sequences or {}),
+        **{
+            name: torch.empty((2, *shape), dtype=dtype, device="meta")
+            for name, (shape, dtype) in rows.items()
+        },
     }
     draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
     normalized = dict[str, Normalize]()

@@ -564,18 +564,32 @@ static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer 
 typedef struct {
     Sources sources;
     const int64_t *checks; /* NULL: each frame is checked by its own checksum */
+    const int64_t *sizes;  /* NULL: all frames are of one size */
     int filtered;
     Shape shape;
 } Frames;
 
-/* Decode frames of `size` bytes each, by way of `scratch` unless it is NULL; return how many came
-   before the first damaged one. */
+/* True if frames of their own sizes fill the room exactly. */
+static int frames_fill(const Frames *frames, Py_ssize_t room)
+{
+    for (Py_ssize_t i = 0; i < frames->sources.count; i++) {
+        if (frames->sizes[i] < 0 || frames->sizes[i] > room)
+            return 0;
+        room -= (Py_ssize_t)frames->sizes[i];
+    }
+    return room == 0;
+}
+
+/* Decode frames of `size` bytes each, unless they have sizes of their own, by way of `scratch`
+   unless it is NULL; return how many came before the first damaged one. */
 static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *scratch,
                                 void *context)
 {
     Py_ssize_t decoded = 0;
     int checking = 1;
     for (; decoded < frames->sources.count; decoded++, out += size) {
+        if (frames->sizes)
+            size = (size_t)frames->sizes[decoded];
         uint8_t *to = scratch ? scratch : out;
         const Py_buffer *frame = &frames->sources.views[decoded];
         int64_t wanted = frames->checks ? frames->checks[decoded] : OWN;
@@ -601,8 +615,9 @@ static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size,
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(frames, checks, out, filtered, channels, height, width, past_caches)\n--\n\n"
-"Decompress zstd frames, each into an equal share of `out`, and undo the filter of their rows.\n\n"
+"decode(frames, checks, out, filtered, channels, height, width, past_caches, sizes=None)\n--\n\n"
+"Decompress zstd frames, each into an equal share of `out`, and undo the filter of their rows.\n"
+"With `sizes` (int64), each frame has one of its own.\n\n"
 "`checks` (int64) has the last four bytes of each frame, its content checksum; at -1 that is\n"
 "skipped, and at -2, or where `checks` is None, the frame's own is checked.\n"
 "Returns the number of frames before the first damaged one.");
@@ -611,24 +626,28 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
     Frames frames;
-    Py_buffer checks, out;
+    Py_buffer checks, out, sizes = {0};
     int past_caches;
-    if (!PyArg_ParseTuple(args, "O!z*w*pnnnp:decode", &PyList_Type, &list, &checks, &out,
+    if (!PyArg_ParseTuple(args, "O!z*w*pnnnp|z*:decode", &PyList_Type, &list, &checks, &out,
                           &frames.filtered, &frames.shape.channels, &frames.shape.height,
-                          &frames.shape.width, &past_caches))
+                          &frames.shape.width, &past_caches, &sizes))
         return NULL;
+    frames.sizes = sizes.buf;
     if (open_sources(&frames.sources, list, NULL) == 0) {
         Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, decoded;
         void *context = zstd.create ? zstd.create() : NULL;
         frames.checks = checks.buf;
-        if (size * count != out.len ||
+        int fills = frames.sizes ? sizes.len == count * (Py_ssize_t)sizeof(int64_t) &&
+                                       !frames.filtered && frames_fill(&frames, out.len)
+                                 : size * count == out.len;
+        if (!fills ||
             (checks.buf && checks.len != count * (Py_ssize_t)sizeof(int64_t)) ||
             (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
         } else if (context == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
-            int via_scratch = past_caches && size && size <= MOST_SCRATCH;
+            int via_scratch = past_caches && !frames.sizes && size && size <= MOST_SCRATCH;
             uint8_t *scratch = via_scratch ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
             decoded = decode_frames(&frames, out.buf, (size_t)size, scratch, context);
@@ -642,6 +661,8 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (checks.obj)
         PyBuffer_Release(&checks);
+    if (sizes.obj)
+        PyBuffer_Release(&sizes);
     PyBuffer_Release(&out);
     return result;
 }

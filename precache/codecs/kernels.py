@@ -176,6 +176,7 @@ def decode_frames(
     filtered: bool,
     batch_nbytes: int,
     checks: np.ndarray | None = None,
+    sizes: np.ndarray | None = None,
 ) -> int:
     """Decompress zstd frames; needs `Compiled.has_zstd`.
 
@@ -190,6 +191,8 @@ def decode_frames(
     checks
         (n,) int64: last four bytes of each frame, `UNCHECKED` or `OWN`, which is the default. A
         libzstd that is too old to skip a checksum checks it.
+    sizes
+        (n,) int64: bytes of each frame's contents, which fill `out` one after another.
 
     Returns
     -------
@@ -201,5 +204,5 @@ def decode_frames(
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
     shape = channels, height, width
-    decoded: int = functions.decode(list(frames), checks, out, filtered, *shape, past)
+    decoded: int = functions.decode(list(frames), checks, out, filtered, *shape, past, sizes)
     return decoded

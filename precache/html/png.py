@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.messages import printable
+
 COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 """Channels -> PNG colour type: grey, grey with alpha, RGB, RGBA."""
 
@@ -16,6 +18,9 @@ SHOWN_CLASSES = 12
 
 PICTURE_SIDE = 16
 """Minimum side of a two-dimensional array that is shown as a picture, not as numbers."""
+
+TEXT_SHOWN, BYTES_SHOWN = 500, 16
+"""Most characters of a text, and bytes of others, that are shown."""
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -53,17 +58,23 @@ class Preview:
     note: str
 
 
-def preview(array: np.ndarray, *, channels_last: bool = False) -> Preview:
+def preview(array: np.ndarray | str | bytes, *, channels_last: bool = False) -> Preview:
     """Convert an array to a picture, or to text if it does not have the shape of one.
 
     Parameters
     ----------
     array
         (C, H, W), (H, W, C) or (H, W) of any dtype. uint8 is unchanged, bool becomes black and
-        white, other dtypes are scaled from their least to their greatest finite value.
+        white, other dtypes are scaled from their least to their greatest finite value. A text
+        stays, as far as it is not too long.
     channels_last
         Try the last axis before the first as the axis of channels.
     """
+    if isinstance(array, bytes):
+        return Preview(None, f"{len(array):,} bytes, which begin with {array[:BYTES_SHOWN].hex()}")
+    if isinstance(array, str):
+        rest = f"… ({len(array):,} characters)" if len(array) > TEXT_SHOWN else ""
+        return Preview(None, printable(array[:TEXT_SHOWN]) + rest)
     image = _channels_last(array, channels_last)
     if image is None or 0 in image.shape:
         return Preview(None, _summary(array))

@@ -18,9 +18,10 @@ from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.loop import Arrived, Counters
-from precache.loading.options import SHUFFLE_WINDOW, Block, LoaderOptions
+from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
+from precache.loading.sequences import Sequences
 from precache.loading.shard_order import CommittedShards, ShardOrder
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
@@ -96,6 +97,8 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
+        self._sequences = Sequences(self.reader, options.ragged)
+        self._require_no_sequences()
         require_unblended(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
@@ -125,7 +128,7 @@ class BatchSource:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(self._transform, kinds)
+            require_fitting(self._transform, kinds, self._sequences.tried(self.reader))
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -141,6 +144,7 @@ class BatchSource:
         )
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
+        self._row_nbytes += sum(field.mean_nbytes for field in self.reader.sequences.values())
         self._transform_time = ThreadTime()
         self._repeated = 0
         self._warned_of_mark = False
@@ -211,6 +215,8 @@ class BatchSource:
                 "nodes of the shuffle": nodes,
                 BLOCK: size,
             }
+        elif isinstance(options.shuffle, Buckets):
+            window = {"buckets of the shuffle": shuffle["window"]}
         rows, holes = "all", self.version.hole_rows if self.version.committed else ()
         if identity["rows"] is not None:
             rows = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
@@ -347,9 +353,26 @@ class BatchSource:
             or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
         }
 
+    def _require_no_sequences(self) -> None:
+        """Raise `UsageError` if rows that differ in length are read, and an option takes none."""
+        options, names = self._options, list(self.reader.sequences)
+        others = tuple({*self.reader.shapes, *self.reader.ragged} - {"row"})
+        for option, refused in (
+            (f"resident={options.resident!r}", options.resident is not None),
+            ("decompress='device'", options.decompress == "device"),
+            ("output='tuple'", options.output == "tuple"),
+        ):
+            if names and refused:
+                raise UsageError(
+                    f"{option} takes rows of one shape, and those of {' and '.join(names)} differ "
+                    f"in length: leave it out, or read the others alone, by fields={others}"
+                )
+
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
-        for name, (_, dtype) in self.reader.shapes.items():
+        dtypes = {name: dtype for name, (_, dtype) in self.reader.shapes.items()}
+        dtypes |= {n: r.array.dtype for n, r in self.reader.sequences.items()}
+        for name, dtype in dtypes.items():
             like = as_tensor(np.empty(0, dtype))
             try:
                 like.to(self._options.device)
@@ -379,11 +402,15 @@ class BatchSource:
                 options.world_size,
                 self._closed,
             )
-        if weights is not None and shuffle is None:
+        by_length = isinstance(options.shuffle, Buckets)
+        if weights is not None and (shuffle is None or by_length):
             raise UsageError(
                 f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
             )
-        sequence = None
+        sequence = lengths = None
+        if isinstance(options.shuffle, Buckets):
+            rows = valid(np.arange(len(valid)))
+            lengths = self.reader.sequences[options.shuffle.field].shapes[rows, 0]
         if options.shuffle == "key":
             rows = valid(np.arange(len(valid)))
             keys = list(self.version.keys)
@@ -396,6 +423,7 @@ class BatchSource:
             drop_last=options.drop_last,
             sequence=sequence,
             weights=weights,
+            lengths=lengths,
             rank=options.rank,
             world_size=options.world_size,
         )
@@ -436,6 +464,7 @@ class BatchSource:
             in_rounds=not self.live,
             finish=self._finish if self._transforms_early else None,
             draw=self._draw if self._crops else None,
+            sequences=self._sequences,
         )
 
     def _rows_with_labels(self) -> np.ndarray:
@@ -489,6 +518,14 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
     chosen, ranks = options.shuffle, options.world_size
     if chosen == "block" or (chosen is True and reader.cached is not None):
         chosen = Block()
+    if isinstance(chosen, Buckets):
+        if chosen.field not in reader.sequences:
+            those = ", ".join(reader.sequences) or "none"
+            raise UsageError(
+                f"shuffle is {chosen}, and the fields that are read whose rows differ in length "
+                f"are: {those}"
+            )
+        return Shuffle(f"buckets {chosen.field}", options.batch_size * ranks, chosen.count)
     if not isinstance(chosen, Block):
         return Shuffle() if options.is_shuffled else None
     if options.batch_size * ranks % chosen.nodes:
@@ -505,7 +542,8 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
         and options.cache.limit is not None
     ):
         window = reader.cached.window(SHUFFLE_WINDOW)
-    shard_rows = [array.array.object_shape[0] for array in reader.readers.values()]
+    arrays = (reader.readers | reader.sequences).values()
+    shard_rows = [array.array.object_shape[0] for array in arrays]
     return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
 
 

@@ -11,7 +11,7 @@ import os
 import reprlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, MethodType
 from typing import Any, overload
 
@@ -23,6 +23,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.options import LoaderOptions, choices_of, require_choice, require_path
+from precache.loading.sequences import with_padding
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
@@ -36,8 +37,16 @@ LARGE_NBYTES = 1 << 30
 """Batches from this size on are checked against the available memory before they are allocated."""
 
 
-class RowOfBatch(dict[str, torch.Tensor]):
-    """A row of a batch: field -> view of the batch; copied and pickled as a plain dict."""
+class RowOfBatch(dict[str, Any]):
+    """A row of a batch: field -> view of the batch; copied and pickled as a plain dict.
+
+    Attributes
+    ----------
+    sequences
+        Fields whose rows differ in length, which a batch has padded.
+    """
+
+    sequences: Collection[str] = ()
 
     def __reduce__(self) -> tuple[type, tuple[Batch]]:
         return dict, (dict(self),)
@@ -49,13 +58,16 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
     Parameters
     ----------
     batch
-        Field -> (n, ...) tensor. Keyword only, so that torch, which rebuilds sequences from their
-        members when it pins memory, makes a list of the rows.
+        Field -> (n, ...) tensor, of ragged fields a list of rows. Keyword only, so that torch,
+        which rebuilds sequences from their members when it pins memory, makes a list of the rows.
+    sequences
+        Fields whose rows differ in length.
     """
 
-    def __init__(self, *, batch: Batch) -> None:
+    def __init__(self, *, batch: dict[str, Any], sequences: Collection[str] = ()) -> None:
         self.batch = batch
-        self._rows: dict[int, tuple[RowOfBatch, Batch]] = {}
+        self.sequences = sequences
+        self._rows: dict[int, tuple[RowOfBatch, dict[str, Any]]] = {}
 
     def __len__(self) -> int:
         return len(self.batch["row"])
@@ -71,16 +83,18 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
         if number not in self._rows:
             views = {name: values[number] for name, values in self.batch.items()}
             self._rows[number] = RowOfBatch(views), views
+            self._rows[number][0].sequences = self.sequences
         return self._rows[number][0]
 
-    def whole(self) -> Batch | None:
-        """Return the batch; None if the members of a row were replaced, or a field is ragged."""
-        if any(isinstance(values, list) for values in self.batch.values()):
+    def whole(self) -> dict[str, Any] | None:
+        """Return the batch; None if members of a row were replaced, or images have many shapes."""
+        if any(isinstance(self.batch[n], list) for n in {*self.batch} - {*self.sequences}):
             return None
         for number, (row, views) in self._rows.items():
             if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
                 return None
-            if any(_layout(view) != _layout(self.batch[n][number]) for n, view in views.items()):
+            tensors = {n: view for n, view in views.items() if torch.is_tensor(view)}
+            if any(_layout(view) != _layout(self.batch[n][number]) for n, view in tensors.items()):
                 return None  # changed by `.data =`, or in its shape
         return self.batch
 
@@ -94,17 +108,30 @@ _STACK = default_collate_fn_map[torch.Tensor]
 
 
 def _collate(
-    samples: Sequence[Batch], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+    samples: Sequence[Batch],
+    *,
+    collate_fn_map: dict[Any, Callable[..., Any]] | None = None,
+    sequences: Collection[str] | None = None,
 ) -> Any:
-    """Collate dicts as torch does, without a copy if `samples` are a whole batch."""
+    """Collate dicts as torch does, without a copy if `samples` are a whole batch.
+
+    Parameters
+    ----------
+    sequences
+        Fields whose rows differ in length, which are padded; by default as the rows say.
+    """
+    if sequences is None:
+        sequences = getattr(samples[0], "sequences", ())
     stacks = default_collate_fn_map.get(torch.Tensor) is _STACK
     if stacks and isinstance(samples, _RowsOfBatch) and collate_fn_map is default_collate_fn_map:
         whole = samples.whole()
         if whole is not None:
-            return whole
-    rows = [dict(sample) for sample in samples]
+            return with_padding(whole, sequences)
+    apart = {name: [row[name] for row in samples] for name in sequences if name in samples[0]}
+    rows = [{name: row[name] for name in row if name not in apart} for row in samples]
     try:
-        return collate(rows, collate_fn_map=collate_fn_map)
+        batch = collate(rows, collate_fn_map=collate_fn_map)
+        return with_padding({name: (apart | batch)[name] for name in samples[0]}, apart)
     except RuntimeError:
         for name in rows[0]:
             shapes = dict.fromkeys(tuple(getattr(row.get(name), "shape", ())) for row in rows)
@@ -356,8 +383,10 @@ class CachedDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.__opened.reader.valid)
 
-    def __getitem__(self, index: Any) -> Batch:
+    def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return field -> tensor of one row without a batch axis, and `row` (int64).
+
+        Fields of kind ``text`` and ``bytes`` give str and bytes.
 
         Parameters
         ----------
@@ -411,10 +440,10 @@ class CachedDataset(Dataset[Batch]):
         batch: dict[str, Any] = {
             name: as_tensor(values)
             if isinstance(values, np.ndarray)
-            else [as_tensor(value) for value in values]
+            else [as_tensor(v) if isinstance(v, np.ndarray) else v for v in values]
             for name, values in reader.read_whole(rows).items()
         }
-        return _RowsOfBatch(batch=batch)
+        return _RowsOfBatch(batch=batch, sequences=reader.sequences)
 
     def __own_samples(self, one: Callable[[int], Any], indices: Sequence[int]) -> Sequence[Any]:
         """Return the samples that a `__getitem__` of the user makes."""
@@ -434,10 +463,16 @@ class CachedDataset(Dataset[Batch]):
             self.__reads_together = False
         return samples
 
-    @staticmethod
-    def collate(samples: Sequence[Batch]) -> Batch:
-        """Return field -> (n, ...) tensor, as a `DataLoader` does by default."""
-        batch: Batch = _collate(samples, collate_fn_map=default_collate_fn_map)
+    def collate(self, samples: Sequence[Batch]) -> dict[str, Any]:
+        """Return field -> (n, ...) tensor, as a `DataLoader` does by default.
+
+        Texts and bytes are lists. Other rows that differ in length are padded with zeros, as
+        `Loader` does: ``tokens`` (n, longest, ...), and ``tokens.length`` (n,) int64.
+        """
+        names = self.__opened.reader.sequences
+        batch: dict[str, Any] = _collate(
+            samples, collate_fn_map=default_collate_fn_map, sequences=names
+        )
         return batch
 
     def __getstate__(self) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +18,10 @@ from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
-from precache.loading.options import Block, Cache, LoaderOptions, require_path
+from precache.loading.options import Block, Buckets, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
+from precache.loading.sequences import Form
 from precache.loading.shard_order import ShardOrder
 from precache.loading.version_follower import VersionFollower
 from precache.reading.version_reader import FieldNames
@@ -52,7 +53,8 @@ class Loader(Loop):
     shuffle, seed
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
         `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
-        means ``"block"`` with a cache of a remote store, else ``"full"``. ``False`` keeps the order
+        means ``"block"`` with a cache of a remote store, else ``"full"``. `Buckets` makes batches
+        of rows of similar length. ``False`` keeps the order
         of the rows, and ``"key"`` that of their keys as text, `10` before `2`.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
@@ -114,6 +116,11 @@ class Loader(Loop):
     weights
         (rows,) of the version, not negative: an epoch draws as many rows as there are, with
         replacement, in proportion to their weights.
+    ragged
+        Field -> form of its rows, of fields of kind ``ragged``, ``boxes`` and ``keypoints``:
+        ``padded`` (default), (N, longest, ...) with zeros behind each, and lengths (N,) int64 as
+        ``NAME.length``; ``jagged``, a nested tensor of torch's layout `jagged`; or ``list``. Fields
+        of kind ``text`` and ``bytes`` are lists of str and bytes, also with a CUDA device.
     refresh
         ``epoch``: each epoch reads the version that is current at its beginning, the same on all
         processes of `torch.distributed`, which must begin it together; iterators of earlier epochs
@@ -146,7 +153,7 @@ class Loader(Loop):
         self,
         uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
-        shuffle: Literal[True, False, "full", "block", "key"] | Block = True,
+        shuffle: Literal[True, False, "full", "block", "key"] | Block | Buckets = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
@@ -167,6 +174,7 @@ class Loader(Loop):
         rows: np.ndarray | Sequence[int] | None = None,
         weights: np.ndarray | Sequence[float] | None = None,
         refresh: Literal["epoch"] | None = None,
+        ragged: Mapping[str, Form] | None = None,
     ) -> None:
         names = LoaderOptions.model_fields
         parameters = {name: value for name, value in locals().items() if name in names}
@@ -367,14 +375,14 @@ class Loader(Loop):
         before = self._source.reader
         if before.cached:
             before.cached.close()
-        fields = [name for name in before.shapes if name != "row"]
+        fields = [name for name in before.columns if name != "row"]
         options = self._options.model_copy(update={"fields": fields})
         other = BatchSource(uri, options, self._closed)
-        if other.reader.shapes != before.shapes:
+        if other.reader.columns != before.columns:
             other.close()
             raise UsageError(
-                f"{other.version.folder} has {other.reader.shapes}, and this loader reads "
-                f"{before.shapes}"
+                f"{other.version.folder} has {other.reader.columns}, and this loader reads "
+                f"{before.columns}"
             )
         return other
 
@@ -475,7 +483,8 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
             "rows come shard by shard, mixed within each, while a version is built; leave out "
             f"shuffle={options.shuffle!r}, or follow=True"
         )
-    for name in ("refresh", "resident", "weights", "rows"):
+    by_length = "shuffle" if isinstance(options.shuffle, Buckets) else "refresh"
+    for name in (by_length, "refresh", "resident", "weights", "rows"):
         if getattr(options, name) is not None:
             why = (
                 f"{name} needs a finished version, and this one is followed while it is built; "

@@ -25,6 +25,7 @@ from precache.loading.slots import SlotPool
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
 from precache.sampling.mix_schedule import MixSchedule, Start, shares_of
+from precache.transforms import LENGTH
 
 log = logging.getLogger(__name__)
 
@@ -345,7 +346,9 @@ class _Joiner:
     def __call__(self, parts: Sequence[Any]) -> Any:
         """Join the rows of all parts, and add the source of each row."""
         named = [_named(part, source) for source, part in enumerate(parts)]
-        kinds = [{name: _kind(values) for name, values in part.items()} for part in named]
+        kinds = [
+            {name: _kind(values, part, name) for name, values in part.items()} for part in named
+        ]
         for source, kind in enumerate(kinds):
             for name in dict.fromkeys([*kinds[0], *kind]):
                 if kinds[0].get(name) != kind.get(name):
@@ -354,8 +357,8 @@ class _Joiner:
                         f"source {source}; make them agree, or mix with by='batch'"
                     )
         batch = {name: self._concat(name, [part[name] for part in named]) for name in named[0]}
-        firsts = [next(iter(part.values())) for part in named]
-        numbers = [torch.full((len(v),), n, device=v.device) for n, v in enumerate(firsts)]
+        tensors = [next(filter(torch.is_tensor, part.values())) for part in named]
+        numbers = [torch.full((len(v),), n, device=v.device) for n, v in enumerate(tensors)]
         batch["source"] = torch.cat(numbers)
         if not isinstance(parts[0], tuple):
             return batch
@@ -365,12 +368,17 @@ class _Joiner:
             return TupleBatch.of(joined, repeated)
         return parts[0].with_parts(joined) if isinstance(parts[0], TupleBatch) else joined
 
-    def _concat(self, name: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Concatenate tensors as `torch.cat` does.
+    def _concat(self, name: Any, parts: list[Any]) -> Any:
+        """Concatenate lists, or tensors as `torch.cat` does; padded ones to the longest.
 
         For large ones `torch.cat` costs five times as much: fresh memory, and threads that wait for
         each other.
         """
+        if isinstance(parts[0], list):
+            return [row for part in parts for row in part]
+        if len({part.shape[1:] for part in parts}) > 1:  # padded, as `_kind` found
+            longest = max(part.shape[1] for part in parts)
+            parts = [_lengthened(part, longest) for part in parts]
         first, nbytes = parts[0], sum(part.nbytes for part in parts)
         if first.device.type != "cpu" or nbytes < POOLED_NBYTES:
             return torch.cat(parts)
@@ -389,7 +397,8 @@ def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
     named = dict(enumerate(batch)) if isinstance(batch, tuple) else batch
     if isinstance(batch, TupleBatch) and vars(batch).get("repeated") is not None:
         named["repeated"] = batch.repeated
-    if not isinstance(named, Mapping) or not all(torch.is_tensor(v) for v in named.values()):
+    fits = isinstance(named, Mapping) and any(map(torch.is_tensor, named.values()))
+    if not fits or not all(isinstance(v, torch.Tensor | list) for v in named.values()):
         raise UsageError(
             f"the transform of source {source} does not return a dict or tuple of tensors, so it "
             "cannot be mixed within a batch; mix with by='batch'"
@@ -398,5 +407,17 @@ def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
     return dict(named)
 
 
-def _kind(values: torch.Tensor) -> str:
-    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape[1:])}"
+def _lengthened(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Return padded rows (n, longest, ...) with more zeros behind them."""
+    longer = rows.new_zeros((len(rows), length, *rows.shape[2:]))
+    longer[:, : rows.shape[1]] = rows
+    return longer
+
+
+def _kind(values: Any, part: Mapping[Any, Any], name: Any) -> str:
+    if isinstance(values, list):
+        return f"a list of {type(values[0]).__name__}"
+    row = str(tuple(values.shape[1:]))
+    if f"{name}{LENGTH}" in part:
+        row = f"({', '.join(map(str, ('length', *values.shape[2:])))})"
+    return f"{str(values.dtype).removeprefix('torch.')} {row}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -52,6 +52,36 @@ class Block:
         for name, value in (("window", self.window), ("nodes", self.nodes)):
             if value is not None or name == "nodes":
                 object.__setattr__(self, name, whole(name, value, 1))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A shuffle by which the rows of a batch have similar lengths, so that little is padded.
+
+    Rows are shuffled within buckets, and the batches of all buckets are. Where two buckets meet, a
+    batch has rows of both. The order depends on the rows of a step over all ranks: a loop is
+    resumed with the same `batch_size` times `world_size`.
+
+    Parameters
+    ----------
+    field
+        A field whose rows differ in length, such as texts or tokens.
+    count
+        Buckets, each of the same share of all values: more of them leave less to pad, and mix less.
+
+    Raises
+    ------
+    UsageError
+        `count` is no whole number from 1 to 32,767.
+    """
+
+    field: str
+    count: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("count", self.count, 1))
+        if self.count >= 1 << 15:
+            raise UsageError(f"count is {self.count}; give at most 32,767 buckets")
 
 
 @dataclass(frozen=True)
@@ -105,7 +135,7 @@ class LoaderOptions(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     batch_size: Count
-    shuffle: Literal[True, False, "full", "block", "key"] | Block
+    shuffle: Literal[True, False, "full", "block", "key"] | Block | Buckets
     seed: Whole
     drop_last: Flag
     device: torch.device
@@ -125,6 +155,7 @@ class LoaderOptions(BaseModel):
     rows: Any
     weights: Any
     refresh: Literal[None, "epoch"]
+    ragged: Any
 
     @model_validator(mode="before")
     @classmethod
@@ -140,7 +171,7 @@ class LoaderOptions(BaseModel):
     def _choose(cls, value: Any, info: ValidationInfo) -> Any:
         """Take any value that equals a choice, such as one of NumPy's, as that choice."""
         name = str(info.field_name)
-        if isinstance(value, Block):
+        if isinstance(value, Block | Buckets):
             return value
         choices = choices_of(cls, name)
         return require_choice(name, value, choices) if choices else value
@@ -152,6 +183,17 @@ class LoaderOptions(BaseModel):
         if cache and not isinstance(cache.folder, str | os.PathLike):
             raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
         return cache
+
+    @field_validator("ragged", mode="before")
+    @classmethod
+    def _require_forms(cls, ragged: Any) -> Any:
+        forms = ("padded", "jagged", "list")
+        if ragged is not None and not isinstance(ragged, Mapping):
+            raise UsageError(f"ragged is {ragged!r}; give a form by field, as {{'tokens': 'list'}}")
+        return {
+            str(n): require_choice(f"ragged[{n!r}]", form, forms)
+            for n, form in (ragged or {}).items()
+        }
 
     @field_validator("fields")
     @classmethod

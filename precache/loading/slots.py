@@ -27,7 +27,7 @@ from precache.errors import UsageError
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.usage import available_bytes
 from precache.store.layout import align
-from precache.transforms import SIGNED, Batch
+from precache.transforms import SIGNED
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> 
 class Sent:
     """A batch on its way to a device, where it is complete after the event `arrived`."""
 
-    batch: Batch
+    batch: dict[str, Any]
     arrived: torch.cuda.Event
 
 
@@ -325,7 +325,9 @@ class DeviceCopier:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
         self._handed_out: deque[torch.cuda.Event] = deque()
 
-    def send(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Sent:
+    def send(
+        self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], dict[str, Any]]
+    ) -> Sent:
         """Copy the first `nbytes` of a slot to the device, and unpack them there.
 
         The copy and `unpack` run on the side stream, beside other work of the device; the host
@@ -342,7 +344,7 @@ class DeviceCopier:
             arrived.record(self._stream)
         return Sent(batch, arrived)
 
-    def hand_out(self, sent: Sent) -> Batch:
+    def hand_out(self, sent: Sent) -> dict[str, Any]:
         """Return a sent batch for the caller's current stream, which waits for it.
 
         The host waits only if `STEPS_AHEAD` steps are queued on the device, whose memory would fill
@@ -352,8 +354,19 @@ class DeviceCopier:
         self._limit(current)
         current.wait_event(sent.arrived)
         for tensor in sent.batch.values():
-            tensor.record_stream(current)
+            if torch.is_tensor(tensor):  # others are texts, and lengths for the host
+                tensor.record_stream(current)
         return sent.batch
+
+    def copied(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy the tensors among parts of a batch to the device, by page-locked memory that torch
+        keeps; on the stream that is current."""
+        return {
+            name: part.pin_memory().to(self._device, non_blocking=True)
+            if torch.is_tensor(part)
+            else part
+            for name, part in parts.items()
+        }
 
     def _limit(self, current: torch.cuda.Stream) -> None:
         """Wait until at most `STEPS_AHEAD` steps are queued on the caller's stream."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ import torch
 
 from precache.errors import DamageError
 from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFailures, framed_fields
+from precache.loading.sequences import Packed, Sequences
 from precache.loading.slots import (
     STEPS_AHEAD,
     DeviceCopier,
@@ -130,6 +130,8 @@ class _Batch:
         Whether a part could not be decoded, and whether all were.
     out
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
+    packed
+        First row of each part -> its rows that differ in length.
     filled
         Contents of the slot, if the batch goes to a device.
     result
@@ -146,6 +148,7 @@ class _Batch:
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
     out: dict[str, np.ndarray] = field(default_factory=dict)
+    packed: dict[int, Packed] = field(default_factory=dict)
     filled: FilledSlot = field(default_factory=FilledSlot)
     result: Any = None
 
@@ -203,6 +206,8 @@ class BatchStream:
         Applied to batches on the CPU, on the thread that decoded their last part.
     draw
         Random numbers of batches whose rows are cropped while they are read.
+    sequences
+        Makes the parts of batches of which the rows differ in length.
     """
 
     def __init__(
@@ -217,8 +222,10 @@ class BatchStream:
         in_rounds: bool = True,
         finish: Finish | None = None,
         draw: DrawOf | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
         self._reader, self._finish, self._draw = reader, finish, draw
+        self._sequences = sequences or Sequences(reader, {})
         cuda = device if device.type == "cuda" else None
         framed = framed_fields(reader, device) if decompress == "device" else {}
         sizes = {name: row_nbytes(*column) for name, column in reader.shapes.items()}
@@ -318,7 +325,8 @@ class BatchStream:
         self._pool.close()
 
     def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
-        return ReadAhead(list(reader.readers.values()), self.thread_time)
+        fields = reader.readers | reader.sequences
+        return ReadAhead(list(fields.values()), self.thread_time)
 
     def _group(self, placed: Iterable[tuple[np.ndarray, int]], epoch: int) -> deque[_Batch]:
         """Take some batches; an error of theirs comes with the last one, at its turn."""
@@ -377,16 +385,22 @@ class BatchStream:
     def _complete(self, own: _Pass, batch: _Batch) -> None:
         """Send a decoded batch to the device, or finish it."""
         if not (self._device or self._finish):
-            batch.result = self._tensors(batch)
+            batch.result = self._tensors(own.reader, batch)
             return
         with computing():
             if self._device:
                 slots, copier = self._device
                 slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
-                unpack = functools.partial(slots.unpack, batch.rows, batch.filled, own.failures)
+                parts = self._gathered(own.reader, batch)
+
+                def unpack(memory: torch.Tensor) -> dict[str, Any]:
+                    unpacked = slots.unpack(batch.rows, batch.filled, own.failures, memory)
+                    return unpacked | copier.copied(parts)
+
                 batch.result = copier.send(slot, batch.filled.nbytes, unpack)
             elif self._finish:
-                batch.result = self._finish(own.epoch, batch.start, self._tensors(batch))
+                tensors = self._tensors(own.reader, batch)
+                batch.result = self._finish(own.epoch, batch.start, tensors)
                 batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
@@ -401,6 +415,8 @@ class BatchStream:
                 batch.filled = self._device[0].fill(own.reader, rows, out, slot, draw)
             else:
                 own.reader.read(rows, out, draw=draw)
+            if own.reader.sequences:
+                batch.packed[part.start] = self._sequences.read(own.reader, rows)
 
         try:
             fill()
@@ -434,8 +450,18 @@ class BatchStream:
             finally:
                 del future  # an error holds this frame
         own.ready.pop()
-        return self._device[1].hand_out(batch.result) if self._device else batch.result
+        if not self._device:
+            return batch.result
+        return self._sequences.formed(self._device[1].hand_out(batch.result))
 
-    def _tensors(self, batch: _Batch) -> Batch:
+    def _tensors(self, reader: VersionReader, batch: _Batch) -> dict[str, Any]:
         # NumPy's views: torch's own would each release the interpreter lock, and wait for it.
-        return {name: as_tensor(batch.out[name]) for name in self._reader.shapes}
+        tensors = {name: as_tensor(batch.out[name]) for name in self._reader.shapes}
+        return tensors | self._sequences.formed(self._gathered(reader, batch))
+
+    def _gathered(self, reader: VersionReader, batch: _Batch) -> dict[str, Any]:
+        if not batch.packed:
+            return {}
+        parts = [batch.packed[start] for start in sorted(batch.packed)]
+        batch.packed = {}
+        return self._sequences.gather(reader, batch.rows, parts)

@@ -285,7 +285,9 @@ def _layout(attributes: Attributes) -> dict[str, Any]:
     }
     for name, arrays in variants_of(attributes.fields).items():
         field = attributes.fields[arrays[0]]
-        layout[f"{name} shape"] = "of each row" if field.ragged else list(field.shape)
+        kind = attributes.declared[arrays[0]].kind
+        shape = list(field.shape) if kind is None else ["n", *field.shape[1:]]
+        layout[f"{name} shape"] = "of each row" if field.ragged and kind is None else shape
         layout[f"{name} dtype"] = field.dtype
         layout[f"{name} bytes stored"] = sum(attributes.fields[array].stored for array in arrays)
     return layout

@@ -74,8 +74,8 @@ def _field_text(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
     several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
     return (
-        f"{several}{field.row}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
-        f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
+        f"{several}{field.row.described(field.kind)}, codec {field.codec}, "
+        f"{size(field.raw_nbytes)} raw, {size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
 
 

@@ -258,7 +258,7 @@ def _summarize_recipe(recipe: Recipe) -> str:
     fields = []
     for name, field in recipe.fields.items():
         several = f", variants {variants_text(field)}" if field.variants > 1 else ""
-        ops = " → ".join(map(str, field.ops))
+        ops = " → ".join(map(str, (*filter(None, [field.kind]), *field.ops)))
         fields.append(f"{name}: {ops}, {field.stored_as.name}{several}")
     return "; ".join(fields)
 

@@ -6,19 +6,46 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Generator
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from precache.codecs import kernels
+from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
 from precache.codecs.jpeg import import_simplejpeg
 from precache.codecs.windows import Windows, pick_pixels, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.shard_files import ShardFiles
+from precache.reading.shard_files import Places, ShardFiles
+from precache.runtime.usage import available_bytes
+from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
+
+LARGE_NBYTES = 1 << 30
+"""Rows of so many bytes together are compared with the free memory before they are read."""
 
 CROPPED_TOGETHER = 8
 """Rows of the mapped file that one call crops; decoded ones are cropped each while the CPU's caches
 hold it."""
+
+
+class PackedRows(NamedTuple):
+    """Rows that differ in length, in one buffer.
+
+    Attributes
+    ----------
+    data
+        (bytes,) uint8.
+    starts, sizes
+        (n,) int64: the bytes of each row there; between them are others. They are aligned.
+    lengths
+        (n,) int64: length of each row's first axis.
+    """
+
+    data: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    lengths: np.ndarray
 
 
 class RaggedReader(ArrayReader):
@@ -28,6 +55,8 @@ class RaggedReader(ArrayReader):
     ----------
     shapes
         (rows, axes) int64: the shape of each row, zeros for holes.
+    kind
+        As the recipe says of the field: rows of a kind differ in length; None for images.
     """
 
     def __init__(
@@ -37,9 +66,21 @@ class RaggedReader(ArrayReader):
         self.shapes = version.row_shapes(name)
         assert version.attributes is not None
         self._usual = version.attributes.fields[name].shape
+        self.kind = version.kind(name)
         self._version = version
         if self.array.decoder.jpeg:
             import_simplejpeg()
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """Lengths of the axes of a row but the first one."""
+        return self._usual[1:]
+
+    @property
+    def mean_nbytes(self) -> int:
+        """Bytes of a row, on average."""
+        values = self.shapes.prod(axis=1).sum() * np.dtype(self.array.dtype).itemsize
+        return int(values) // max(1, len(self.shapes))
 
     @property
     def channels(self) -> int:
@@ -118,6 +159,99 @@ class RaggedReader(ArrayReader):
             value = self._chunk(places, position, data, check, decode)
             self._mark_checked(places.part(position))
             yield value
+
+    def packed(self, rows: np.ndarray) -> PackedRows:
+        """Read rows into memory of their own, one after another.
+
+        Raises
+        ------
+        DamageError
+            As `rows`.
+        UsageError
+            There is no memory for them.
+        """
+        rows = np.ascontiguousarray(rows, np.int64)
+        lengths = self.shapes[rows]
+        sizes = lengths.prod(axis=1) * np.dtype(self.array.dtype).itemsize
+        whole, places = sizes + RAGGED_HEAD_NBYTES, self._objects.locate(rows)
+        if (total := int(whole.sum())) >= LARGE_NBYTES and total > available_bytes():
+            raise UsageError(
+                f"{len(rows)} rows of {self.name} take {total} bytes, and {available_bytes()} are "
+                "free; give a smaller batch_size"
+            )
+        starts = np.cumsum(whole) - sizes
+        if (data := self._unpacked(places, whole)) is None:  # or wrong, which `rows` says
+            decoded = [row.reshape(-1).view(np.uint8) for row in self.rows(rows)]
+            data = np.empty(total, np.uint8)
+            for start, row in zip(starts.tolist(), decoded, strict=True):
+                data[start : start + len(row)] = row
+        return PackedRows(data, starts, sizes, lengths[:, 0])
+
+    def _unpacked(self, places: Places, sizes: np.ndarray) -> np.ndarray | None:
+        """Return the contents of chunks, heads included, by compiled code.
+
+        None if that is missing, or if a chunk is not what it should be.
+        """
+        codecs, kernel = self.array.decoder.codecs, kernels.compiled()
+        checks = self._checks(places)
+        if codecs == ("crc32c",) and kernel.has_crc32c and self._objects.mapped:
+            if (places.lengths != sizes + CHECK_NBYTES).any():
+                return None
+            data = np.empty(int(sizes.sum()), np.uint8)
+            pieces = places.objects, places.starts, sizes
+            try:
+                done = kernels.copy_pieces(self._objects.sources, *pieces, data, 0, checks)
+            except ValueError:  # another iterator closed an object
+                return None
+        elif codecs == ("zstd",) and kernel.has_zstd and not self.array.decoder.filtered:
+            if (sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any():
+                return None
+            data = np.empty(int(sizes.sum()), np.uint8)
+            frames: Any = self._objects.read(places)
+            done = kernels.decode_frames(
+                frames, data, filtered=False, batch_nbytes=0, sizes=sizes,
+                checks=checks if self._verify else None,
+            )  # fmt: skip
+        else:
+            return None
+        begins = np.cumsum(sizes) - sizes
+        heads = data[begins[:done, np.newaxis] + np.arange(RAGGED_HEAD_NBYTES)].view("<u4")
+        if done < len(sizes) or (heads[:, 0] != 1).any():
+            return None
+        if (heads[:, 1] != sizes - RAGGED_HEAD_NBYTES).any():
+            return None
+        self._mark_checked(places)
+        return data
+
+    def values(self, rows: np.ndarray) -> list[Any]:
+        """Return rows as what their kind says they are: str, bytes, or arrays.
+
+        Raises
+        ------
+        DamageError
+            As `rows`; or a text is no UTF-8.
+        """
+        if self.kind is None:
+            return [np.array(row, order="C") for row in self.rows(rows)]
+        return self.unpack(rows, self.packed(rows))
+
+    def unpack(self, rows: np.ndarray, packed: PackedRows) -> list[Any]:
+        """Return the values of rows of a kind; arrays share the memory of `packed`."""
+        starts, sizes = packed.starts.tolist(), packed.sizes.tolist()
+        pieces = [packed.data[s : s + size] for s, size in zip(starts, sizes, strict=True)]
+        if self.kind == "text":
+            return [self._text(*pair) for pair in zip(rows.tolist(), pieces, strict=True)]
+        if self.kind == "bytes":
+            return [piece.tobytes() for piece in pieces]
+        dtype, fixed = self.array.dtype, self.fixed
+        numbers = zip(pieces, packed.lengths.tolist(), strict=True)
+        return [piece.view(dtype).reshape(length, *fixed) for piece, length in numbers]
+
+    def _text(self, row: int, data: np.ndarray) -> str:
+        try:
+            return str(data.data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damage(row, f"it is no UTF-8: {error}") from None
 
     def probe(self, row: int) -> None:
         for _ in self.rows(np.array([row])):

@@ -107,8 +107,9 @@ class ShardFiles(ABC):
                 f"precache reads up to {MAX_CHUNKS}: rewrite the array with larger ones"
             )
         try:
-            plain = self.mapped and self.array.decoder.plain
-            self.sources: Any = [_NOTHING] * count if plain else {}
+            decoder = self.array.decoder
+            copied = self.mapped and (decoder.plain or decoder.ragged)
+            self.sources: Any = [_NOTHING] * count if copied else {}
             # Zeros take no memory until they are written.
             self.checked = np.zeros(shape, bool)
             self._starts, self._lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

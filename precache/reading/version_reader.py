@@ -55,9 +55,11 @@ class VersionReader:
     variant_period
         Epochs after which the same arrays are read again.
     shapes
-        Name -> (row shape, dtype), `row` (int64) last; without ragged fields.
+        Name -> (row shape, dtype), `row` (int64) last; without `ragged` and `sequences`.
     ragged
-        Name -> reader, of fields whose rows have shapes of their own, and are not cropped.
+        Name -> reader, of images that have shapes of their own, and are not cropped.
+    sequences
+        Name -> reader, of fields whose rows differ in length, such as texts.
     cached
         The large fields' shards in a disk cache, if there is one.
     """
@@ -115,13 +117,16 @@ class VersionReader:
         self.arrays = {name: self.version.array_at(name, epoch) for name in names}
         self.readers: dict[str, ArrayReader] = {}
         self.ragged: dict[str, RaggedReader] = {}
+        self.sequences: dict[str, RaggedReader] = {}
         self.small: dict[str, np.ndarray] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, array in self.arrays.items():
             opened = self._opened.get(array)
             if opened is None:
                 opened = self._opened[array] = self._open(array)
-            if isinstance(opened, RaggedReader) and self._windows is None:
+            if isinstance(opened, RaggedReader) and opened.kind is not None:
+                self.sequences[name] = opened
+            elif isinstance(opened, RaggedReader) and self._windows is None:
                 self.ragged[name] = opened
             elif isinstance(opened, RaggedReader):
                 self.readers[name] = opened
@@ -172,6 +177,13 @@ class VersionReader:
                 )
         return sizes
 
+    @property
+    def columns(self) -> dict[str, tuple[Any, ...]]:
+        """Name -> (row shape, dtype) as in `shapes`, and (kind, shape behind the first axis, dtype)
+        of `sequences`."""
+        sequences = {n: (r.kind, r.fixed, r.array.dtype) for n, r in self.sequences.items()}
+        return {**sequences, **self.shapes}
+
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
         if self._is_small(array):
@@ -213,15 +225,14 @@ class VersionReader:
         self.small = {name: column for name, column in values.items() if name != "row"}
 
     def read_whole(self, rows: np.ndarray) -> dict[str, Any]:
-        """Read rows into memory of their own: name -> (n, ...), of ragged fields a list of rows."""
+        """Read rows into memory of their own: name -> (n, ...), of ragged fields a list of rows:
+        str, bytes, or arrays."""
         out = {
             name: np.empty((len(rows), *shape), dtype)
             for name, (shape, dtype) in self.shapes.items()
         }
         self.read(rows, out)
-        ragged = {
-            n: [np.array(row, order="C") for row in r.rows(rows)] for n, r in self.ragged.items()
-        }
+        ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
         return {
             name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
         }

@@ -16,14 +16,16 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     NonNegativeInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 from pydantic import Field as Attribute
 
 from precache.errors import RecipeError
 from precache.recipe.base import Declared, canonical_json, raise_recipe_error
-from precache.recipe.ops import OPS, OPS_REVISION, Function, Interpolation, Mode, Op, Spec
+from precache.recipe.ops import OPS, OPS_REVISION, Function, Interpolation, Mode, Op, Spec, ToDType
 from precache.recipe.variants import arrays_of, field_of
 
 MAX_VARIANTS = 1024
@@ -70,6 +72,15 @@ def _codec(value: Any) -> Any:
 Codec = Annotated[AnyCodec, Attribute(discriminator="name"), BeforeValidator(_codec)]
 
 
+FieldKind = Literal["text", "bytes", "ragged", "boxes", "keypoints"]
+"""Kinds of fields whose rows differ in length."""
+
+_DTYPES: dict[FieldKind | None, str] = {
+    "text": "uint8", "bytes": "uint8", "boxes": "float32", "keypoints": "float32",
+}  # fmt: skip
+"""Dtypes of rows that their kind determines."""
+
+
 class Field(Declared):
     """One cached tensor of every sample: the ops that make it and the codec that stores it.
 
@@ -84,6 +95,11 @@ class Field(Declared):
     input
         Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
         by default the part with the field's name, else the first.
+    kind
+        Given where rows differ in length: ``text`` (str), ``bytes``, ``boxes`` (n, 4) float32,
+        ``keypoints`` (n, …, 2 or more) float32, or ``ragged``: arrays or lists of numbers whose
+        first axis differs. A list of whole numbers is int64, of others float32. Their ops are
+        functions, and of ``ragged`` also `to_dtype`. By default rows are images, masks or arrays.
     variants
         Number of random realisations of each sample, each stored as an array of its own: epoch e
         reads the one whose number is e modulo `variants`. A build requires it of a field with
@@ -98,6 +114,7 @@ class Field(Declared):
     ops: tuple[Op, ...] = ()
     codec: Codec | None = None
     input: str | int | None = None
+    kind: FieldKind | None = None
     variants: Annotated[int, Attribute(ge=1, le=MAX_VARIANTS)] = 1
     first_variant: NonNegativeInt = 0
 
@@ -124,6 +141,8 @@ class Field(Declared):
             raise ValueError(f"codec 'image' stores (C, H, W) rows, not {shape}; use zstd")
         if isinstance(self.codec, JpegCodec) and (why := self._why_no_jpeg(spec)):
             raise ValueError(f"codec 'jpeg' loses, and {why}; use image, raw or zstd")
+        if self.kind is not None:
+            self._require_kind(self.kind)
         return self
 
     def _why_no_jpeg(self, spec: Spec) -> str:
@@ -137,6 +156,24 @@ class Field(Declared):
         if spec.channels not in (None, 1, 3):
             return f"stores 1 or 3 channels, not {spec.channels}"
         return ""
+
+    def _require_kind(self, kind: FieldKind) -> None:
+        """Raise `ValueError` for what rows of a kind cannot be made by, or stored as."""
+        takes = "functions and to_dtype" if kind == "ragged" else "functions"
+        for op in self.ops:
+            if not isinstance(op, Function) and not (isinstance(op, ToDType) and kind == "ragged"):
+                raise ValueError(f"a field of kind {kind!r} takes {takes}, not {op.op}")
+            if isinstance(op, Function) and (op.shape or (op.dtype and kind in _DTYPES)):
+                known = "dtype and shape" if kind in _DTYPES else "shape"
+                raise ValueError(f"rows of kind {kind!r} need no {known} of {op.function}")
+        if isinstance(self.codec, ImageCodec):
+            raise ValueError(f"codec 'image' stores images, not {kind}; use zstd or raw")
+
+    @model_serializer(mode="wrap")
+    def _stated_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a kind that is not given: recipes of images and arrays do not know of it."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if name != "kind" or value is not None}
 
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
@@ -210,7 +247,12 @@ class Field(Declared):
     @property
     def dtype(self) -> str | None:
         """Dtype of the stored rows; None if the ops do not determine it."""
-        return self.specs()[-1].dtype
+        return _DTYPES.get(self.kind) or self.specs()[-1].dtype
+
+    @property
+    def usual_nbytes(self) -> int:
+        """Bytes of a row by which shards are sized where rows differ in length."""
+        return 1 << 10 if self.kind in ("text", "bytes") else 4 << 10
 
     @property
     def shape(self) -> tuple[int, ...] | None:

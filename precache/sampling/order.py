@@ -231,6 +231,45 @@ class NodePermutation:
         return values
 
 
+class BucketPermutation:
+    """A bijection of ``range(n)`` by which batches have indices of one bucket.
+
+    Indices are shuffled, then sorted by bucket, and cut into batches, which come in random order;
+    the rest that fills no batch comes last. A batch where two buckets meet has indices of both.
+    Takes memory for all indices.
+
+    Parameters
+    ----------
+    buckets
+        (n,) int by index, as `buckets_of` returns them.
+    batch
+        Positions of a batch.
+    """
+
+    def __init__(self, buckets: np.ndarray, batch: int, *key: int | str) -> None:
+        mixed = Permutation(len(buckets), "rows", *key)(np.arange(len(buckets)))
+        self._indices = mixed[np.argsort(buckets[mixed], kind="stable")]
+        self._batch = batch
+        self._batches = Permutation(len(buckets) // batch, "batches", *key)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Map `positions` (one axis, each in ``range(n)``) to int64."""
+        numbers, within = np.divmod(positions, self._batch)
+        full = numbers < self._batches.n
+        numbers[full] = self._batches(numbers[full])
+        indices: np.ndarray = self._indices[numbers * self._batch + within]
+        return indices
+
+
+def buckets_of(lengths: np.ndarray, count: int) -> np.ndarray:
+    """Sort rows by length into `count` buckets of the same total length: (n,) int16."""
+    order = np.argsort(lengths, kind="stable")
+    before = np.cumsum(lengths[order]) - lengths[order]
+    buckets = np.empty(len(lengths), np.int16)
+    buckets[order] = before * count // max(1, int(lengths.sum()))
+    return buckets
+
+
 def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
     """Return the edges of each node's blocks; a block that spans two shares is split."""
     n = int(edges[-1])
@@ -248,7 +287,9 @@ class Shuffle:
     Attributes
     ----------
     kind
-        ``full``, or ``block`` to shuffle within groups of `window` blocks of `block` rows.
+        ``full``; ``block`` to shuffle within groups of `window` blocks of `block` rows; or
+        ``buckets`` and the name of a field, by whose lengths batches of `block` rows are made, of
+        `window` buckets.
     nodes
         Number of nodes among which blocks are divided, in the same way in every epoch.
     """
@@ -386,6 +427,8 @@ class Order(Steps):
         None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
     weights
         Weights by index: rows are then drawn with replacement, whatever `shuffle` is.
+    lengths
+        (n,) int64 by index, for a shuffle in buckets.
     """
 
     valid: ValidRows | ChosenRows
@@ -397,6 +440,7 @@ class Order(Steps):
     weights: np.ndarray | None = None
     rank: int = 0
     world_size: int = 1
+    lengths: np.ndarray | None = None
 
     @property
     def by_epoch(self) -> bool:
@@ -410,6 +454,12 @@ class Order(Steps):
     @functools.cached_property
     def once(self) -> int:
         return 0 if self.weights is not None else self.count
+
+    @functools.cached_property
+    def _buckets(self) -> np.ndarray | None:
+        if self.lengths is None or self.shuffle is None:
+            return None
+        return buckets_of(self.lengths, self.shuffle.window)
 
     def repeated(self, first: int) -> np.ndarray | None:
         return None if self.weights is not None else super().repeated(first)
@@ -445,4 +495,6 @@ class Order(Steps):
             return WeightedDraws(self.weights, "weighted", self.seed, epoch)
         if self.shuffle is None:
             return lambda positions: positions
+        if self._buckets is not None:
+            return BucketPermutation(self._buckets, self.shuffle.block, self.seed, epoch)
         return self.shuffle.permutation(self.valid, self.seed, epoch)

@@ -43,6 +43,12 @@ class RowShape:
     def __str__(self) -> str:
         return f"{self.dtype} {'of any shape' if self.ragged else tuple(self.shape)}"
 
+    def described(self, kind: str | None) -> str:
+        """Describe rows of a kind of field, such as ``text`` or ``ragged int64 (n,)``."""
+        if kind in (None, "text", "bytes"):
+            return kind or str(self)
+        return f"{kind} {self.dtype} (n,{', '.join(map(str, ('', *self.shape[1:])))[1:]})"
+
     @property
     def document(self) -> dict[str, Any]:
         """The row as documents describe it: those of rows of one shape do not know of ragged."""
@@ -59,10 +65,14 @@ class RowShape:
         """Shape of a row that is a hole."""
         return (0,) * len(self.shape) if self.ragged else self.shape
 
-    def admits(self, row: np.ndarray) -> bool:
-        """Return whether a row can be stored: one of ragged (C, H, W) may differ in H and W."""
+    def admits(self, row: np.ndarray, *, by_length: bool = False) -> bool:
+        """Return whether a row can be stored.
+
+        Ragged rows differ in their first axis if they differ `by_length`, else (C, H, W) in H, W.
+        """
         if self.ragged:
-            same = row.ndim == len(self.shape) and row.shape[0] == self.shape[0]
+            fixed = slice(1, None) if by_length else slice(1)
+            same = row.ndim == len(self.shape) and row.shape[fixed] == self.shape[fixed]
             return same and row.dtype == self.dtype and row.nbytes < 2**32
         return row.shape == self.shape and row.dtype == self.dtype
 

@@ -19,7 +19,7 @@ from precache.store.lease import LastChange, Leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import Leaf
-from precache.store.version import Version, require_row_shapes
+from precache.store.version import Version
 from precache.store.zarr_metadata import Array
 
 RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
@@ -182,9 +182,7 @@ class LiveVersion(Version):
             self._ends[name][shard] = stored.ends
         for name, shapes in self._shapes.items():
             shapes[rows.start : rows.stop] = receipt.shapes[name]
-            require_row_shapes(
-                shapes[rows.start : rows.stop], self.arrays[name][1].dtype, self.path
-            )
+            self.require_shapes(name, shapes[rows.start : rows.stop])
         if receipt.labels is not None:
             fetched = np.array(receipt.labels, np.int64)
             part = self.labels[rows.start : rows.stop]

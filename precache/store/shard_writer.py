@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.codecs.chunk import Encode, ragged_encoder
+from precache.codecs.chunk import Encode, ragged_encoder, require_plausible
 from precache.codecs.jpeg import decode_jpeg, encode_jpeg
 from precache.errors import DamageError
 from precache.recipe.recipe import JpegCodec
@@ -188,6 +188,7 @@ def jpeg_of(row: np.ndarray, given: Any, quality: int) -> tuple[bytes, np.ndarra
     """
     if isinstance(given, bytes | bytearray | memoryview) and bytes(given[:2]) == b"\xff\xd8":
         with contextlib.suppress(DamageError):
+            require_plausible(len(given), row.nbytes)  # else a reader would take it for forged
             pixels = decode_jpeg(bytes(given), row.shape)
             # Compared as they lie in memory.
             if np.array_equal(pixels.transpose(1, 2, 0), row.transpose(1, 2, 0)):

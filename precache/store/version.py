@@ -27,7 +27,7 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
-from precache.recipe.recipe import Recipe
+from precache.recipe.recipe import FieldKind, Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
@@ -91,6 +91,8 @@ class FieldInfo:
         Number of random realisations of each row, and the number of the first one.
     ragged
         Rows differ in shape: `shape` is the one by which shards are sized.
+    kind
+        What rows that differ in length are, such as ``text``; None for images and arrays.
     """
 
     shape: tuple[int, ...]
@@ -101,6 +103,7 @@ class FieldInfo:
     variants: int = 1
     first_variant: int = 0
     ragged: bool = False
+    kind: FieldKind | None = None
 
     @property
     def row(self) -> RowShape:
@@ -212,7 +215,9 @@ class Version:
         if self.attributes is None:
             return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
-            name: _field({array: self.attributes.fields[array] for array in arrays})
+            name: _field(
+                {array: self.attributes.fields[array] for array in arrays}, self.kind(arrays[0])
+            )
             for name, arrays in variants_of(self.attributes.fields).items()
         }
 
@@ -231,6 +236,11 @@ class Version:
         if len(arrays) == 1:
             return name
         return f"{name}.{variant_at(epoch, number_of(arrays[0]), len(arrays))}"
+
+    def kind(self, array: str) -> FieldKind | None:
+        """Kind of the rows of an array that differ in length; None for images and arrays."""
+        field = None if self.attributes is None else self.attributes.declared.get(array)
+        return None if field is None else field.kind
 
     def field_of(self, array: str) -> str:
         """Name of the field that an array stores; the array's own name in foreign groups."""
@@ -417,9 +427,16 @@ class Version:
         """
         if array not in self._shapes:
             shapes = self._small(shapes_name(array)).astype(np.int64)
-            require_row_shapes(shapes, self.arrays[array][1].dtype, f"{self.path}/{array}")
+            self.require_shapes(array, shapes)
             self._shapes[array] = shapes
         return self._shapes[array]
+
+    def require_shapes(self, array: str, shapes: np.ndarray) -> None:
+        """Raise `DamageError` if rows of an array cannot have such shapes: (n, axes) int64."""
+        assert self.attributes is not None
+        field = self.attributes.fields[array]
+        fixed = None if self.kind(array) is None else field.shape[1:]
+        require_row_shapes(shapes, field.dtype, f"{self.path}/{array}", fixed)
 
     def shard_sums(self, array: str) -> np.ndarray | None:
         """Return (shards, 1 + 2 C) float64 count, totals and squares of an array of images.
@@ -604,15 +621,21 @@ def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
     return leaf.fault(data)
 
 
-def require_row_shapes(shapes: np.ndarray, dtype: str, where: str) -> None:
-    """Raise `DamageError` if ragged rows have shapes of more bytes than a row may have.
+def require_row_shapes(
+    shapes: np.ndarray, dtype: str, where: str, fixed: tuple[int, ...] | None = None
+) -> None:
+    """Raise `DamageError` if ragged rows have shapes that no row may have.
 
     Parameters
     ----------
     shapes
         (rows, axes) int64.
+    fixed
+        Lengths of all axes but the first, where rows differ in that alone; None for images.
     """
     wrong = (shapes < 0).any(axis=1)
+    if fixed is not None:
+        wrong |= (shapes[:, 1:] != fixed).any(axis=1) & shapes.any(axis=1)
     wrong |= shapes.prod(axis=1, dtype=np.float64) * np.dtype(dtype).itemsize > MOST_RAGGED_NBYTES
     if wrong.any():
         row = int(wrong.argmax())
@@ -688,7 +711,7 @@ def gone_error(where: str) -> GoneError:
     )
 
 
-def _field(arrays: Mapping[str, FieldAttributes]) -> FieldInfo:
+def _field(arrays: Mapping[str, FieldAttributes], kind: FieldKind | None) -> FieldInfo:
     """Describe the field whose variants are stored in `arrays`, all of one shape and dtype."""
     first = next(iter(arrays.values()))
     raw = sum(array.raw for array in arrays.values())
@@ -703,6 +726,7 @@ def _field(arrays: Mapping[str, FieldAttributes]) -> FieldInfo:
         variants=len(arrays),
         first_variant=number,
         ragged=first.ragged,
+        kind=kind,
     )
 
 

@@ -93,7 +93,7 @@ class Cards:
         return self._card(row, stored, None, RAW_BYTES)
 
     def _card(
-        self, row: int, stored: dict[str, np.ndarray] | str, side: int | None, raw_bytes: int
+        self, row: int, stored: dict[str, Any] | str, side: int | None, raw_bytes: int
     ) -> Card:
         """Make the card of a row from its arrays, or from the reason why they cannot be read."""
         key, version = self._catalogue.key(row), self._catalogue.version
@@ -171,8 +171,11 @@ def _url(data: bytes, media: str) -> str:
     return f"data:{media};base64,{base64.b64encode(data).decode()}"
 
 
-def _compare(computed: np.ndarray, stored: np.ndarray) -> str:
+def _compare(computed: np.ndarray, stored: Any) -> str:
     """Compare a row computed from the raw file now with the stored one."""
+    if isinstance(stored, str | bytes):
+        data = stored.encode() if isinstance(stored, str) else stored
+        stored = np.frombuffer(data, np.uint8)
     if computed.shape != stored.shape or computed.dtype != stored.dtype:
         return (
             f"the ops now give {computed.dtype.name} {computed.shape}, "

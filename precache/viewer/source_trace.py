@@ -192,7 +192,8 @@ def _run_ops(
     try:
         for op, value in recipe.steps(sample, key):
             if op is not None:
-                steps.append(_op_result(op, np.asarray(value)))
+                shown_value = value if isinstance(value, str | bytes) else np.asarray(value)
+                steps.append(_op_result(op, shown_value))
         return steps, recipe.row(value).copy()
     except SampleError as error:
         steps.append(("failed", Preview(None, str(error))))
@@ -201,7 +202,7 @@ def _run_ops(
     return steps, None
 
 
-def _op_result(op: Op, array: np.ndarray) -> OpResult:
+def _op_result(op: Op, array: np.ndarray | str | bytes) -> OpResult:
     values, result = parameters(op), preview(array, channels_last=True)
     note = f"{values}: {result.note}" if values else result.note
     if result.pixels is None:

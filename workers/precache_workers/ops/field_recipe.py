@@ -13,9 +13,10 @@ import numpy as np
 
 from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import Computed, Decode, Function, Op, Operation
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.kinds import row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
@@ -64,7 +65,7 @@ class FieldRecipe:
         self._is_picture = field.decodes
         # A custom function may keep a reference to its argument; built-in ops do not.
         scratch = None if self._runs_functions else Scratch()
-        self._calls = [_computed(op, code or {}, scratch) for op in field.ops]
+        self._calls = [_computed(op, code or {}, scratch, field.kind) for op in field.ops]
         self._calls_before = [
             call.before(following) if isinstance(call, Operation) else call
             for call, following in zip(self._calls, field.ops[1:], strict=False)
@@ -83,8 +84,9 @@ class FieldRecipe:
                 return self.row(self.apply(self.input(sample), 0, None, key))
             return self._from_common(sample, lambda: self.input(sample), 0, key)
         except SampleError as error:
-            if file := sample.files.get(self.part(sample)):
-                raise SampleError(f"{file}: {error}") from None
+            named = f"its {field_of(self.name)}" if self._field.kind else ""
+            if where := sample.files.get(self.part(sample), named):
+                raise SampleError(f"{where}: {error}") from None
             raise
 
     def _from_common(
@@ -98,7 +100,9 @@ class FieldRecipe:
             common.value = self.apply(begin(), applied, fixed, key)
             common.of = of
         # A custom function may modify its argument, from which the other variants start, too.
-        value = common.value.copy() if self._runs_functions else common.value
+        value = common.value
+        if self._runs_functions:
+            value = copy.copy(value) if isinstance(value, str | bytes) else value.copy()
         return self.row(self.apply(value, fixed, None, key))
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
@@ -108,6 +112,9 @@ class FieldRecipe:
         """
         if applied == len(self._field.ops):
             return row
+        if self._field.kind is not None:  # their ops are functions, which may keep the row
+            value = stored_value(self._field.kind, row)
+            return self.row(self.apply(value, applied, None, key))
         if self._is_picture and row.ndim == 3:
             row = row.transpose(1, 2, 0)
         if self._common is not None and applied <= self._field.fixed_ops:
@@ -146,6 +153,8 @@ class FieldRecipe:
 
     def row(self, value: Any) -> np.ndarray:
         """Convert the output of the last op to a stored row: a decoded image to (C, H, W)."""
+        if self._field.kind is not None:
+            return row_of(self._field.kind, value)
         array = np.asarray(value)
         if self._is_picture and array.ndim == 3:
             array = array.transpose(2, 0, 1)
@@ -169,7 +178,8 @@ class FieldRecipe:
         if isinstance(value, SampleError):
             raise SampleError(str(value))
         # A custom function may modify its argument, from which other fields start, too.
-        return copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
+        value = copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
+        return value if self._field.kind is None else value_of(self._field.kind, value)
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""
@@ -178,13 +188,16 @@ class FieldRecipe:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-def _computed(op: Op, code: Mapping[str, str], scratch: Scratch | None) -> Computed:
+def _computed(
+    op: Op, code: Mapping[str, str], scratch: Scratch | None, kind: FieldKind | None
+) -> Computed:
     """Return the callable that computes an op: the op itself, unless only workers can."""
     match op:
         case Decode():
             return lambda value, _: decode(value, op, scratch)
         case Function():
-            return _UserFunction(op, code.get(op.function, ""))
+            call = _UserFunction(op, code.get(op.function, ""), kind)
+            return call if kind is None else lambda *given: value_of(kind, call(*given))
         case _:
             return op
 
@@ -192,8 +205,9 @@ def _computed(op: Op, code: Mapping[str, str], scratch: Scratch | None) -> Compu
 class _UserFunction:
     """A function of the user with its parameters, or an instance of a class."""
 
-    def __init__(self, op: Function, code: str) -> None:
+    def __init__(self, op: Function, code: str, kind: FieldKind | None) -> None:
         self._op = op
+        self._kind = kind
         loaded = load_object(op.function, code)
         if not isinstance(loaded, type):
             self._call: Callable[..., Any] = functools.partial(loaded, **op.params)
@@ -203,16 +217,18 @@ class _UserFunction:
         except Exception as error:
             raise RecipeError(_failure(f"{op.function}(**{op.params})", error)) from error
 
-    def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
+    def __call__(self, value: Any, random: np.random.Generator | None) -> Any:
         try:
-            result = np.asarray(self._call(value, **({} if random is None else {"random": random})))
+            result = self._call(value, **({} if random is None else {"random": random}))
+            if self._kind is None and result is not None:
+                result = np.asarray(result)
         except MemoryError:
             raise
         except BaseException as error:
             if not fails_sample(error):
                 raise
             raise SampleError(_failure(self._op.function, error)) from error
-        if result.shape == () and result.item() is None:
+        if result is None:
             raise SampleError(f"{self._op.function} returned None; let it return an array")
         return result
 

@@ -144,6 +144,8 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
         "revision": OPS_REVISION,
         "versions": select_identities(part, decided),
     }
+    if field.kind:
+        meaning["kind"] = field.kind
     if random and field.first_variant:
         meaning["variant"] = field.first_variant
     return hashlib.sha256(canonical_json(meaning)).hexdigest()

@@ -117,7 +117,8 @@ class TargetVersion:
     @property
     def row_types(self) -> dict[str, str]:
         """Dtype and shape of a row, by field."""
-        return {field_of(array): str(row) for array, row in self.shapes.items()}
+        fields = self.spec.recipe.fields
+        return {field_of(a): row.described(fields[a].kind) for a, row in self.shapes.items()}
 
     @property
     def shards(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from precache.codecs.chunk import encoder
+from precache.codecs.chunk import encoder, ragged_encoder
 from precache.codecs.jpeg import CHANNELS
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
@@ -148,6 +149,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
     stored, reasons, tried = list[float](), list[str](), dict[str, dict[str, tuple[int, ...]]]()
+    typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
         parts.add(key, sample)
@@ -165,6 +167,9 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 continue
             _check_dtypes(rows)
             tried[key] = {name: row.shape for name, row in rows.items()}
+            for name, row in rows.items():
+                if not len(typical.get(name, ())):
+                    typical[name] = np.array(row[:1]) if row.ndim else row
             nbytes = files.nbytes
             stored.append(
                 sum(
@@ -172,7 +177,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 )
             )
     for inputs in parts.inputs:
-        _require_inputs(readings.fields, inputs)
+        _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
     starts = parts.starts(job.recipe) if isinstance(job.source, DatasetSource) else ()
     if not job.refreshes:
@@ -184,7 +189,12 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     fields = job.recipe.fields
     seen = {name: {own[name] for own in tried.values()} for name in fields}
-    shapes = {name: _row_shape(fields[name], row, seen[name]) for name, row in first.items()}
+    shapes = {
+        name: _shape_by_length(field_of(name), fields[name], typical[name])
+        if fields[name].kind is not None
+        else _row_shape(fields[name], row, seen[name])
+        for name, row in first.items()
+    }
     _check_declared(job.recipe, shapes)
     if not job.refreshes:
         draws.require_none()
@@ -247,6 +257,24 @@ def _of_other_sizes(
     )
 
 
+def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
+    """Return the shape of rows that differ in length, by the first of them that has values.
+
+    That of texts and bytes, and of boxes, is known without.
+    """
+    if field.kind in ("text", "bytes"):
+        row = np.empty(1, np.uint8)
+    elif field.kind == "boxes":
+        row = np.empty((1, 4), np.float32)
+    elif not row.size:
+        raise RecipeError(
+            f"all rows of {name} that were tried are empty, so that their dtype and axes are "
+            "unknown: leave the field out, or let its samples have values"
+        )
+    length = max(1, field.usual_nbytes // row[0].nbytes)
+    return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
 def _ragged_notes(
     fields: Mapping[str, Field],
     shapes: Mapping[str, RowShape],
@@ -255,6 +283,15 @@ def _ragged_notes(
     """Return a line for each field of rows of many shapes."""
     lines = []
     for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
+        kind = fields[name].kind
+        if kind is not None:
+            lengths, row = sorted(shape[0] for shape in seen[name]), shapes[name]
+            span = f"{lengths[0]:,} to {lengths[-1]:,}"
+            values = f"{row.dtype} ({', '.join(map(str, ('n', *row.shape[1:])))}), n from {span},"
+            if kind in ("text", "bytes"):
+                values = f"{kind} of {span} bytes"
+            lines.append(f"Rows of {field} are {values} in the samples that were tried")
+            continue
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
         jpeg = isinstance(fields[name].stored_as, JpegCodec)
@@ -427,11 +464,19 @@ class _Parts:
         return tuple(lines)
 
 
-def _require_inputs(fields: Mapping[str, Field], inputs: Sequence[Part]) -> None:
-    """Raise `RecipeError` if several fields would start from a sample's first part by default."""
+def _require_inputs(
+    fields: Mapping[str, Field], inputs: Sequence[Part], known: Collection[Part]
+) -> None:
+    """Raise `RecipeError` if several fields would start from a sample's first part by default.
+
+    Parameters
+    ----------
+    known
+        Parts of any sample: a field of such a name starts from that, which others may lack.
+    """
     first, *others = inputs
     named = {name if field.input is None else field.input for name, field in fields.items()}
-    unnamed = [n for n, field in fields.items() if field.input is None and n not in inputs]
+    unnamed = [n for n, field in fields.items() if field.input is None and n not in known]
     if others and unnamed and (len(unnamed) > 1 or first in named):
         raise RecipeError(
             f"field {unnamed[-1]} names no input, and would start from {in_words(first)}, as "
@@ -446,11 +491,14 @@ def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
             if row.dtype.kind == "S":
                 raise RecipeError(
                     f"the ops of {name} return the bytes of a file; begin them with decode, as "
-                    'ops = [{ op = "decode" }]'
+                    'ops = [{ op = "decode" }], or give the field kind = "bytes"'
                 )
-            kind = "str" if row.dtype.kind == "U" else row.dtype.name
+            kind, way = row.dtype.name, ""
+            if row.dtype.kind == "U":
+                kind, way = "str", f', and text with kind = "text" in [fields.{field_of(name)}]'
             raise RecipeError(
-                f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
+                f"the ops of {name} make values of type {kind}; a store holds "
+                f"{', '.join(DTYPES)}{way}"
             )
 
 
@@ -480,6 +528,8 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
 
 def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
     codec = job.recipe.fields[name].stored_as
+    if job.recipe.fields[name].kind is not None:
+        return len(ragged_encoder(codec)(row)) + 20.0
     rows = rows_per_chunk(row.nbytes)
     chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
     if isinstance(codec, ImageCodec) or rows == 1:

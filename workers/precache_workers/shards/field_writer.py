@@ -11,8 +11,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from precache.codecs.chunk import encoder, ragged_encoder
-from precache.errors import SampleError
+from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
+from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field, JpegCodec
 from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
@@ -220,22 +220,45 @@ class FieldWriter:
         SampleError
             It is of another shape or type than the rows of the store.
         """
-        if not self._shape.admits(row):
+        by_length = self._field.kind is not None
+        if by_length and row.ndim and not len(row):  # of whatever dtype, as it has no values
+            row = np.empty((0, *self._shape.shape[1:]), self._shape.dtype)
+        if not self._shape.admits(row, by_length=by_length):
             way = "bring all to one shape and type, by a function in its ops, or in the dataset"
+            if by_length:
+                way = "bring all to one dtype by to_dtype in its ops, or in the dataset"
+            elif row.ndim and RowShape(self._shape.shape, self._shape.dtype, ragged=True).admits(
+                row, by_length=True
+            ):
+                way += '; or give the field kind = "ragged", if rows are to differ in length'
             if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
                 way = "give --resize and --crop, or resize and center_crop in its ops"
                 if self._field.ragged_size is not None:
                     way += "; or --max-size to store rows of many shapes"
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape}; {way}"
+                f"store are {self._shape.described(self._field.kind)}; {way}"
             )
+        if self._shape.ragged and row.nbytes > MAX_EXPANDED and not self._as_jpeg:
+            self._require_plausible(row)
         self._copy_now()
         if isinstance(self._writer, JpegWriter):
             self._writer.choose(row, given)
         else:
             copy_row(row, self._writer.room(row.shape))
         self._staged = None
+
+    def _require_plausible(self, row: np.ndarray) -> None:
+        """Raise `SampleError` if readers would take a large row for forged, as it shrinks much."""
+        encoded = ragged_encoder(self._field.stored_as)(np.ascontiguousarray(row))
+        try:
+            require_plausible(len(encoded), row.nbytes)
+        except DamageError:
+            raise SampleError(
+                f"its {self._name} of {size(row.nbytes)} would be stored in {size(len(encoded))}, "
+                'which readers take for forged; give the field codec = "raw", and build with '
+                "--retry-failed"
+            ) from None
 
     # --- stored rows ----------------------------------------------------------------------------
 

@@ -1,0 +1,360 @@
+"""Builds of texts, bytes, and arrays that differ in length: contents, reuse, kills, refusals."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch.utils.data import DataLoader
+
+import precache
+from precache.errors import BuildError, RecipeError, SourceError
+from precache.recipe.recipe import Field
+from precache.viewer.cards import Cards
+from precache.viewer.search import Catalogue
+from tests.support import kinds
+from tests.support.building import ask, build_until, contents, end, flip, start
+from tests.support.kinds import expected, put_rows, recipe, row
+
+FUNCTION = "tests.support.kinds:"
+OPTIONS: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
+
+
+def build(rows: list[dict[str, Any]], store: Path, built: Any = None, **options: Any) -> Any:
+    source = put_rows(store.parent / "rows.pickle", rows)
+    return precache.build(source, store, built or recipe(), **{**OPTIONS, **options})
+
+
+def function(name: str, **options: Any) -> dict[str, Any]:
+    return {"op": "function", "function": FUNCTION + name, **options}
+
+
+def assert_row(read: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, value in wanted.items():
+        if isinstance(value, str | bytes):
+            assert read[name] == value
+        else:
+            assert isinstance(read[name], torch.Tensor)
+            assert read[name].numpy().dtype == value.dtype
+            np.testing.assert_array_equal(read[name].numpy(), value, err_msg=name)
+
+
+def assert_holds(store: Path, rows: list[dict[str, Any]]) -> None:
+    """Compare all rows, as a dataset, a loader and zarr-python read them."""
+    wanted = {given["key"]: expected(given) for given in rows}
+    dataset = precache.CachedDataset(store)
+    assert sorted(dataset.keys) == sorted(wanted)
+    for number, key in enumerate(dataset.keys):
+        assert_row(dataset[number], wanted[key])
+    seen = []
+    with precache.Loader(store, 3, device="cpu") as loader:
+        for batch in loader:
+            for place, key in enumerate(loader.keys(batch["row"])):
+                lengths = {
+                    n: int(batch[f"{n}.length"][place]) for n in batch if f"{n}.length" in batch
+                }
+                read = {
+                    n: v[place][: lengths[n]] if n in lengths else v[place]
+                    for n, v in batch.items()
+                }
+                assert_row(read, wanted[key])
+                rest = [batch[n][place, length:] for n, length in lengths.items()]
+                assert not any(part.any() for part in rest)
+                seen.append(key)
+    assert sorted(seen) == sorted(wanted)
+    version = precache.open(store)
+    group: Any = zarr.open_group(version.path, mode="r")
+    for name in set(version.fields) - {"image"}:
+        stored = [bytes(value) for value in group[name][:]]
+        for number, key in enumerate(version.keys):
+            value = wanted.get(key, {}).get(name, b"")
+            value = value.encode() if isinstance(value, str) else value
+            assert stored[number] == (value if isinstance(value, bytes) else value.tobytes())
+
+
+# --- one contract for all kinds -----------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+floats = st.floats(width=32, allow_nan=True)
+some_rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "caption": texts,
+            "blob": st.binary(max_size=40),
+            "tokens": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9),
+            "points": hnp.arrays(
+                "float32", st.tuples(st.integers(0, 4), st.just(3)), elements=floats
+            ),
+            "boxes": st.lists(st.lists(floats, min_size=4, max_size=4), max_size=3),
+            "joints": hnp.arrays("float32", st.tuples(st.integers(0, 2), st.just(5), st.just(3))),
+        }
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(drawn=some_rows, codec=st.sampled_from(["raw", "zstd"]))
+def test_rows_are_those_of_the_dataset(
+    drawn: list[dict[str, Any]], codec: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also where some of a row are empty, hold nothing but NaN, or characters of four bytes."""
+    # The first has values, by which rows are known.
+    first = row(11, tokens=[1])
+    rows = [first, *({"key": f"{n}", "image": row(n)["image"], **r} for n, r in enumerate(drawn))]
+    rows = [{name: v for name, v in given.items() if name != "label"} for given in rows]
+    changes = {name: {"codec": codec} for name in kinds.FIELDS if name != "image"}
+    store = tmp_path_factory.mktemp("kinds") / "store"
+    build(rows, store, recipe(**changes))
+    assert_holds(store, rows)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("built") / "store"
+    build([row(number) for number in range(20)], store)
+    return store
+
+
+def test_added_and_changed_rows_are_made_and_others_linked(tmp_path: Path) -> None:
+    store, rows = tmp_path / "store", [row(number) for number in range(20)]
+    build(rows, store)
+    rows = [*rows[:18], row(18, caption="another"), row(19, tokens=[1] * 30), row(20), row(21)]
+    again = build(rows, store)
+    assert_holds(store, rows)
+    assert again.rows_reused == 18
+    build(rows[3:], store)
+    assert_holds(store, rows[3:])
+    assert not build(rows[3:], tmp_path / "fresh").holes
+    assert_holds(tmp_path / "fresh", rows[3:])
+
+
+def test_a_killed_build_goes_on(tmp_path: Path) -> None:
+    rows, fresh = [row(number) for number in range(12)], tmp_path / "fresh"
+    build(rows, fresh)
+    source: Any = kinds.SOURCE
+    for change in (12, 25, 40):
+        store = tmp_path / f"killed{change}"
+        assert end(start(_build_until, change, tmp_path / "rows.pickle", source, store)) == -9
+        build(rows, store)
+        assert_holds(store, rows)
+        assert contents(store) == contents(fresh)
+
+
+def _build_until(change: int, rows: Path, source: Path, store: Path) -> None:
+    import os
+
+    os.environ[kinds.ROWS] = str(rows)
+    build_until(change, source, store, recipe(), {"shard_samples": 4, "progress": False})
+
+
+def test_ops_and_codecs_are_applied_to_stored_rows(tmp_path: Path) -> None:
+    store, rows = tmp_path / "store", [row(number) for number in range(12)]
+    ops = {"caption": [function("shout")], "tokens": [{"op": "to_dtype", "dtype": "int32"}]}
+    build(rows, store, recipe(caption={"ops": ops["caption"]}, tokens={"ops": ops["tokens"]}))
+    more = {
+        "caption": {"ops": [*ops["caption"], function("twice")], "codec": "raw"},
+        "tokens": {
+            "ops": [*ops["tokens"], function("longer"), {"op": "to_dtype", "dtype": "int32"}]
+        },
+        "points": {"codec": "raw"},
+    }
+    kept = build(rows, store, recipe(**more))
+    assert kept.rows_reused == 12, "no sample was fetched"
+    for number, key in enumerate((dataset := precache.CachedDataset(store)).keys):
+        given = rows[int(key.split()[1])]
+        assert dataset[number]["caption"] == 2 * given["caption"].upper()
+        assert dataset[number]["tokens"].tolist() == [*given["tokens"], 7]
+        assert dataset[number]["tokens"].dtype == torch.int32
+        np.testing.assert_array_equal(dataset[number]["points"], given["points"])
+
+
+def test_variants_are_read_by_epoch_and_refreshed(tmp_path: Path) -> None:
+    ops = [{"op": "to_dtype", "dtype": "int16"}, function("dropped", random=True)]
+    rows = [row(number, tokens=list(range(30 + number))) for number in range(12)]
+    store = tmp_path / "store"
+    build(rows, store, recipe("tokens", tokens={"ops": ops, "variants": 2}))
+
+    def epochs(count: int) -> list[dict[int, list[int]]]:
+        with precache.Loader(store, 5, device="cpu", ragged={"tokens": "list"}) as loader:
+            return [
+                {
+                    r: t.tolist()
+                    for b in loader
+                    for r, t in zip(b["row"].tolist(), b["tokens"], strict=True)
+                }
+                for _ in range(count)
+            ]
+
+    first, second, third = epochs(3)
+    assert first == third != second
+    precache.refresh(store, address="serial", run_functions=True)
+    assert [first in epochs(2), second in epochs(2)] == [False, True]
+
+
+def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
+    rows = [row(number) for number in range(12)]
+    rows[3]["caption"] = None
+    rows[5]["tokens"] = [[1, 2], [3]]
+    rows[7]["boxes"] = "none"
+    rows[8]["caption"] = "\ud800"
+    del rows[9]["tokens"]
+    result = build(rows, tmp_path / "store", max_failures=6)
+    reasons = dict(result.holes)
+    assert {key: reasons[f"row {key}"] for key in (3, 5, 7, 8, 9)} == {
+        3: "its caption: it is None, and its field is of kind text",
+        5: "its tokens: it is a list of 2, which begins with 1, and no array of one dtype",
+        7: "its boxes: it is the text 'none', and no array or list of numbers",
+        8: reasons["row 8"],
+        9: reasons["row 9"],
+    }
+    assert "no text of valid Unicode" in reasons["row 8"]
+    assert "it has no 'tokens'" in reasons["row 9"]
+    assert_holds(tmp_path / "store", [r for n, r in enumerate(rows) if n not in (3, 5, 7, 8, 9)])
+
+
+def test_damage_is_found_and_repaired(tmp_path: Path) -> None:
+    rows, store = [row(number) for number in range(12)], tmp_path / "store"
+    build(rows, store)
+    version = Path(precache.open(store).path)
+    for name in ("caption/c/1", "tokens/c/0"):
+        flip(version / name, 0.2)
+    (version / "boxes/c/2").unlink()
+    damage = {damaged.shard for damaged in precache.verify(store).damage}
+    assert damage == {"caption/c/1", "tokens/c/0", "boxes/c/2"}
+    build(rows, store, verify=True)
+    assert_holds(store, rows)
+
+
+def test_the_viewer_shows_texts_and_lengths(built: Path) -> None:
+    [card] = Cards(Catalogue(str(built)), None).page([2])
+    given = row(int(card.key.split()[1]))
+    shown = dict(card.numbers)
+    assert shown["caption"] == given["caption"]
+    assert shown["tokens"].startswith(f"int64 ({len(given['tokens'])},)")
+
+
+def test_info_names_the_kinds(built: Path, tmp_path: Path) -> None:
+    text = str(precache.info(built))
+    assert "caption          text, codec zstd" in text
+    assert "points           ragged float32 (n, 3), codec zstd" in text
+    pushed = tmp_path / "pushed"
+    precache.push(built, pushed)
+    assert_holds(pushed, [row(number) for number in range(20)])
+
+
+# --- batches of a DataLoader --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["default", "collate", "workers"])
+def test_a_dataloader_pads_as_a_loader_does(way: str, built: Path) -> None:
+    dataset = precache.CachedDataset(built)
+    options = {"collate_fn": dataset.collate} if way == "collate" else {}
+    batches = DataLoader(dataset, 5, num_workers=2 * (way == "workers"), **options)  # type: ignore[arg-type]
+    with precache.Loader(built, 5, shuffle=False, device="cpu") as loader:
+        for one, other in zip(batches, loader, strict=True):
+            assert one.keys() == other.keys()
+            for name in one:
+                if isinstance(one[name], list):
+                    assert one[name] == other[name]
+                else:
+                    assert torch.equal(one[name], other[name])
+
+
+def test_a_subclass_gives_what_it_makes(built: Path) -> None:
+    class Shorter(precache.CachedDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return {**sample, "tokens": sample["tokens"][:2]}
+
+    dataset = Shorter(built)
+    [batch, *_] = DataLoader(dataset, 5, collate_fn=dataset.collate)
+    assert batch["tokens"].shape[1] == 2
+    assert batch["tokens.length"].max() == 2
+    assert len(batch["caption"]) == 5
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"kind": "text", "ops": [{"op": "decode"}]}, "kind 'text' takes functions, not decode"),
+        ({"kind": "bytes", "ops": [{"op": "to_dtype", "dtype": "int8"}]}, "not to_dtype"),
+        ({"kind": "ragged", "ops": [{"op": "horizontal_flip"}]}, "functions and to_dtype, not"),
+        ({"kind": "ragged", "codec": "image"}, "codec 'image' stores images, not ragged"),
+        ({"kind": "ragged", "ops": [function("longer", shape=[3])]}, "need no shape of"),
+        ({"kind": "text", "ops": [function("shout", dtype="uint8")]}, "need no dtype and shape of"),
+        ({"kind": "list"}, "kind is 'list'; choose 'text', 'bytes', 'ragged'"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(field: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Field(**field)
+
+
+def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
+    assert "kind" not in Field(ops=({"op": "decode"},)).model_dump_json()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        ({}, ["a"] * 6, 'values of type str.*kind = "text" in \\[fields.value\\]'),
+        ({}, [b"a"] * 6, 'or give the field kind = "bytes"'),
+        ({}, [[1] * n for n in range(1, 7)], 'give the field kind = "ragged"'),
+        ({"kind": "bytes"}, ["a"] * 6, "it is the text 'a', and its field is of kind bytes"),
+        ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
+        ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
+        ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
+        ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
+        ({"kind": "boxes"}, [[[1, 2, 3]]] * 3, r"float32 \(1, 3\), and .* are boxes .*\(n, 4\)"),
+        ({"kind": "keypoints"}, [[]] * 3, "all rows of value that were tried are empty"),
+    ],
+)
+def test_rows_that_are_no_such_kind_are_refused(
+    field: dict[str, Any], values: list[Any], message: str, tmp_path: Path
+) -> None:
+    rows = [{"key": n, "value": value, "label": 0} for n, value in enumerate(values)]
+    built = precache.Recipe.from_dict({"fields": {"value": field}})
+    with pytest.raises((RecipeError, SourceError, BuildError), match=message):
+        build(rows, tmp_path / "store", built, max_failures=0)
+
+
+# --- large rows ---------------------------------------------------------------------------------
+
+
+def _peak_of_reading(store: Path) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with precache.Loader(store, 4, device="cpu") as loader:
+        [batch] = loader
+    assert max(map(len, batch["caption"])) == 100_000_000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
+def test_a_row_of_100_megabytes_takes_three_times_its_memory(tmp_path: Path) -> None:
+    digits = np.random.default_rng(0).integers(48, 58, 100_000_000, np.uint8).tobytes().decode()
+    rows = [row(1), row(2), row(3), row(4, caption=digits)]
+    build(rows, tmp_path / "store", recipe("caption", caption={"variants": 1}))  # made once
+    assert ask(_peak_of_reading, tmp_path / "store") < 310 << 10  # in KiB
+
+
+def test_a_row_that_no_reader_would_believe_is_a_hole_and_raw_stores_it(tmp_path: Path) -> None:
+    rows = [row(1), row(2), row(3), row(4, caption="0" * (65 << 20))]
+    result = build(rows, tmp_path / "store", recipe("caption"), max_failures=1)
+    assert 'take for forged; give the field codec = "raw"' in result.holes[0][1]
+    raw = recipe("caption", caption={"codec": "raw"})
+    build(rows, tmp_path / "store", raw, retry_failed=True)
+    assert_holds(tmp_path / "store", [{"key": r["key"], "caption": r["caption"]} for r in rows])

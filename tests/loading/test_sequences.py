@@ -1,0 +1,351 @@
+"""Loaders of rows that differ in length: forms, positions, ranks, mixtures, devices, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import precache
+from precache.codecs import kernels
+from precache.errors import DamageError, UsageError
+from precache.loading.options import Block, Buckets
+from precache.sampling.order import BucketPermutation, buckets_of
+from precache.store.open import open_version
+from precache.transforms import ColorJitter, Compose, HorizontalFlip, RandomCrop, ToDType
+from tests.support.building import flip
+from tests.support.forging import settle
+from tests.support.kinds import expected, put_rows, recipe, row
+
+ROWS = 23
+OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
+
+
+def build(store: Path, *names: str, rows: Any = None, **changes: Any) -> Path:
+    source = put_rows(store.parent / "rows.pickle", rows or [row(n) for n in range(ROWS)])
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
+    precache.build(source, store, recipe(*names, **changes), **options)
+    return store
+
+
+@pytest.fixture(scope="module", params=["zstd", "raw"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    codec = {"codec": request.param}
+    changes = dict.fromkeys(("caption", "blob", "tokens", "points", "boxes"), codec)
+    return build(tmp_path_factory.mktemp("sequences") / "store", **changes)
+
+
+Step = tuple[list[int], list[str], list[list[int]]]
+
+
+def steps(loader: Any) -> list[Step]:
+    """Rows, texts and tokens of each batch that is left."""
+    return [(b["row"].tolist(), b["caption"], tokens_of(b)) for b in loader]
+
+
+def tokens_of(batch: dict[str, Any]) -> list[list[int]]:
+    tokens = batch["tokens"]
+    if "tokens.length" in batch:
+        tokens = [row[:n] for row, n in zip(tokens, batch["tokens.length"], strict=True)]
+    return [row.tolist() for row in (tokens.unbind() if torch.is_tensor(tokens) else tokens)]
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["padded", "jagged", "list"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_threads": 3}, {"access": "pread"}, {"verify": False}]
+)
+def test_each_form_has_the_rows(form: str, options: dict[str, Any], store: Path) -> None:
+    ragged: Any = {"tokens": form, "points": form}
+    seen = set()
+    with precache.Loader(store, 5, ragged=ragged, **OPTIONS, **options) as loader:
+        for batch in loader:
+            tokens, points = tokens_of(batch), batch["points"]
+            if form == "padded":
+                lengths = batch["points.length"]
+                assert lengths.dtype == torch.int64
+                points = [p[:n] for p, n in zip(points, lengths, strict=True)]
+            else:
+                assert "points.length" not in batch
+                points = points.unbind() if form == "jagged" else points
+            for place, key in enumerate(loader.keys(batch["row"])):
+                wanted = expected(row(int(key.split()[1])))
+                assert batch["caption"][place] == wanted["caption"]
+                assert batch["blob"][place] == wanted["blob"]
+                assert tokens[place] == wanted["tokens"].tolist()
+                np.testing.assert_array_equal(points[place].numpy(), wanted["points"])
+                seen.add(key)
+    assert len(seen) == ROWS
+
+
+def test_numpy_reads_what_compiled_code_reads(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with precache.Loader(store, 5, **OPTIONS) as loader:
+        compiled = steps(loader)
+    monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
+    with precache.Loader(store, 5, **OPTIONS) as loader:
+        assert steps(loader) == compiled
+
+
+def test_a_batch_of_empty_rows_has_no_length(tmp_path: Path) -> None:
+    rows = [row(n, tokens=[]) for n in range(4)] + [row(5, tokens=[1])]
+    build(tmp_path / "store", "tokens", rows=rows)
+    chosen = np.flatnonzero(
+        np.array([k != "row 5" for k in precache.open(tmp_path / "store").keys])
+    )
+    for form, shape in (("padded", (4, 0)), ("list", (0,))):
+        options: Any = {"rows": chosen, "ragged": {"tokens": form}, **OPTIONS}
+        with precache.Loader(tmp_path / "store", 4, **options) as loader:
+            [batch] = loader
+        tokens = batch["tokens"] if form == "padded" else batch["tokens"][0]
+        assert tuple(tokens.shape) == shape
+
+
+# --- positions, ranks, orders -------------------------------------------------------------------
+
+SHUFFLES = [True, "block", Block(2), Buckets("tokens", 3), Buckets("caption"), False, "key"]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
+def test_a_loop_resumes_at_every_step_and_ranks_share_its_rows(shuffle: Any, store: Path) -> None:
+    options = {**OPTIONS, "shuffle": shuffle}
+    with precache.Loader(store, 6, **options) as loader:
+        first, second = steps(loader), steps(loader)
+    assert sorted(n for rows, *_ in first for n in rows) == list(range(ROWS))
+    assert (first == second) == (shuffle in (False, "key"))
+    for place in range(len(first)):
+        with precache.Loader(store, 6, **options) as loader:
+            running = iter(loader)
+            for _ in range(place):
+                next(running)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with precache.Loader(store, 6, **options) as loader:
+            loader.load_state_dict(state)
+            assert steps(loader) == first[place:]
+            assert steps(loader) == second
+    ranks = []
+    for rank in range(2):
+        with precache.Loader(store, 3, rank=rank, world_size=2, **options) as loader:
+            ranks.append(steps(loader))
+    for whole, *parts in zip(first, *ranks, strict=True):
+        joined = [list(itertools.chain(*column)) for column in zip(*parts, strict=True)]
+        assert [column[: len(whole[0])] for column in joined] == list(whole)
+
+
+def _padding(lengths: np.ndarray) -> float:
+    batches = lengths[: len(lengths) // 256 * 256].reshape(-1, 256)
+    return float((batches.max(1, keepdims=True) - batches).sum())
+
+
+def test_buckets_leave_little_to_pad_and_take_each_row_once() -> None:
+    """Of lengths drawn as those of captions and of texts: the share of what a shuffle pads."""
+    random = np.random.default_rng(0)
+    for mean, sigma in ((2.5, 0.5), (5.5, 0.6)):
+        lengths = np.clip(random.lognormal(mean, sigma, 50_000), 1, 2048).astype(np.int64)
+
+        order = BucketPermutation(buckets_of(lengths, 8), 256, 1, 0)(np.arange(len(lengths)))
+        assert (np.sort(order) == np.arange(len(lengths))).all()
+        shuffled = _padding(lengths[random.permutation(len(lengths))])
+        assert _padding(lengths[order]) <= 0.25 * shuffled
+        firsts = lengths[order[::256]]
+        assert abs(np.corrcoef(firsts[:-1], firsts[1:])[0, 1]) < 0.3, "batches come in random order"
+
+
+def test_a_state_of_buckets_needs_the_same_rows_a_step(store: Path) -> None:
+    options = {**OPTIONS, "shuffle": Buckets("tokens", 3)}
+    with precache.Loader(store, 6, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with precache.Loader(store, 4, **options) as loader, pytest.raises(UsageError, match="shuffle"):
+        loader.load_state_dict(state)
+
+
+def test_a_bucket_of_a_cloud_gives_the_rows_of_the_disk(store: Path, tmp_path: Path) -> None:
+    far = f"memory://sequences-{tmp_path.name}"
+    precache.push(store, far)
+    with precache.Loader(store, 6, **OPTIONS) as loader:
+        wanted = steps(loader)
+    for options in ({}, {"cache": tmp_path / "cache", "shuffle": "full"}):
+        with precache.Loader(far, 6, **OPTIONS, **options) as loader:  # type: ignore[arg-type]
+            assert steps(loader) == wanted
+
+
+def test_a_training_follows_a_build_of_texts(tmp_path: Path) -> None:
+    source = put_rows(tmp_path / "rows.pickle", [row(n) for n in range(ROWS)])
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
+    version = precache.ensure(source, tmp_path / "store", recipe(), follow=True, **options)
+    with precache.Loader(version, 5, **OPTIONS) as loader:
+        for _ in range(2):
+            seen = {
+                r: c
+                for rows, captions, _ in steps(loader)
+                for r, c in zip(rows, captions, strict=True)
+            }
+            assert len(seen) == ROWS
+            for number, caption in seen.items():
+                assert caption == row(int(loader.version.keys[number].split()[1]))["caption"]
+
+
+def test_refresh_reads_the_next_version(tmp_path: Path) -> None:
+    store = build(tmp_path / "store", "caption", "tokens")
+    with precache.Loader(store, 30, refresh="epoch", **OPTIONS) as loader:
+        [(_, before, _)] = steps(loader)
+        build(store, "caption", "tokens", rows=[row(n, caption=f"new {n}") for n in range(ROWS)])
+        [(_, after, _)] = steps(loader)
+    assert not any(text.startswith("new") for text in before)
+    assert all(text.startswith("new") for text in after)
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_texts_and_padded_rows_are_mixed(by: str, store: Path) -> None:
+    loaders = [precache.Loader(store, size, **OPTIONS) for size in (5, 3)]
+    with precache.mix(loaders, by=by, until=4) as mixture:
+        for batch in mixture:
+            assert len(batch["caption"]) == len(batch["tokens"]) == len(batch["row"])
+            for number, caption, tokens in zip(
+                batch["row"].tolist(), batch["caption"], tokens_of(batch), strict=True
+            ):
+                wanted = row(int(loaders[0].version.keys[number].split()[1]))
+                assert (caption, tokens) == (wanted["caption"], wanted["tokens"])
+
+
+def test_jagged_rows_are_mixed_by_batch_alone(store: Path) -> None:
+    forms: Any = {"tokens": "jagged"}
+    loaders = [precache.Loader(store, 5, ragged=forms, **OPTIONS) for _ in range(2)]
+    mixture = precache.mix(loaders, by="sample")
+    with mixture, pytest.raises(UsageError, match="mix with by='batch'"):
+        next(iter(mixture))
+
+
+# --- transforms ---------------------------------------------------------------------------------
+
+
+def test_transforms_pass_texts_and_lengths_through(store: Path) -> None:
+    fields = ("image",)
+    change = Compose(
+        [
+            RandomCrop(9, fields=fields),
+            HorizontalFlip(fields=fields),
+            ToDType(fields=fields),
+            ColorJitter(0.1),
+        ]
+    )
+    with precache.Loader(store, 5, **OPTIONS) as loader:
+        plain = steps(loader)
+    with precache.Loader(store, 5, transform=change, **OPTIONS) as loader:
+        [*changed] = loader
+    assert [(b["row"].tolist(), b["caption"], tokens_of(b)) for b in changed] == plain
+    assert changed[0]["image"].shape == (5, 3, 9, 9)
+
+
+@pytest.mark.parametrize("form", ["padded", "jagged", "list"])
+def test_tokens_stay_behind_a_crop_and_points_do_not(form: Any, store: Path) -> None:
+    tokens = {"fields": ["image", "caption", "tokens"], "ragged": {"tokens": form}}
+    with precache.Loader(store, 5, transform=RandomCrop(9), **tokens, **OPTIONS) as loader:
+        assert next(iter(loader))["image"].shape == (5, 3, 9, 9)
+    points = {"fields": ["image", "points"], "ragged": {"points": form}}
+    with pytest.raises(UsageError, match="points would stay behind"):
+        precache.Loader(store, 5, transform=RandomCrop(9), **points, **OPTIONS)
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"resident": "host"},
+            r"resident='host' takes rows of one shape.* fields=\('image', 'label'\)",
+        ),
+        ({"decompress": "device"}, "decompress='device' takes rows of one shape"),
+        ({"output": "tuple"}, "output='tuple' takes rows of one shape"),
+        ({"ragged": {"caption": "list"}}, "ragged names 'caption'.*those are tokens, points"),
+        ({"ragged": {"image": "list"}}, "ragged names 'image'"),
+        ({"ragged": {"tokens": "nested"}}, r"ragged\['tokens'\] is 'nested'; choose one of padded"),
+        ({"ragged": "list"}, "ragged is 'list'; give a form by field"),
+        ({"shuffle": Buckets("image")}, "differ in length are: caption, blob, tokens"),
+        ({"shuffle": Buckets("tokens"), "weights": np.ones(ROWS)}, "weights draw rows at random"),
+    ],
+)
+def test_what_takes_rows_of_one_shape_is_refused(
+    options: dict[str, Any], message: str, store: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        precache.Loader(store, 5, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("options", [{"resident": "host"}, {"output": "tuple"}])
+def test_without_such_fields_it_is_taken(options: dict[str, Any], store: Path) -> None:
+    with precache.Loader(store, 5, fields=("image", "label"), **OPTIONS, **options) as loader:
+        assert len(list(loader)) == -(-ROWS // 5)
+
+
+@pytest.mark.parametrize("count", [0, 1 << 15, "many"])
+def test_numbers_of_buckets_that_make_no_sense_are_refused(count: Any) -> None:
+    with pytest.raises(UsageError, match="count is"):
+        Buckets("tokens", count)
+
+
+def test_damage_is_named_by_key(store: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    flip(Path(precache.open(copy).path) / "caption/c/2", 0.1)
+    with precache.Loader(copy, 5, **OPTIONS) as loader, pytest.raises(DamageError, match="'row "):
+        list(loader)
+
+
+def _read(store: Path) -> None:
+    with precache.Loader(store, 5, **OPTIONS) as loader:
+        list(loader)
+
+
+FORGED = {
+    "another width": ("points.shape", (2, 7), "has the shape"),
+    "a huge row": ("tokens.shape", (2**31 - 1,), "has the shape"),
+    "a large row": ("tokens.shape", (2**27,), "is damaged at row"),
+    "a negative length": ("caption.shape", (-1,), "has the shape"),
+    "a shorter row": ("caption.shape", (1,), "is damaged at row"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_lengths_are_refused_before_memory_is_taken(
+    name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, shape, message = FORGED[name]
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    version = Path(precache.open(copy).path)
+    shapes: Any = zarr.open_array(version / array, mode="r+")
+    shapes[6] = shape
+    settle(version)
+    made = []
+    monkeypatch.setattr(
+        np, "empty", lambda *a, _empty=np.empty, **o: made.append(a[0]) or _empty(*a, **o)
+    )
+    with pytest.raises(DamageError, match=message):
+        _read(copy)
+    assert max(np.prod(size) for size in made) < 1 << 25
+
+
+def test_a_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
+    """As in a store of bytes that is forged into one of texts."""
+    rows = [row(n, blob=b"\xff\xfe") for n in range(4)]
+    store = build(tmp_path / "store", "blob", rows=rows)
+    version = Path(precache.open(store).path)
+    root = (version / "zarr.json").read_bytes()
+    (version / "zarr.json").write_bytes(root.replace(b'"kind": "bytes"', b'"kind": "text"'))
+    settle(version)
+    assert open_version(store).kind("blob") == "text"
+    with (
+        precache.Loader(store, 4, **OPTIONS) as loader,
+        pytest.raises(DamageError, match="no UTF-8"),
+    ):
+        list(loader)

@@ -1,0 +1,78 @@
+"""Values of fields of a kind: what their functions are given and return, and the stored rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from precache.errors import SampleError
+from precache.recipe.recipe import FieldKind
+from precache_workers.sources.dataset_items import described
+
+
+def value_of(kind: FieldKind, value: Any) -> Any:
+    """Return a part of a sample, or what a function returned, as a str, bytes, or an array.
+
+    Raises
+    ------
+    SampleError
+        It is none of that kind.
+    """
+    match kind:
+        case "text":
+            return _text(value)
+        case "bytes" if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        case "bytes":
+            raise SampleError(f"it is {described(value)}, and its field is of kind bytes")
+    array = _numbers(value)
+    return array if kind == "ragged" else array.astype(np.float32, copy=False)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError as error:
+            raise SampleError(f"it is no text in UTF-8: {error}") from None
+    if not isinstance(value, str):
+        raise SampleError(f"it is {described(value)}, and its field is of kind text")
+    return str(value)
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """Return an array of numbers; floats of a list, which have no dtype of their own, as float32.
+
+    Lists of arrays have that of the arrays.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise SampleError(f"it is {described(value)}, and no array of one dtype") from None
+    if array.dtype.kind not in "biuf" or not array.ndim:
+        raise SampleError(f"it is {described(value)}, and no array or list of numbers")
+    first = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    untyped = isinstance(first, float) or (isinstance(first, int) and array.dtype == np.float64)
+    return array.astype(np.float32) if untyped else array
+
+
+def row_of(kind: FieldKind, value: Any) -> np.ndarray:
+    """Return the row that is stored of a value."""
+    if kind == "text":
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(f"it is no text of valid Unicode: {error}") from None
+    return (
+        np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.ascontiguousarray(value)
+    )
+
+
+def stored_value(kind: FieldKind, row: np.ndarray) -> Any:
+    """Return the value of a stored row."""
+    if kind in ("text", "bytes"):
+        return row.tobytes().decode() if kind == "text" else row.tobytes()
+    return row.copy()
