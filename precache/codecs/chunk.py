@@ -1,4 +1,4 @@
-"""Chunks of rows <-> bytes: `raw`, `zstd` and `image`, and the codecs other Zarr software uses.
+"""Chunks of rows <-> bytes: the codecs of recipes, and those other Zarr software uses.
 
 Encoders make the bytes of one chunk. A `Decoder` is made from an array's metadata and decodes into
 the caller's buffer; the filter of `image` is left for `image.undo_image`.
@@ -29,8 +29,9 @@ from precache.codecs.image import (
     ImageEncoder,
     undo_image,
 )
+from precache.codecs.jpeg import decode_jpeg
 from precache.errors import DamageError, RecipeError, StoreError
-from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import AnyCodec, ImageCodec, JpegCodec, RawCodec, ZstdCodec
 
 Encode = Callable[[np.ndarray], bytes]
 
@@ -67,14 +68,12 @@ def _zstd(level: int) -> dict[str, Any]:
     return {"name": "zstd", "configuration": {"level": level, "checksum": True}}
 
 
-def codec_metadata(
-    codec: RawCodec | ZstdCodec | ImageCodec, dtype: str, *, ragged: bool = False
-) -> list[dict[str, Any]]:
+def codec_metadata(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> list[dict[str, Any]]:
     """Return the Zarr v3 `codecs` of one chunk; those of ragged rows know no dtype or filter."""
     size = np.dtype(dtype).itemsize
     if ragged:
         level = codec.level if isinstance(codec, ZstdCodec) else 1
-        last = _crc32c() if isinstance(codec, RawCodec) else _zstd(level)
+        last = _crc32c() if isinstance(codec, RawCodec | JpegCodec) else _zstd(level)
         return [{"name": RAGGED, "configuration": {}}, last]
     match codec:
         case RawCodec():
@@ -93,6 +92,12 @@ def codec_metadata(
         case ImageCodec():
             image = {"name": IMAGE_FILTER, "configuration": {"version": IMAGE_FILTER_VERSION}}
             return [image, _bytes(), _zstd(1)]
+        case JpegCodec():
+            raise _only_ragged()
+
+
+def _only_ragged() -> RecipeError:
+    return RecipeError("codec 'jpeg' stores a file a row, and no chunks of rows of one shape")
 
 
 def _clevel(codec: ZstdCodec) -> int:
@@ -110,7 +115,7 @@ def _with_crc32c(data: bytes | memoryview) -> bytes:
     return b"".join((data, kernels.crc32c(data).to_bytes(4, "little")))
 
 
-def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
+def encoder(codec: AnyCodec, dtype: str) -> Encode:
     """Return the function that encodes a (rows, ...) little-endian chunk; not thread-safe."""
     size = np.dtype(dtype).itemsize
     match codec:
@@ -130,12 +135,14 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
             if dtype != "uint8":
                 raise RecipeError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
             return ImageEncoder()
+        case JpegCodec():
+            raise _only_ragged()
 
 
-def ragged_encoder(codec: RawCodec | ZstdCodec | ImageCodec) -> Encode:
+def ragged_encoder(codec: AnyCodec) -> Encode:
     """Return the function that encodes one ragged row, C-contiguous, as a chunk; not thread-safe.
 
-    `image` stores rows that are (C, H, W) uint8.
+    `image` stores rows that are (C, H, W) uint8. `jpeg` is given files: (n,) uint8.
     """
     encode_image = ImageEncoder()
 
@@ -144,7 +151,7 @@ def ragged_encoder(codec: RawCodec | ZstdCodec | ImageCodec) -> Encode:
         if isinstance(codec, ImageCodec) and row.size:
             return encode_image(row, head)
         payload = b"".join((head, row.reshape(-1).view(np.uint8).data))
-        if isinstance(codec, RawCodec):
+        if isinstance(codec, RawCodec | JpegCodec):
             return _with_crc32c(payload)
         level = codec.level if isinstance(codec, ZstdCodec) else 1
         return bytes(zstd.compress(payload, level, True))
@@ -173,12 +180,15 @@ class Decoder:
         `undo_image` is still to be applied to the output of `decode`.
     ragged
         A chunk is one row of any shape: `decode_ragged` decodes it, and undoes the filter.
+    jpeg
+        A ragged row is a JPEG file.
     """
 
     codecs: tuple[str, ...]
     swap: bool = False
     filtered: bool = False
     ragged: bool = False
+    jpeg: bool = False
 
     @functools.cached_property
     def plain(self) -> bool:
@@ -225,6 +235,8 @@ class Decoder:
     ) -> np.ndarray:
         """Decode the chunk of one ragged row; a plain one is not copied, and read-only.
 
+        Pixels of a JPEG file are (C, H, W), as `decode_jpeg` returns them.
+
         Parameters
         ----------
         shape
@@ -238,6 +250,10 @@ class Decoder:
             The bytes are not a row of this shape.
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if self.jpeg and nbytes:
+            file = self._stored_values(data, verify)
+            require_plausible(len(file), nbytes)
+            return decode_jpeg(file, shape)
         if "zstd" in self.codecs:
             require_plausible(len(data), nbytes)
         source: Any = data
@@ -256,17 +272,21 @@ class Decoder:
         return row
 
     def ragged_values(self, data: memoryview) -> bytes:
-        """Return the values of a ragged row as they are stored, filtered ones too.
+        """Return the values of a ragged row as they are stored, filtered ones too; or its file.
 
         Raises
         ------
         DamageError
             The bytes are not what was written.
         """
+        return self._stored_values(data).tobytes()
+
+    def _stored_values(self, data: memoryview, verify: bool = True) -> np.ndarray:
         size = zstd_content_size(data) if "zstd" in self.codecs else len(data) - 4
         nbytes = (size or 0) - RAGGED_HEAD_NBYTES
         _require(nbytes >= 0, "it is no single row")
-        return replace(self, filtered=False).decode_ragged(data, (nbytes,), "uint8").tobytes()
+        plain = replace(self, filtered=False, jpeg=False)
+        return plain.decode_ragged(data, (nbytes,), "uint8", verify=verify)
 
 
 @functools.lru_cache

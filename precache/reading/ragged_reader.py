@@ -12,6 +12,7 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
+from precache.codecs.jpeg import import_simplejpeg
 from precache.codecs.windows import Windows, pick_pixels, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
@@ -24,7 +25,8 @@ LARGE_NBYTES = 1 << 30
 """Rows of so many bytes together are compared with the free memory before they are read."""
 
 CROPPED_TOGETHER = 8
-"""Rows that are decoded before they are cropped: few, as their pixels are to stay in the cache."""
+"""Rows of the mapped file that one call crops; decoded ones are cropped each while the CPU's caches
+hold it."""
 
 
 class PackedRows(NamedTuple):
@@ -66,6 +68,8 @@ class RaggedReader(ArrayReader):
         self._usual = version.attributes.fields[name].shape
         self.kind = version.kind(name)
         self._version = version
+        if self.array.decoder.jpeg:
+            import_simplejpeg()
 
     @property
     def fixed(self) -> tuple[int, ...]:
@@ -117,20 +121,27 @@ class RaggedReader(ArrayReader):
             As `rows`.
         """
         with contextlib.closing(self.rows(rows)) as images:
-            for start in range(0, len(rows), CROPPED_TOGETHER):
-                part = slice(start, start + CROPPED_TOGETHER)
+            jpeg = self.array.decoder.jpeg
+            views = self.array.decoder.codecs == ("crc32c",) and not jpeg
+            together = CROPPED_TOGETHER if views else 1
+            for start in range(0, len(rows), together):
+                part = slice(start, start + together)
                 several = list(itertools.islice(images, len(out[part])))
                 for row, image in zip(rows[part].tolist(), several, strict=True):
                     if image.shape[0] != out.shape[1]:
                         raise self.damage(row, f"it has {image.shape[0]} channels")
-                blends = self.array.dtype == "uint8" and not nearest
-                resize = resize_windows if blends else pick_pixels
-                resize(several, windows.part(part), out[part])
+                if self.array.dtype != "uint8" or nearest:
+                    pick_pixels(several, windows.part(part), out[part])
+                    continue
+                if jpeg:
+                    several = [image.transpose(1, 2, 0) for image in several]
+                resize_windows(several, windows.part(part), out[part], interleaved=jpeg)
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
-        Plain rows are read-only views of the mapped file.
+        Plain rows are read-only views of the mapped file; of JPEG files the channels of a pixel
+        are beside each other in memory.
 
         Raises
         ------
@@ -221,7 +232,7 @@ class RaggedReader(ArrayReader):
             As `rows`; or a text is no UTF-8.
         """
         if self.kind is None:
-            return [np.array(row) for row in self.rows(rows)]
+            return [np.array(row, order="C") for row in self.rows(rows)]
         return self.unpack(rows, self.packed(rows))
 
     def unpack(self, rows: np.ndarray, packed: PackedRows) -> list[Any]:

@@ -62,9 +62,17 @@ class ImageCodec(Declared):
     name: Literal["image"] = "image"
 
 
-_Codec = RawCodec | ZstdCodec | ImageCodec
+class JpegCodec(Declared):
+    """JPEG files, for pictures of 1 or 3 channels: those of the source where they have the pixels
+    of the row, else encoded at `quality`, which loses."""
+
+    name: Literal["jpeg"] = "jpeg"
+    quality: Annotated[int, Attribute(ge=1, le=100)] = 90
+
+
+AnyCodec = RawCodec | ZstdCodec | ImageCodec | JpegCodec
 CODEC_CLASSES: dict[Any, type[BaseModel]] = {
-    codec.model_fields["name"].default: codec for codec in get_args(_Codec)
+    codec.model_fields["name"].default: codec for codec in get_args(AnyCodec)
 }
 """Class of each codec, by its name."""
 
@@ -73,7 +81,7 @@ def _codec(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-Codec = Annotated[_Codec, Attribute(discriminator="name"), BeforeValidator(_codec)]
+Codec = Annotated[AnyCodec, Attribute(discriminator="name"), BeforeValidator(_codec)]
 
 
 FieldKind = Literal["text", "bytes", "ragged", "boxes", "keypoints"]
@@ -94,8 +102,9 @@ class Field(Declared):
         Ops, in order. In a field that decodes, they see (H, W, C) arrays, and the result is stored
         as (C, H, W).
     codec
-        Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd`` or ``raw``. By
-        default ``image`` for decoded uint8 images, else ``zstd``, also for masks with a `max_size`.
+        Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd``, ``raw`` or
+        ``jpeg``. By default ``image`` for decoded uint8 images, else ``zstd``, also for masks with
+        a `max_size`.
     input
         Part of the sample that the ops start from: a column of a table, a suffix of members of tar
         archives, a folder of a pair, or an item of a dict or tuple. By default the image, or of a
@@ -151,9 +160,23 @@ class Field(Declared):
             raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
         if isinstance(self.codec, ImageCodec) and len(shape) != 3:
             raise ValueError(f"codec 'image' stores (C, H, W) rows, not {shape}; use zstd")
+        if isinstance(self.codec, JpegCodec) and (why := self._why_no_jpeg(spec)):
+            raise ValueError(f"codec 'jpeg' loses, and {why}; use image, raw or zstd")
         if self.kind is not None:
             self._require_kind(self.kind)
         return self
+
+    def _why_no_jpeg(self, spec: Spec) -> str:
+        """Return why rows cannot be JPEG files; empty if they may be."""
+        if spec.kind != "image":
+            return f"keeps no values of a field of {'masks' if spec.kind == 'mask' else 'arrays'}"
+        if any(getattr(op, "interpolation", None) == "nearest" for op in self.ops):
+            return "interpolation 'nearest' says that values are to be kept, as those of masks"
+        if spec.dtype not in (None, "uint8"):
+            return f"stores uint8, not {spec.dtype}"
+        if spec.channels not in (None, 1, 3):
+            return f"stores 1 or 3 channels, not {spec.channels}"
+        return ""
 
     def _require_kind(self, kind: FieldKind) -> None:
         """Raise `ValueError` for what rows of a kind cannot be made by, or stored as."""
@@ -207,15 +230,16 @@ class Field(Declared):
         return self.variants == 1 and self.states("variants")
 
     @property
-    def stored_as(self) -> RawCodec | ZstdCodec | ImageCodec:
+    def stored_as(self) -> AnyCodec:
         """`codec`, which validation has filled in."""
         assert self.codec is not None
         return self.codec
 
     @property
     def leaves_pixels_open(self) -> bool:
-        """True if the user left the reading of pixels to defaults: of masks, or of 16 bits."""
-        return any(op.leaves_pixels_open for op in self.ops)
+        """True if the user left the reading of pixels to defaults: of masks, or of 16 bits; or if
+        samples say which pixels lose."""
+        return isinstance(self.codec, JpegCodec) or any(op.leaves_pixels_open for op in self.ops)
 
     @property
     def fixed_ops(self) -> int:
@@ -410,7 +434,8 @@ class Recipe(Declared):
         flip: bool = False,
         interpolation: Interpolation | None = None,
         mode: Mode | None = None,
-        codec: Literal["image", "raw", "zstd"] | None = None,
+        codec: Literal["image", "raw", "zstd", "jpeg"] | None = None,
+        quality: int | None = None,
         seed: int = 0,
         variants: int | None = None,
         bits: int | None = None,
@@ -440,8 +465,10 @@ class Recipe(Declared):
             Colours; by default ``RGB``; ``P`` for the values of masks; ``unchanged`` for all bits
             and channels.
         codec
-            ``image`` (lossless, smallest; default), ``raw`` (fastest, largest), ``zstd`` (any
-            reader).
+            ``image`` (lossless; default), ``raw`` (fastest, largest), ``zstd`` (any reader),
+            ``jpeg`` (smallest, slowest; loses, unless a photo's file can stay as it is).
+        quality
+            Of codec ``jpeg`` for rows that are encoded anew, 1 to 100; by default 90.
         seed
             Seed of random ops.
         variants
@@ -469,7 +496,12 @@ class Recipe(Declared):
             ops.append({"op": "random_resized_crop", "size": random_resized_crop, **resampling})
         if flip:
             ops.append({"op": "horizontal_flip"})
-        image = {"ops": ops, **_given(codec=codec, variants=variants)}
+        stored: Any = codec
+        if quality is not None:
+            if codec != "jpeg":
+                raise RecipeError("quality is that of codec jpeg; give codec jpeg (--codec jpeg)")
+            stored = {"name": codec, "quality": quality}
+        image = {"ops": ops, **_given(codec=stored, variants=variants)}
         return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod

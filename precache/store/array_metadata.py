@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from precache.codecs.chunk import codec_metadata
 from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION
+from precache.codecs.jpeg import JPEG
 from precache.errors import StoreError
-from precache.recipe.recipe import CODEC_CLASSES, Codec, Field, ImageCodec
+from precache.recipe.recipe import CODEC_CLASSES, Codec, Field, ImageCodec, JpegCodec
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.small_arrays import ROWS_PER_CHUNK, small_layout
@@ -53,6 +54,8 @@ def _field_document(
         own: Json = {"dtype": row.dtype}
         if isinstance(codec, ImageCodec):
             own |= {"filter": IMAGE_FILTER, "filter_version": IMAGE_FILTER_VERSION}
+        if isinstance(codec, JpegCodec):
+            own |= {"filter": JPEG}
         return array_document(
             (rows,),
             RAGGED_DATA_TYPE,

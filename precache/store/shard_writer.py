@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from precache.codecs.chunk import Encode
+from precache.codecs.chunk import Encode, ragged_encoder, require_plausible
+from precache.codecs.jpeg import decode_jpeg, encode_jpeg
+from precache.errors import DamageError
+from precache.recipe.recipe import JpegCodec
 from precache.storage.base import Buffer
 from precache.store.layout import CHECK_NBYTES, MISSING, encode_index
 from precache.store.receipts import ShardObject
@@ -139,3 +144,54 @@ class RaggedWriter(ShardWriter):
         for row in rows:
             np.copyto(self.room(row.shape), row)
             self.advance()
+
+
+class JpegWriter(RaggedWriter):
+    """Collects rows as JPEG files.
+
+    Attributes
+    ----------
+    row
+        Pixels of the next row, as a reader decodes them.
+    """
+
+    def __init__(self, chunks: int, codec: JpegCodec) -> None:
+        super().__init__("uint8", chunks, ragged_encoder(codec))
+        self._quality = codec.quality
+        self._file = b""
+
+    def room(self, shape: tuple[int, ...]) -> np.ndarray:
+        self._file = b""
+        return super().room(shape)
+
+    def choose(self, row: np.ndarray, given: Any) -> None:
+        """Make the next row of (C, H, W) uint8.
+
+        Parameters
+        ----------
+        given
+            What the row was made of: it is kept if it is a JPEG file of the same pixels.
+        """
+        self._file, self._row = jpeg_of(row, given, self._quality)
+
+    def advance(self) -> None:
+        self._encode_chunk(np.frombuffer(self._file, np.uint8))
+
+
+def jpeg_of(row: np.ndarray, given: Any, quality: int) -> tuple[bytes, np.ndarray]:
+    """Return the JPEG file of a row, which is `given` if that has the same pixels, and its pixels.
+
+    Raises
+    ------
+    SampleError
+        The row is larger than a file can be.
+    """
+    if isinstance(given, bytes | bytearray | memoryview) and bytes(given[:2]) == b"\xff\xd8":
+        with contextlib.suppress(DamageError):
+            require_plausible(len(given), row.nbytes)  # else a reader would take it for forged
+            pixels = decode_jpeg(bytes(given), row.shape)
+            # Compared as they lie in memory.
+            if np.array_equal(pixels.transpose(1, 2, 0), row.transpose(1, 2, 0)):
+                return bytes(given), pixels
+    file = encode_jpeg(row, quality)
+    return file, decode_jpeg(file, row.shape)

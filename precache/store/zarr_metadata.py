@@ -29,6 +29,7 @@ from precache.codecs.chunk import (
     index_codecs,
 )
 from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION
+from precache.codecs.jpeg import JPEG
 from precache.errors import StoreError
 from precache.recipe.ops import DTYPES
 
@@ -295,7 +296,7 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if decode.ragged != (document["data_type"] == RAGGED_DATA_TYPE):
         raise StoreError(f"{where} has codecs that do not fit its data type")
     if decode.ragged:
-        decode = replace(decode, filtered=_has_filter(own, dtype, where))
+        decode = _filtered(decode, own, dtype, where)
     elif decode.filtered and (dtype != "uint8" or len(shape) < 4):
         raise StoreError(f"{where} filters {dtype} {shape} by precache.image: no uint8 images")
     return Array(
@@ -312,14 +313,16 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     )
 
 
-def _has_filter(own: Mapping[str, Any], dtype: str, where: str) -> bool:
-    """Return whether ragged rows are filtered, as their array's attributes say."""
+def _filtered(decode: Decoder, own: Mapping[str, Any], dtype: str, where: str) -> Decoder:
+    """Return the decoder of ragged rows that are filtered as their array's attributes say."""
     name, version = own.get("filter"), own.get("filter_version")
     if name is None:
-        return False
-    if (name, version, dtype) != (IMAGE_FILTER, IMAGE_FILTER_VERSION, "uint8"):
-        raise StoreError(f"{where} filters {dtype} by {name} {version}; update precache")
-    return True
+        return decode
+    if (name, version, dtype) == (IMAGE_FILTER, IMAGE_FILTER_VERSION, "uint8"):
+        return replace(decode, filtered=True)
+    if (name, version, dtype) == (JPEG, None, "uint8"):
+        return replace(decode, jpeg=True)
+    raise StoreError(f"{where} filters {dtype} by {name} {version}; update precache")
 
 
 def _require_bfloat16(where: str) -> None:

@@ -15,9 +15,10 @@ from precache.errors import FetchError, PrecacheError, SampleError, SourceError,
 from precache.html.png import Preview, downsample, preview
 from precache.messages import shown
 from precache.recipe.ops import Function, Op, Operation
-from precache.recipe.recipe import Field, Follow, Recipe
+from precache.recipe.recipe import Field, Follow, JpegCodec, Recipe
 from precache.recipe.variants import variant_at
 from precache.storage.open import StorageOptions
+from precache.store.shard_writer import jpeg_of
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
@@ -52,7 +53,7 @@ class Trace:
     steps
         Field -> result of each op, up to the first that fails or may not be run.
     results
-        Field -> final row, for fields whose ops all ran.
+        Field -> final row as its codec keeps it, for fields whose ops all ran.
     """
 
     raw: bytes | None = None
@@ -177,6 +178,9 @@ class SourceTracer:
             if note:
                 steps[name].append(("function", Preview(None, note)))
             elif result is not None:
+                codec = self._recipe.fields[name].stored_as
+                if isinstance(codec, JpegCodec):
+                    _, result = jpeg_of(result, recipe.input(fetched), codec.quality)
                 results[name] = result
         return Trace(raw, "", steps, results)
 

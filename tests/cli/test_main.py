@@ -53,7 +53,7 @@ LISTED = [name for group in COMMANDS.values() for name in group]
         ("build in out --resize -5", "--resize: '-5' is neither a number of pixels from 1 up"),
         ("build in out --crop 9x0", "--crop: '9x0' is neither a number of pixels from 1 up nor"),
         ("build in out --crop", "--crop: expected one argument"),
-        ("build in out --codec jpeg", "--codec is 'jpeg'; choose "),
+        ("build in out --codec png", "--codec is 'png'; choose "),
         ("build in out --on-error stop", "--on-error is 'stop'; choose "),
         ("build in out --shard-samples many", "--shard-samples is 'many'; give a whole number"),
         ("build in out --cpus-per-task x", "--cpus-per-task is 'x'; give a number"),

@@ -55,7 +55,8 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Stores of 40 photos of many shapes, by codec."""
     root = tmp_path_factory.mktemp("ragged")
     sizes = [(40 + 13 * n % 61, 37 + 7 * n % 83) for n in range(40)]
-    return {c: build(root, sizes, Recipe.image(max_size=90, codec=c)) for c in ("raw", "image")}
+    codecs: tuple[Any, ...] = ("raw", "image", "jpeg")
+    return {c: build(root, sizes, Recipe.image(max_size=90, codec=c)) for c in codecs}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
     return np.stack(images)
 
 
-@pytest.mark.parametrize("codec", ["raw", "image"])
+@pytest.mark.parametrize("codec", ["raw", "image", "jpeg"])
 def test_rows_of_many_shapes_are_cropped_and_resized(codec: str, ragged: dict[str, Path]) -> None:
     with precache.Loader(ragged[codec], 8, transform=RandomResizedCrop(24), **OPTIONS) as loader:
         for epoch in range(2):
@@ -144,13 +145,14 @@ def test_evaluation_resizes_and_takes_the_centre(ragged: dict[str, Path]) -> Non
         assert float((resized - image).abs().max()) <= 0.6
 
 
+@pytest.mark.parametrize("codec", ["image", "jpeg"])
 def test_numpy_reads_what_compiled_code_reads(
-    ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    codec: str, ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    compiled = batches(ragged["image"], transform)
+    compiled = batches(ragged[codec], transform)
     monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
-    for one, other in zip(compiled, batches(ragged["image"], transform), strict=True):
+    for one, other in zip(compiled, batches(ragged[codec], transform), strict=True):
         torch.testing.assert_close(one["image"], other["image"], rtol=0, atol=0)
 
 
@@ -249,17 +251,18 @@ def test_a_second_resize_waits_for_the_batch(ragged: dict[str, Path]) -> None:
 # --- other places, and other readers ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("codec", ["image", "jpeg"])
 @pytest.mark.parametrize("cached", [True, False], ids=["disk cache", "ranges"])
 def test_rows_of_a_bucket_are_those_of_the_disk(
-    cached: bool, ragged: dict[str, Path], tmp_path: Path
+    cached: bool, codec: str, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
     store = f"memory://ragged-{tmp_path.name}"
-    precache.push(ragged["image"], store)
+    precache.push(ragged[codec], store)
     options = {"cache": tmp_path / "cache"} if cached else {}
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
     usual = {
         int(row): image
-        for batch in batches(ragged["image"], transform)
+        for batch in batches(ragged[codec], transform)
         for row, image in zip(batch["row"], batch["image"], strict=True)
     }
     for batch in batches(store, transform, **options):  # type: ignore[arg-type]

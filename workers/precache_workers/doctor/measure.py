@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
-from precache.recipe.recipe import Codec, ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import Codec, ImageCodec, JpegCodec, RawCodec, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.runtime.usage import read_memory
 from precache.store.layout import rows_per_shard
@@ -95,10 +95,11 @@ class Examination:
     def measure(self) -> SourceMeasurements:
         """Measure everything; raises `SourceError` if no sample has a row."""
         for name, declared in self.request.recipe.fields.items():
-            if declared.differs:
+            if declared.differs or isinstance(declared.stored_as, JpegCodec):
                 raise UsageError(
                     f"doctor measures rows of one shape, and those of {name} keep the shapes of "
-                    "their images; give --resize and --crop to it, or let plan predict the build"
+                    "their images; give --resize and --crop, and no --codec jpeg, to it, or let "
+                    "plan predict the build"
                 )
             if declared.kind is not None:
                 raise UsageError(

@@ -24,17 +24,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xxhash
 
+from precache.codecs import jpeg
 from precache.errors import BuildError, MismatchError, missing_library
 from precache.recipe import ops as declared_ops
 from precache.recipe import resampling
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import Decode, Function, Operation, Spec
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, JpegCodec
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
@@ -105,7 +106,8 @@ class Step:
 
 
 def steps_of(field: Field) -> list[Step]:
-    """Return a step for each op of a field, and for those of the fields that it follows."""
+    """Return a step for each op of a field, and for those of the fields that it follows, and for a
+    codec that decides on pixels."""
     steps: list[Step] = []
     for op, given in zip(field.own_ops, field.specs(), strict=False):
         before = steps[-1].op if steps else None
@@ -113,7 +115,25 @@ def steps_of(field: Field) -> list[Step]:
         steps.append(
             Step(op.without_refusals(), before if fused else None, given.channels, given.dtype)
         )
+    if isinstance(field.stored_as, JpegCodec):
+        rows = field.specs()[-1]
+        steps.append(Step(_Jpeg(quality=field.stored_as.quality), None, rows.channels, rows.dtype))
     return steps if field.follow is None else steps + steps_of(field.follow.fields[0])
+
+
+class _Jpeg(Operation):
+    """What codec `jpeg` makes of rows that it encodes: bytes, and by them pixels."""
+
+    op: Literal["jpeg"] = "jpeg"
+    quality: int
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("simplejpeg",)
+
+    def __call__(self, value: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+        file = jpeg.encode_jpeg(value.transpose(2, 0, 1), self.quality)
+        return np.frombuffer(file, np.uint8)
 
 
 # --- probes -------------------------------------------------------------------------------------
@@ -403,7 +423,7 @@ def _files(library: str) -> list[Any]:
 
 @functools.cache
 def _own_code() -> str:
-    modules = [Path(module.__file__ or "") for module in (declared_ops, resampling)]
+    modules = [Path(module.__file__ or "") for module in (declared_ops, resampling, jpeg)]
     own = [*modules, *sorted(Path(__file__).parent.glob("*.py")), *sorted(PROBES.iterdir())]
     return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from precache.recipe.ops import Decode
-from precache.recipe.recipe import Field, Recipe
+from precache.recipe.recipe import Field, JpegCodec, Recipe
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
@@ -615,14 +615,17 @@ def _wanted_digests(spec: VersionSpec) -> dict[str, dict[str, int]]:
     recipe = spec.recipe
     return {
         # What a field without ops stores need not be what ops would have been given.
-        name: {
-            ops_digest(recipe, name, count, spec.decides): count
-            for count in range(len(declared.ops), 0, -1) or [0]
-            # Following a picture takes its sample.
-            if declared.follow is None or count == len(declared.ops)
-        }
+        name: {ops_digest(recipe, name, count, spec.decides): count for count in _counts(declared)}
         for name, declared in recipe.fields.items()
     }
+
+
+def _counts(field: Field) -> Sequence[int]:
+    """Return the numbers of first ops whose stored output can be a row, or be made one."""
+    # Whether a file is kept, and what a picture shows of it, is known by the sample alone.
+    if isinstance(field.stored_as, JpegCodec) or field.follow is not None:
+        return [len(field.ops)]
+    return range(len(field.ops), 0, -1) or [0]
 
 
 def match_arrays(

@@ -6,20 +6,22 @@ import contextlib
 import functools
 import itertools
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from precache.codecs.chunk import encoder, ragged_encoder
+from precache.codecs.jpeg import CHANNELS
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
 from precache.recipe.ops import DTYPES
-from precache.recipe.recipe import Field, FieldKind, ImageCodec, Recipe
+from precache.recipe.recipe import Field, ImageCodec, JpegCodec, Recipe
 from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
+from precache.store.shard_writer import jpeg_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.rows import sample_for_probe
@@ -117,16 +119,17 @@ def _looked(
 def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
     recipes = recipes_of(task.job)
     readings = _readings(task.job.recipe, recipes)
-    draws = OwnDraws(task, recipes if twice else {})
+    draws, files = OwnDraws(task, recipes if twice else {}), _Files(task.job.recipe, recipes)
 
     def look(key: str, sample: Sample) -> None:
         readings.look(sample, key)
         draws.look(key, sample)
+        files.look_at(sample, key)
 
     deque(_looked(task, look), maxlen=0)
     readings.require_clear()
     draws.require_none()
-    return readings.notes()
+    return (*readings.notes(), *files.notes())
 
 
 def _readings(recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> PixelReadings:
@@ -141,6 +144,7 @@ def _readings(recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> PixelReadin
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
     readings, draws = _readings(job.recipe, recipes), OwnDraws(task, recipes)
+    files = _Files(job.recipe, recipes)
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
@@ -152,6 +156,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         readings.look(sample, key)
         rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
         draws.look(key, sample)
+        files.look(sample, rows)
         firsts.setdefault(tuple(sample.inputs), rows)
         return rows
 
@@ -161,11 +166,16 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 reasons.append(f"{key}: {rows}")
                 continue
             _check_dtypes(rows)
+            tried[key] = {name: row.shape for name, row in rows.items()}
             for name, row in rows.items():
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
-            tried[key] = {name: row.shape for name, row in rows.items()}
-            stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
+            nbytes = files.nbytes
+            stored.append(
+                sum(
+                    nbytes.get(name) or _stored_nbytes(job, name, row) for name, row in rows.items()
+                )
+            )
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
@@ -188,9 +198,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     _check_declared(job.recipe, shapes)
     if not job.refreshes:
         draws.require_none()
-    pixels = () if job.refreshes else readings.notes()
-    kinds = {name: fields[name].kind for name in shapes}
-    notes = (*parts.notes(starts), *_ragged_notes(shapes, seen, kinds))
+    pixels = () if job.refreshes else (*readings.notes(), *files.notes())
+    notes = (*parts.notes(starts), *_ragged_notes(fields, shapes, seen))
     if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
         notes = (*notes, unlike)
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
@@ -205,6 +214,8 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
         A row, and the shapes of all that were tried.
     """
     usual, shape = field.ragged_size, RowShape(row.shape, row.dtype.name)
+    if isinstance(field.stored_as, JpegCodec) and _is_image(shape):
+        return RowShape((row.shape[0], *(usual or row.shape[1:])), shape.dtype, ragged=True)
     differs = len({*seen}) > 1 or field.differs
     pictures = {len(other) == 3 and other[0] == row.shape[0] for other in seen} == {True}
     if usual is None or not (differs and pictures):
@@ -228,6 +239,10 @@ def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
         )
     length = max(1, field.usual_nbytes // row[0].nbytes)
     return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
+def _is_image(row: RowShape) -> bool:
+    return row.dtype == "uint8" and len(row.shape) == 3
 
 
 def _of_other_sizes(
@@ -261,29 +276,77 @@ def _of_other_sizes(
 
 
 def _ragged_notes(
+    fields: Mapping[str, Field],
     shapes: Mapping[str, RowShape],
     seen: Mapping[str, Collection[tuple[int, ...]]],
-    kinds: Mapping[str, FieldKind | None],
 ) -> list[str]:
     """Return a line for each field of rows of many shapes."""
     lines = []
     for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
-        if kinds[name] is not None:
+        kind = fields[name].kind
+        if kind is not None:
             lengths, row = sorted(shape[0] for shape in seen[name]), shapes[name]
             span = f"{lengths[0]:,} to {lengths[-1]:,}"
             values = f"{row.dtype} ({', '.join(map(str, ('n', *row.shape[1:])))}), n from {span},"
-            if kinds[name] in ("text", "bytes"):
-                values = f"{kinds[name]} of {span} bytes"
+            if kind in ("text", "bytes"):
+                values = f"{kind} of {span} bytes"
             lines.append(f"Rows of {field} are {values} in the samples that were tried")
             continue
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
+        jpeg = isinstance(fields[name].stored_as, JpegCodec)
+        what = "are JPEG files" if jpeg else "keep the shapes of their images"
+        other = "another codec with --crop" if jpeg else "--crop"
         lines.append(
-            f"Rows of {field} keep the shapes of their images, such as {such}: a Loader reads them "
-            "by a transform that begins with a crop, such as RandomResizedCrop(224) (--crop stores "
-            "rows of one shape)"
+            f"Rows of {field} {what}, such as {such}: a Loader reads them by a transform that "
+            f"begins with a crop, such as RandomResizedCrop(224) ({other} stores rows of one shape)"
         )
     return lines
+
+
+class _Files:
+    """Rows that are stored as JPEG files, and how many of these stay as they came.
+
+    Attributes
+    ----------
+    nbytes
+        Stored bytes of the last row, by field.
+    """
+
+    def __init__(self, recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> None:
+        codecs = {name: field.stored_as for name, field in recipe.fields.items()}
+        self._codecs = {n: codec for n, codec in codecs.items() if isinstance(codec, JpegCodec)}
+        self._recipes = recipes
+        self._tried, self._kept = Counter[str](), Counter[str]()
+        self.nbytes: dict[str, int] = {}
+
+    def look_at(self, sample: Sample, key: str) -> None:
+        """Add a sample of which no rows are made yet."""
+        self.look(sample, {name: self._recipes[name](sample, key) for name in self._codecs})
+
+    def look(self, sample: Sample, rows: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of a sample."""
+        for name, codec in self._codecs.items():
+            row = rows[name]
+            if row.dtype == np.uint8 and row.ndim == 3 and len(row) in CHANNELS:
+                given = self._recipes[name].input(sample)
+                file, _ = jpeg_of(row, given, codec.quality)
+                self.nbytes[name] = len(file)
+                self._tried[name] += 1
+                self._kept[name] += isinstance(given, bytes) and file == given
+
+    def notes(self) -> list[str]:
+        """Return a line for each field."""
+        return [
+            f"{name}: {self._kept[name]} of {tried} samples tried stay the JPEG files that they are"
+            + (
+                f"; rows of the others are encoded at quality {self._codecs[name].quality}, which "
+                "loses (--codec image keeps all pixels)"
+                if self._kept[name] < tried
+                else ""
+            )
+            for name, tried in self._tried.items()
+        ]
 
 
 class _Parts:
@@ -449,8 +512,14 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
                 f"the ops of {name} make rows of {row}, and the recipe declares {declared}; "
                 "declare the dtype and shape of the function's result in its op"
             )
-        image = row.dtype == "uint8" and len(row.shape) == 3
-        if isinstance(field.stored_as, ImageCodec) and not image:
+        if isinstance(field.stored_as, JpegCodec) and not (
+            _is_image(row) and row.shape[0] in CHANNELS
+        ):
+            raise RecipeError(
+                f"the ops of {name} make rows of {row}, and codec jpeg stores uint8 (C, H, W) of 1 "
+                'or 3 channels; give the field codec = "zstd" or "raw"'
+            )
+        if isinstance(field.stored_as, ImageCodec) and not _is_image(row):
             raise RecipeError(
                 f"the ops of {name} make rows of {row}, and codec image stores uint8 (C, H, W); "
                 'return (H, W, C) from the function, or give the field codec = "zstd" or "raw"'

@@ -6,18 +6,19 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import cv2
 import numpy as np
 
 from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
 from precache.errors import DamageError, SampleError
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, JpegCodec
 from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, ShardObject
-from precache.store.shard_writer import RaggedWriter, ShardWriter
+from precache.store.shard_writer import JpegWriter, RaggedWriter, ShardWriter
 from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Action, Compute, Take, Zeros
@@ -127,6 +128,7 @@ class FieldWriter:
         self._shape = shape
         self._chunk_rows = shape.chunk_rows(rows_per_shard)
         self._chunks = rows_per_shard // self._chunk_rows
+        self._as_jpeg = isinstance(field.stored_as, JpegCodec)
         self._ops = ops
         self._arrays, self._objects = arrays, objects
         self._sums = Sums(shape) if is_summed(field, shape) else None
@@ -139,6 +141,9 @@ class FieldWriter:
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
+        if self._as_jpeg:
+            assert isinstance(self._field.stored_as, JpegCodec)
+            return JpegWriter(self._chunks, self._field.stored_as)
         if self._shape.ragged:
             encode = ragged_encoder(self._field.stored_as)
             return RaggedWriter(self._shape.dtype, self._chunks, encode)
@@ -162,7 +167,8 @@ class FieldWriter:
             case Compute():
                 assert self._ops is not None
                 assert sample is not None  # as the row is fetched
-                self._stage(self._ops(sample, key))
+                made = self._ops(sample, key)
+                self._stage(made, self._ops.input(sample) if self._as_jpeg else None)
             case Take(number, shift, None):
                 assert self._ops is not None
                 array = self._arrays[number]
@@ -206,8 +212,8 @@ class FieldWriter:
                     self._writer.room(self._shape.hole)[...] = 0
                     self._writer.advance()
 
-    def _stage(self, row: np.ndarray) -> None:
-        """Stage a row.
+    def _stage(self, row: np.ndarray, given: Any = None) -> None:
+        """Stage a row, and what its ops were given, if that is known.
 
         Raises
         ------
@@ -233,10 +239,13 @@ class FieldWriter:
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.described(self._field.kind)}; {way}"
             )
-        if self._shape.ragged and row.nbytes > MAX_EXPANDED:
+        if self._shape.ragged and row.nbytes > MAX_EXPANDED and not self._as_jpeg:
             self._require_plausible(row)
         self._copy_now()
-        copy_row(row, self._writer.room(row.shape))
+        if isinstance(self._writer, JpegWriter):
+            self._writer.choose(row, given)
+        else:
+            copy_row(row, self._writer.room(row.shape))
         self._staged = None
 
     def _require_plausible(self, row: np.ndarray) -> None:

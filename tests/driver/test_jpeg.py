@@ -1,0 +1,369 @@
+"""Builds of rows that are JPEG files: which stay, reuse, damage and repair, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from PIL import Image, ImageCms
+
+import precache
+from precache.codecs import jpeg
+from precache.codecs.jpeg import decode_jpeg, encode_jpeg
+from precache.errors import DamageError, RecipeError, UsageError
+from precache.recipe.recipe import Recipe
+from precache.transforms import CenterCrop, RandomResizedCrop
+from precache.viewer.source_trace import SourceTracer
+from tests.conftest import photo
+from tests.support.building import build_until, cli, encoded, end, start, write
+
+LONGEST = 64
+
+
+def picture(number: int, height: int = 41, width: int = 57) -> Image.Image:
+    return Image.fromarray(photo(number, height, width))
+
+
+def turned(orientation: int) -> Any:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+KEPT: dict[str, bytes] = {
+    "baseline.jpg": encoded(picture(1), quality=93),
+    "progressive.jpg": encoded(picture(2), progressive=True),
+    "grey.jpg": encoded(picture(3).convert("L")),
+    "full colours.jpg": encoded(picture(4, 64, 20), subsampling=0),
+    "upright.jpg": encoded(picture(5), exif=turned(1)),
+    "profile.jpg": encoded(picture(6), icc_profile=SRGB),
+    "trailing.jpg": encoded(picture(7)) + b"trailing bytes",
+    **{f"more/{n}.jpg": encoded(picture(n, 30 + n, 64 - n), quality=88) for n in range(10, 22)},
+}
+ENCODED: dict[str, bytes] = {
+    "turned.jpg": encoded(picture(31), exif=turned(6)),
+    "mirrored.jpg": encoded(picture(32), exif=turned(2)),
+    "large.jpg": encoded(picture(33, 90, 70)),
+    "cmyk.jpg": encoded(picture(34).convert("CMYK")),
+    "lossless.png": encoded(picture(35), "PNG"),
+    "no end.jpg": encoded(picture(36))[:-2],
+}
+
+
+def write_source(root: Path) -> Path:
+    for name, data in {**KEPT, **ENCODED}.items():
+        write(root / "a" / name, data)
+    write(root / "b" / "broken.jpg", encoded(picture(40))[:600])
+    return root
+
+
+def recipe(codec: Any = "jpeg", **options: Any) -> Recipe:
+    return Recipe.image(**{"max_size": LONGEST, "codec": codec, **options})
+
+
+def build(source: Path, store: Path, built: Recipe | None = None, **options: Any) -> Any:
+    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
+    return precache.build(source, store, built or recipe(), **options)
+
+
+def rows_of(store: Path) -> dict[str, np.ndarray]:
+    dataset = precache.CachedDataset(store)
+    return {key: dataset[n]["image"].numpy() for n, key in enumerate(dataset.keys)}
+
+
+def files_of(store: Path) -> dict[str, bytes]:
+    """Key -> stored file, by zarr-python."""
+    version = precache.open(store)
+    stored: Any = zarr.open_array(Path(version.path) / "image", mode="r")
+    return {key: bytes(file) for key, file in zip(version.keys, stored[:], strict=True)}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    rows = rows_of(one)
+    assert rows.keys() == rows_of(other).keys()
+    for key, row in rows_of(other).items():
+        np.testing.assert_array_equal(rows[key], row, err_msg=key)
+    versions = [precache.open(path) for path in (one, other)]
+    for name in ("mean", "std"):
+        values = [getattr(version, name)["image"] for version in versions]
+        assert values[0] == pytest.approx(values[1], rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("jpeg") / "photos")
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Codec -> store."""
+    root = tmp_path_factory.mktemp("stores")
+    for codec in ("jpeg", "image"):
+        build(source, root / codec, recipe(codec))
+    return {codec: root / codec for codec in ("jpeg", "image")}
+
+
+@pytest.fixture
+def store(built: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built["jpeg"], tmp_path / "store"))
+
+
+def test_files_stay_as_they_came_where_they_have_the_pixels_of_the_row(
+    built: dict[str, Path],
+) -> None:
+    files, rows, plain = files_of(built["jpeg"]), rows_of(built["jpeg"]), rows_of(built["image"])
+    assert files.pop("b/broken.jpg") == b""
+    assert files.keys() == rows.keys() == plain.keys()
+    for name, data in KEPT.items():
+        assert files[f"a/{name}"] == data
+        np.testing.assert_array_equal(rows[f"a/{name}"], plain[f"a/{name}"], err_msg=name)
+    for name in ENCODED:
+        row = plain[f"a/{name}"]
+        assert files[f"a/{name}"] == encode_jpeg(row, 90)
+        np.testing.assert_array_equal(rows[f"a/{name}"], decode_jpeg(files[f"a/{name}"], row.shape))
+        assert 0 < np.abs(rows[f"a/{name}"].astype(int) - row).mean() < 4, name
+
+
+def test_statistics_and_shapes_are_of_the_pixels_that_are_read(built: dict[str, Path]) -> None:
+    version, rows = precache.open(built["jpeg"]), rows_of(built["jpeg"])
+    pixels = np.concatenate([row.reshape(3, -1) for row in rows.values()], axis=1)
+    assert version.mean["image"] == pytest.approx(pixels.mean(1), rel=1e-12)
+    assert version.std["image"] == pytest.approx(pixels.std(1), rel=1e-9)
+    assert version.fields["image"].raw_nbytes == pixels.size
+    shapes = {tuple(shape) for shape in version.row_shapes("image").tolist()}
+    assert shapes == {row.shape for row in rows.values()} | {(0, 0, 0)}
+
+
+def test_plan_and_build_say_how_many_files_stay_and_that_others_lose(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "image: {} of {} samples tried stay the JPEG files that they are"
+    loses = "; rows of the others are encoded at quality 80, which loses (--codec image keeps all"
+    few = tmp_path / "few"
+    for name in ("baseline.jpg", "grey.jpg", "turned.jpg"):
+        write(few / "a" / name, {**KEPT, **ENCODED}[name])
+    command = [few, tmp_path / "store", "--max-size", LONGEST, "--codec", "jpeg", "--quality", 80]
+    command += ["--address", "serial"]
+    planned = cli("plan", *command)
+    assert line.format(2, 3) + loses in planned.stdout, planned
+    done = cli("build", *command)
+    assert line.format(2, 3) + loses in done.stderr, done
+    write(few / "a/more.jpg", KEPT["progressive.jpg"])
+    added = cli("plan", *command)  # of the samples that are decoded
+    assert line.format(1, 1) + "\n" in added.stdout, added
+    assert files_of(tmp_path / "store")["a/turned.jpg"] == encode_jpeg(
+        rows_of_source(few, "turned.jpg"), 80
+    )
+
+
+def rows_of_source(source: Path, name: str) -> np.ndarray:
+    build(source, source.parent / "plain", recipe("raw"))
+    return rows_of(source.parent / "plain")[f"a/{name}"]
+
+
+def test_rows_of_one_shape_are_files_too_and_read_by_a_crop(source: Path, tmp_path: Path) -> None:
+    sized = Recipe.image(resize=(24, 32), codec="jpeg")
+    build(source, tmp_path / "store", sized)
+    assert {row.shape for row in rows_of(tmp_path / "store").values()} == {(3, 24, 32)}
+    with precache.Loader(
+        tmp_path / "store", 5, transform=CenterCrop((24, 32)), device="cpu"
+    ) as loader:
+        rows = {int(r): i for b in loader for r, i in zip(b["row"], b["image"], strict=True)}
+    dataset = precache.CachedDataset(tmp_path / "store")
+    version = precache.open(tmp_path / "store")
+    for number, key in enumerate(dataset.keys):
+        row = list(version.keys).index(key)
+        np.testing.assert_array_equal(rows[row], dataset[number]["image"])
+
+
+# --- reuse --------------------------------------------------------------------------------------
+
+
+def test_appended_and_changed_photos_make_what_a_fresh_build_makes(
+    source: Path, tmp_path: Path
+) -> None:
+    photos, store = Path(shutil.copytree(source, tmp_path / "photos")), tmp_path / "store"
+    build(photos, store)
+    for number in range(50, 57):
+        write(photos / f"c/{number}.jpg", encoded(picture(number), quality=80 + number % 5))
+    write(photos / "a/large.jpg", ENCODED["turned.jpg"])
+    (photos / "a/baseline.jpg").unlink()
+    assert build(photos, store).rows_reused > 15
+    fresh = {k: f for k, f in files_of(store).items() if k != "a/baseline.jpg"}
+    build(photos, tmp_path / "fresh")
+    assert fresh == files_of(tmp_path / "fresh")
+    assert_same(store, tmp_path / "fresh")
+    assert build(photos, tmp_path / "fresh", shard_samples=4).failed == 1
+
+
+OTHER: dict[str, Callable[[], Recipe]] = {
+    "image": lambda: recipe("image"),
+    "raw": lambda: recipe("raw"),
+    "quality": lambda: recipe(quality=70),
+    "more ops": lambda: recipe(crop=18),
+    "more ops, raw": lambda: recipe("raw", crop=18),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_another_codec_quality_or_op_starts_from_the_photos_and_not_from_rows_that_lost(
+    kind: str, source: Path, tmp_path: Path
+) -> None:
+    """And back: rows that a lossless codec has are no files that could stay."""
+    build(source, tmp_path / "store")
+    assert build(source, tmp_path / "store", OTHER[kind]()).rows_reused == 0
+    build(source, tmp_path / "fresh", OTHER[kind]())
+    assert_same(tmp_path / "store", tmp_path / "fresh")
+    precache.gc(tmp_path / "store", keep=1, older_than=0)
+    build(source, tmp_path / "store")
+    build(source, tmp_path / "first")
+    assert_same(tmp_path / "store", tmp_path / "first")
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "first")
+
+
+def test_the_encoder_is_part_of_what_identifies_rows(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that another release would encode otherwise are not taken; other codecs' are."""
+    fingerprints = {}
+    for release in ("one", "other"):
+        if release == "other":
+            monkeypatch.setattr(jpeg, "SUBSAMPLING", "444")
+            monkeypatch.setitem(jpeg.CHANNELS, 3, ("RGB", "444"))
+            clear_cache()
+        for codec in ("jpeg", "raw"):
+            result = build(source, tmp_path / codec, recipe(codec))
+            fingerprints[release, codec] = result.version
+    clear_cache()
+    assert fingerprints["one", "jpeg"] != fingerprints["other", "jpeg"]
+    assert fingerprints["one", "raw"] == fingerprints["other", "raw"]
+
+
+def clear_cache() -> None:
+    from precache_workers.ops import behaviour
+
+    behaviour.clear_cache()
+    behaviour.computed.cache_clear()
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def shard(store: Path, number: int = 1) -> Path:
+    return Path(precache.open(store).path) / f"image/c/{number}"
+
+
+def test_damage_is_named_by_key_and_repaired_by_the_build(store: Path, source: Path) -> None:
+    before = shard(store).read_bytes()
+    damaged = bytearray(before)
+    damaged[len(damaged) // 4] ^= 32
+    shard(store).write_bytes(damaged)
+    [damage] = precache.verify(store).damage
+    assert len(damage.keys) == 1
+    with pytest.raises(DamageError, match="image/c/1 is damaged at row"):
+        rows_of(store)
+    with (
+        pytest.raises(DamageError, match="image/c/1 is damaged at row"),
+        precache.Loader(store, 4, transform=RandomResizedCrop(16), device="cpu") as loader,
+    ):
+        list(loader)
+    build(source, store, verify=True)
+    assert shard(store).read_bytes() == before
+    shard(store, 0).unlink()
+    build(source, store)
+    assert precache.verify(store).ok
+
+
+def test_several_processes_and_a_build_that_was_ended_make_the_same_bytes(
+    source: Path, built: dict[str, Path], tmp_path: Path
+) -> None:
+    build(source, tmp_path / "local", address="local", cpus=2)
+    for change in (14, 24):
+        options = {"shard_samples": 8}
+        killed = start(build_until, change, source, tmp_path / "killed", recipe(), options)
+        assert end(killed) == -signal.SIGKILL
+    assert build(source, tmp_path / "killed").shards_skipped > 0
+    leaves = precache.open(built["jpeg"]).shard_leaves("image")
+    for store in ("local", "killed"):
+        assert precache.open(tmp_path / store).shard_leaves("image") == leaves
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def field(*ops: dict[str, Any], codec: Any = "jpeg") -> dict[str, Any]:
+    return {"fields": {"image": {"ops": ops, "codec": codec}}}
+
+
+DECODE = {"op": "decode"}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "masks": (
+        lambda: Recipe.from_dict(field({**DECODE, "mode": "P"})),
+        "codec 'jpeg' loses, and keeps no values of a field of masks; use image, raw or zstd",
+    ),
+    "values by nearest": (
+        lambda: recipe(mode="L", interpolation="nearest"),
+        "'nearest' says that values are to be kept",
+    ),
+    "alpha": (lambda: recipe(mode="RGBA"), "stores 1 or 3 channels, not 4"),
+    "floats": (
+        lambda: Recipe.from_dict(field(DECODE, {"op": "to_dtype", "dtype": "float32"})),
+        "stores uint8, not float32",
+    ),
+    "arrays": (lambda: Recipe.from_dict(field()), "keeps no values of a field of arrays"),
+    "no quality": (lambda: recipe(quality=0), "quality is 0; give a whole number from 1 up"),
+    "too high": (lambda: recipe(quality=101), "quality is 101; the most is 100"),
+    "another codec's": (lambda: recipe("raw", quality=90), "give codec jpeg (--codec jpeg)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_jpeg_cannot_keep_is_refused_in_words(case: str) -> None:
+    make, words = REFUSED[case]
+    with pytest.raises(RecipeError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def two_channels(array: np.ndarray) -> np.ndarray:
+    return array[..., :2]
+
+
+def test_functions_that_make_other_channels_are_refused_by_the_samples(
+    source: Path, tmp_path: Path
+) -> None:
+    op = {"op": "function", "function": "tests.driver.test_jpeg:two_channels"}
+    with pytest.raises(RecipeError, match=r"codec jpeg stores uint8 .* of 1 or 3 channels"):
+        build(source, tmp_path / "store", Recipe.from_dict(field(DECODE, op)))
+
+
+def test_a_training_node_without_the_library_is_told_what_to_install(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    jpeg.import_simplejpeg.cache_clear()
+    with pytest.raises(UsageError, match=r"pip install 'precache\[jpeg\]'"):
+        precache.Loader(store, 4, transform=RandomResizedCrop(16), device="cpu")
+    jpeg.import_simplejpeg.cache_clear()
+
+
+def test_doctor_says_that_it_measures_rows_of_one_shape(source: Path) -> None:
+    done = cli("doctor", source, "--resize", 30, "--crop", 24, "--codec", "jpeg")
+    assert done.returncode == 2
+    assert "no --codec jpeg" in done.stderr
+
+
+def test_the_viewer_compares_rows_with_what_the_codec_keeps_of_the_photos(
+    built: dict[str, Path], source: Path
+) -> None:
+    tracer, rows = SourceTracer(str(source), recipe()), rows_of(built["jpeg"])
+    for key in ("a/baseline.jpg", "a/turned.jpg", "a/lossless.png"):
+        np.testing.assert_array_equal(tracer.trace(key).results["image"], rows[key])
