@@ -487,9 +487,9 @@ def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
 def test_a_version_that_is_removed_while_it_is_used_is_gone(
     own: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def remove(version: precache.Version) -> Any:
+    def remove(version: precache.Version, advice: str) -> Any:
         shutil.rmtree(version.path)
-        return require_whole(version)
+        return require_whole(version, advice)
 
     monkeypatch.setattr(inventory, "require_whole", remove)
     with pytest.raises(GoneError, match=f"version at .*{own.result.version} is gone"):

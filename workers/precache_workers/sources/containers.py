@@ -466,7 +466,7 @@ class ContainerSource(Source):
             return SourceError(f"the source {self} is empty: it has no sample")
         left_out = left_out_text(whole.left_out, whole.examples)
         if not whole.ignored:
-            return SourceError(f"the source {self} has no sample that can be taken{left_out}")
+            return SourceError(f"the source {self} has no image that can be taken{left_out}")
         return SourceError(
             f"the source {self} has no image ({whole.ignored.total()} other members); images end "
             f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}"
