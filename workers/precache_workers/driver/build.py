@@ -50,7 +50,6 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     UnmendedError,
     copy_to_other_versions,
-    lost_by_shard,
     mend_small,
     objects_of,
     recorded_leaf,
@@ -81,6 +80,7 @@ from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
     description_of,
+    find_target,
     is_recomputed,
     new_target,
 )
@@ -91,7 +91,6 @@ from precache_workers.planning.work_plan import (
     is_tried_again,
     read_catalogue,
     remaining,
-    requested_target,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -181,7 +180,8 @@ class _Build:
         self.before = read_log(self.store, newest=True, appends=True).current
         self.listed = listed = self._list()
         spec = listed.spec
-        target = requested_target(self.request, self.store, spec)
+        request = self.request
+        target = find_target(self.store, spec, request.shard_samples, recompute=request.recompute)
         damaged: StoredObjects | None = None
         if target is not None and is_whole(target) and not is_tried_again(self.request, target):
             with contextlib.suppress(GoneError):  # then it is built again
@@ -190,7 +190,6 @@ class _Build:
                 return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
-        request = self.request
         how = request.address, request.cpus, request.placement, self.progress.say
         with executor(*how) as run:
             self.timings["start"] = time.perf_counter() - began
@@ -540,15 +539,14 @@ class _Build:
         Their rows must be what they were.
         """
         self._decide_starts()
-        target, by_shard = work.target, lost_by_shard(work.lost or {})
+        target, todo = work.target, work.todo
         with self._take_lease(target) as lease:
-            todo = sorted(by_shard)
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
                 catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
                 found = catalogue.find(target.rows_per_shard, target.shapes)
-                self._run_shards(run, target, lease, todo, receipts, by_shard, found)
+                self._run_shards(run, target, lease, todo, receipts, work.lost, found)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(target, receipts.values())
                 others = copy_to_other_versions(self.store, target, rebuilt)
@@ -570,7 +568,7 @@ class _Build:
         lease: Lease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
-        lost: Mapping[int, Mapping[str, Leaf]] | None = None,
+        lost: StoredObjects | None = None,
         found: StoredRows | None = None,
     ) -> None:
         """Run shard tasks until all are done; adds to `receipts`.
@@ -578,7 +576,7 @@ class _Build:
         Parameters
         ----------
         lost
-            Shard -> its record in the version, where only lost objects are to be built again.
+            Objects of a committed version, where only these are to be built again.
         found
             Rows that other versions have.
         """
@@ -610,7 +608,7 @@ class _Build:
                 rows_per_shard=target.rows_per_shard,
                 shard=shard,
                 accept_missing=accept_missing,
-                lost=None if lost is None else lost[shard],
+                lost=None if lost is None else {f: lost[f, s] for f, s in lost if s == shard},
                 stored=stored,
                 check_stored=self.verifies,
                 pinned=stored.contents if stored and self.listed.pinned else contents,

@@ -34,13 +34,13 @@ from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
 from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
+from precache_workers.planning.target_version import find_target
 from precache_workers.planning.work_plan import (
     Work,
     compact_shards,
     failed_rows,
     find_work,
     remaining,
-    requested_target,
 )
 from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 from precache_workers.sources.base import Source
@@ -191,7 +191,8 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")
         profiler = _Profiler(request, store, source, listed, progress, stack, timing)
-        target = requested_target(request, store, listed.spec)
+        per_shard, anew = request.shard_samples, request.recompute
+        target = find_target(store, listed.spec, per_shard, recompute=anew)
         work = find_work(request, store, listed, target, profiler.probe)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work))

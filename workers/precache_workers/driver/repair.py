@@ -5,7 +5,7 @@ An object is put only if it has the bytes that the version's tree of digests nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from precache.errors import DamageError, StoreError
 from precache.storage.base import Folder
@@ -79,14 +79,6 @@ def _mended(store: Folder, version: Version, leaf: Leaf) -> bytes:
 # --- shards -------------------------------------------------------------------------------------
 
 
-def lost_by_shard(lost: StoredObjects) -> dict[int, dict[str, Leaf]]:
-    """Return shard -> field -> lost object."""
-    by_shard: dict[int, dict[str, Leaf]] = {}
-    for (field, shard), leaf in lost.items():
-        by_shard.setdefault(shard, {})[field] = leaf
-    return by_shard
-
-
 def objects_of(target: TargetVersion, receipts: Iterable[Receipt]) -> dict[tuple[str, int], Leaf]:
     """Return (field, shard) -> object of receipts."""
     return {
@@ -107,8 +99,10 @@ def copy_to_other_versions(
     """
     mended = set()
     for item, leaf in rebuilt.items():
-        for other in _versions_with(store, target, item, leaf):
-            if _is_one_file(other, target.folder, leaf.name) or leaf.is_in(other):
+        for other, attributes in committed_versions(store):
+            if other.name == target.version or item[0] not in attributes.fields:
+                continue
+            if _shard_in(other, item) != leaf or leaf.is_in(other):
                 continue
             if not leaf.is_in(target.folder):
                 continue  # another process removes the version
@@ -118,16 +112,6 @@ def copy_to_other_versions(
                 other.remove(BUILD)
             mended.add(other.name)
     return sorted(mended)
-
-
-def _versions_with(
-    store: Folder, target: TargetVersion, item: tuple[str, int], leaf: Leaf
-) -> Iterator[Folder]:
-    """Yield other versions that have the same object."""
-    for folder, attributes in committed_versions(store):
-        is_other = folder.name != target.version and item[0] in attributes.fields
-        if is_other and _shard_in(folder, item) == leaf:
-            yield folder
 
 
 def _shard_in(folder: Folder, item: tuple[str, int]) -> Leaf | None:
@@ -144,8 +128,3 @@ def recorded_leaf(folder: Folder, name: str) -> Leaf | None:
     """Return the record of a shard by its name; None if the version is gone or damaged."""
     array, _, rest = name.partition("/c/")
     return _shard_in(folder, (array, int(rest.partition("/")[0])))
-
-
-def _is_one_file(one: Folder, other: Folder, name: str) -> bool:
-    path, other_path = one.local(name), other.local(name)
-    return bool(path and other_path and path.exists() and path.samefile(other_path))

@@ -47,11 +47,6 @@ WAIT_LINE_EVERY = 30.0
 """Seconds between two lines that report a wait for a build."""
 
 
-def _unread(rows: int) -> RowTable:
-    """Return a row table with empty keys; the real one is read from the version."""
-    return RowTable.of_keys([""] * rows)
-
-
 class WantedVersion:
     """A requested version, and the state of its build.
 
@@ -94,7 +89,7 @@ class WantedVersion:
             listing = channel.receive()
             if listing is not None:
                 recipe = Recipe.from_dict(listing["recipe"])
-                table = _unread(listing["rows"])
+                table = RowTable.of_keys([""] * listing["rows"])  # the version has the real ones
                 return VersionSpec(recipe, listing["fingerprint"], table, listing["rows_digest"])
         if channel is not None and channel.is_rank0:
             channel.begin()

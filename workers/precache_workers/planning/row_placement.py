@@ -15,8 +15,7 @@ from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
 from precache.store.open import open_own
-from precache.store.row_table import REMOVED, RowTable
-from precache.store.version import Version
+from precache.store.row_table import RowTable
 from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
@@ -97,7 +96,7 @@ def _placed_as_in(
 ) -> Placed | None:
     """Place samples in the rows that they have in a version; None if it has too few of them."""
     try:
-        parent = _read_rows(open_own(folder), attributes.source)
+        parent, _ = rows_of(open_own(folder))
     except UNREADABLE:
         return None
     table = keep_rows(parent, listing, keep_order)
@@ -107,24 +106,6 @@ def _placed_as_in(
         parent = table
     changed = f"Since version {short(folder.name)}: {source_changes(parent, table)}"
     return Placed(table, attributes.rows_per_shard, changed, table.digest != fresh.digest)
-
-
-def _read_rows(version: Version, source: str) -> RowTable:
-    """Read the row table of a version.
-
-    If it is lost, return one with its keys and removed rows alone: samples keep their rows by it.
-
-    Parameters
-    ----------
-    source
-        Of the version, as its attributes have it.
-    """
-    try:
-        return rows_of(version)[0]
-    except UNREADABLE:
-        removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
-        keys = list(version.keys)
-        return RowTable.of_keys(keys, classes=version.classes, removed=removed, source=source)
 
 
 def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:

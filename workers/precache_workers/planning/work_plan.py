@@ -29,7 +29,6 @@ from precache_workers.planning.stored_versions import (
 from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
-    find_target,
     new_target,
 )
 from precache_workers.sources.dataset_items import Starts
@@ -226,11 +225,6 @@ def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], 
     guessed = found.content.any(1)
     before, others = np.flatnonzero(decoded & guessed), np.flatnonzero(decoded & ~guessed)
     return before.tolist(), others.tolist()
-
-
-def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
-    """Return the version that a request is for, if the store has its shapes."""
-    return find_target(store, spec, request.shard_samples, recompute=request.recompute)
 
 
 def is_tried_again(request: Request, target: TargetVersion) -> bool:
