@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import tarfile
 import tomllib
 from collections.abc import Callable, Mapping
@@ -323,11 +324,11 @@ def test_only_columns_that_fields_name_are_read(
 @pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "folders", "jsonl"])
 def test_columns_are_read_in_a_bucket(kind: str, tmp_path: Path, s3: S3Server) -> None:
     source, names = WRITERS[kind](tmp_path)
-    folder = open_folder("s3://bucket/data", s3.options())
+    folder = open_folder(f"s3://bucket/columns-{kind}", s3.options())
     for path in sorted(tmp_path.rglob("*")):
         if path.is_file():
             folder.put(path.relative_to(tmp_path).as_posix(), [path.read_bytes()])
-    uri = f"s3://bucket/data{source.removeprefix(str(tmp_path))}"
+    uri = f"s3://bucket/columns-{kind}{source.removeprefix(str(tmp_path))}"
     columns = opened(uri, *sorted(names.values()), storage_options=s3.options())
     check_source(columns)
     local = parts_of(opened(source, *sorted(names.values())))
@@ -455,11 +456,20 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(
     assert not (tmp_path / "store").exists() or not [*(tmp_path / "store").glob("*/zarr.json")]
 
 
-def test_a_folder_of_images_alone_has_no_captions(tmp_path: Path) -> None:
-    rows(tmp_path / "photos")
+def test_captions_beside_images_are_named_by_a_pattern(tmp_path: Path) -> None:
+    for stem, parts in SAMPLES.items():
+        write(tmp_path / f"photos/{stem}.jpg", parts["image"])
+        write(tmp_path / f"photos/{stem}.txt", parts["caption"].encode())
     recipe = recipe_of({"caption": "txt"}, "image", "caption")
-    with pytest.raises(SourceError, match="starts from 'txt'; samples have 'bytes'"):
+    with pytest.raises(SourceError, match="is an image alone") as error:
         precache.build(tmp_path / "photos", tmp_path / "store", recipe, address="serial")
+    advice = re.search(r"give '(.*)', and in the field input = \"(.*)\"", str(error.value))
+    assert advice is not None
+    recipe = recipe_of({"caption": advice[2]}, "image", "caption")
+    precache.build(advice[1], tmp_path / "store", recipe, address="serial")
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for number, key in enumerate(dataset.keys):
+        assert dataset[number]["caption"] == SAMPLES[key.partition(".")[0]]["caption"]
 
 
 def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path: Path) -> None:

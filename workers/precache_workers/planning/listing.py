@@ -46,8 +46,16 @@ from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error, is_flag
-from precache_workers.sources.container_names import around_braces
+from precache_workers.sources.base import (
+    Doubt,
+    Inputs,
+    Listing,
+    Source,
+    Tick,
+    choice_error,
+    is_flag,
+)
+from precache_workers.sources.container_names import around_braces, braced
 from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
@@ -268,6 +276,8 @@ def list_rows(
         )
     of_names, doubts = _read_names(request, source, listing)
     table = _labelled(request, source, listing, table, doubts)
+    if isinstance(source, FolderSource):
+        _require_images_alone(request, source)
     recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
@@ -339,6 +349,19 @@ def _settled(request: Request, source: Source, doubt: Doubt) -> Doubt:
         except SourceError as error:
             choices[-1] = (), f"{when}, correct the source first: {error}"
     return replace(doubt, choices=tuple(choices), unpack=unpack)
+
+
+def _require_images_alone(request: Request, source: FolderSource) -> None:
+    """Raise `SourceError` for a recipe that reads other parts than the images of a folder."""
+    names = Inputs.of(request.recipe).names
+    if names:
+        suffix = names[0].rpartition(".")[2]
+        patterns = braced(["**/*.*", f"**/*.{suffix}"])
+        raise SourceError(
+            f"fields start from {quoted(names)}, and a sample of {source.folder} is an image "
+            f"alone. If others lie beside them, as 17.{suffix} beside 17.jpg, give "
+            f'{source.folder.path(patterns)!r}, and in the field input = "*.{suffix}"'
+        )
 
 
 def _require_few_bad(request: Request, listing: Listing) -> None:

@@ -69,7 +69,7 @@ _SERVICE = re.compile(
 )
 """Hidden folders, and folders that systems and programs make beside the user's."""
 
-_IMAGE = rf"[^/]\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
+IMAGE_NAME = rf"[^/]\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
 HIDDEN = rf"(?:^|/)\.|{_SERVICE.pattern}"
 """Regular expressions of RE2, to be searched in names without regard to case."""
 
@@ -491,7 +491,7 @@ class Names:
         def fitting(pattern: str) -> np.ndarray:
             return numbers_of(pc.match_substring_regex(texts.arrow, pattern, ignore_case=True))
 
-        images = fitting(rf"{_IMAGE}|{also}" if also else _IMAGE)
+        images = fitting(rf"{IMAGE_NAME}|{also}" if also else IMAGE_NAME)
         left_out = {row: NOT_UTF8 for row in wrong if images[row]}
         for row in np.flatnonzero(images & fitting(HIDDEN)).tolist():
             images[row] = is_image(names[row])

@@ -36,6 +36,7 @@ from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
     BY_DATASET,
     IMAGE,
+    IMAGE_NAME,
     NO_RULES,
     Doubt,
     Fetched,
@@ -337,7 +338,10 @@ class _Files(NamedTuple):
             regex = _expression(pattern)
             groups = "/".join(f"\\{number + 1}" for number in range(re.compile(regex).groups))
             rows = np.flatnonzero(names.matching(regex))
-            names = names.take(rows)
+        pictures = names.matching(IMAGE_NAME, ignore_case=True)[rows]
+        if not _names_suffix(pattern) and pictures.any():  # others are of another column
+            rows = rows[pictures]
+        names = names.take(rows)
         return cls(names, Texts(pc.replace_substring_regex(names.plain, regex, groups)), rows)
 
     def without(self, end: str) -> Texts:
