@@ -354,7 +354,7 @@ class DeviceCopier:
         self._limit(current)
         current.wait_event(sent.arrived)
         for tensor in sent.batch.values():
-            if torch.is_tensor(tensor):  # others are texts, and lengths for the host
+            if not isinstance(tensor, list):  # texts, and lengths for the host
                 tensor.record_stream(current)
         return sent.batch
 

@@ -32,6 +32,7 @@ class Deed:
     data: bytes = field(default=b"", repr=False)
     job: Any = None
     memory: int = 0
+    seconds: float = 0.0
 
     def retried(self) -> Self:
         return self
