@@ -328,7 +328,7 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
         ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
-        ({"kind": "ragged"}, [[], "a", []], r"unknown \(1 other samples failed: 1: .*the text 'a'"),
+        ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],
 )

@@ -239,7 +239,7 @@ def _shape_by_length(name: str, field: Field, row: np.ndarray, failed: Sequence[
     elif field.kind == "boxes":
         row = np.empty((1, 4), np.float32)
     elif not row.size:
-        others = f" ({len(failed)} other samples failed: {failed[0]})" if failed else ""
+        others = f" (others failed: {failed[0]})" if failed else ""
         raise RecipeError(
             f"all rows of {name} that were tried are empty, so that their dtype and axes are "
             f"unknown{others}: leave the field out, or let its samples have values"
@@ -287,8 +287,8 @@ def _ragged_notes(
     shapes: Mapping[str, RowShape],
     seen: Mapping[str, Collection[tuple[int, ...]]],
 ) -> list[str]:
-    """Return a line for each field of rows of many shapes."""
-    lines = []
+    """Return a line for each field of rows of many shapes; one for pictures of the same shapes."""
+    lines, pictures = list[str](), dict[str, list[str]]()
     for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
         kind = fields[name].kind
         if kind is not None:
@@ -304,11 +304,12 @@ def _ragged_notes(
         jpeg = isinstance(fields[name].stored_as, JpegCodec)
         what = "are JPEG files" if jpeg else "keep the shapes of their images"
         other = "another codec with --crop" if jpeg else "--crop"
-        lines.append(
-            f"Rows of {field} {what}, such as {such}: a Loader reads them by a transform that "
-            f"begins with a crop, such as RandomResizedCrop(224) ({other} stores rows of one shape)"
-        )
-    return lines
+        pictures.setdefault(
+            f"{what}, such as {such}: a Loader reads them by a transform that begins with a crop, "
+            f"such as RandomResizedCrop(224) ({other} stores rows of one shape)",
+            [],
+        ).append(field)
+    return [*lines, *(f"Rows of {' and '.join(of)} {text}" for text, of in pictures.items())]
 
 
 def _entry_notes(
