@@ -343,8 +343,10 @@ def test_rows_that_are_no_such_kind_are_refused(
 
 def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:
     source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(8)])
-    with pytest.raises(UsageError, match=r"leave \[fields.caption\] out of its recipe"):
+    way = r"leave \[fields.caption\] out of its recipe, or .* plan without --rate"
+    with pytest.raises(UsageError, match=way):
         precache.doctor(source, recipe("image", "caption"), samples=8, seconds=1)
+    precache.plan(source, tmp_path / "store", recipe("image", "caption"), address="serial")
 
 
 # --- large rows ---------------------------------------------------------------------------------
