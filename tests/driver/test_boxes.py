@@ -267,6 +267,16 @@ def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptu
     assert re.search(said, caplog.text)
 
 
+def test_entries_that_may_belong_to_boxes_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = RECIPES["resized"].as_stated()
+    del data["fields"]["number"]["of"]
+    build(tmp_path, Recipe.from_dict(data))
+    assert "number are as many as those of boxes" in caplog.text
+    assert 'if entry i belongs to box i, state of = "boxes"' in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

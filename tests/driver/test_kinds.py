@@ -324,10 +324,11 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ({}, ["a"] * 6, 'values of type str.*kind = "text" in \\[fields.value\\]'),
         ({}, [b"a"] * 6, 'or give the field kind = "bytes"'),
         ({}, [[1] * n for n in range(1, 7)], 'give the field kind = "ragged"'),
-        ({"kind": "bytes"}, ["a"] * 6, "it is the text 'a', and its field is of kind bytes"),
+        ({"kind": "bytes"}, ["a"] * 6, "the text 'a', .* of kind bytes; kind = \"text\" takes it"),
         ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
         ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
+        ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],
 )
@@ -342,8 +343,10 @@ def test_rows_that_are_no_such_kind_are_refused(
 
 def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:
     source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(8)])
-    with pytest.raises(UsageError, match=r"leave \[fields.caption\] out of its recipe"):
+    way = r"leave \[fields.caption\] out of its recipe, or .* plan without --rate"
+    with pytest.raises(UsageError, match=way):
         precache.doctor(source, recipe("image", "caption"), samples=8, seconds=1)
+    precache.plan(source, tmp_path / "store", recipe("image", "caption"), address="serial")
 
 
 # --- large rows ---------------------------------------------------------------------------------

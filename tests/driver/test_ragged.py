@@ -130,6 +130,14 @@ def test_a_build_says_that_rows_keep_the_shapes_of_images_that_differ(
     assert all(min(row.shape[1:]) == 24 for row in rows.values()) or not options
 
 
+def test_pictures_of_the_same_shapes_are_said_in_one_line(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")}
+    build(source, tmp_path / "store", Recipe.from_dict({"fields": fields}), progress=True)
+    assert "Rows of RGB and L keep the shapes of their images" in capsys.readouterr().err
+
+
 def test_rows_of_a_shard_follow_from_the_recipe_and_not_from_the_images(tmp_path: Path) -> None:
     for name, size in (("small", 10), ("large", 100)):
         for number in range(40):

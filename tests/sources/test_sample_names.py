@@ -526,7 +526,7 @@ def test_what_is_left_out_is_said_without_progress(
         assert "1 hidden images" in said
         assert "1 that a later member of the same name replaces" in said
         assert "1 whose names are not UTF-8" in said
-        assert "Not used, as they are no images: 1 .json" in said
+        assert "Not used, as they are no images and no field names them: 1 .json" in said
     precache.build(
         write_tar(tmp_path / "clean.tar", members[:8]), tmp_path / "b", RECIPE, address="serial"
     )

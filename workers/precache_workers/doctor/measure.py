@@ -98,13 +98,13 @@ class Examination:
             if declared.differs or isinstance(declared.stored_as, JpegCodec):
                 raise UsageError(
                     f"doctor measures rows of one shape, and those of {name} keep the shapes of "
-                    "their images; give --resize and --crop, and no --codec jpeg, to it, or let "
-                    "plan predict the build"
+                    "their images; give --resize and --crop, and no --codec jpeg, to it, or run "
+                    "plan without --rate"
                 )
             if declared.kind is not None:
                 raise UsageError(
                     f"doctor measures rows of one shape, and those of {name} differ in length; "
-                    f"leave [fields.{name}] out of its recipe, or let plan predict the build"
+                    f"leave [fields.{name}] out of its recipe, or run plan without --rate"
                 )
         began, load, name = time.monotonic(), os.getloadavg()[0], shown(self.request.source)
         listing = self.job.source.list(

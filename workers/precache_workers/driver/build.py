@@ -309,7 +309,8 @@ class _Build:
         tell = self.progress.note if left_out else self.progress.say
         tell(f"{table.samples:,} samples{classes} in {place}{left_out}")
         if listed.ignored:
-            self.progress.note(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
+            unused = ignored_text(listed.ignored)
+            self.progress.note(f"Not used, as they are no images and no field names them: {unused}")
         listed.announce(self.progress.note, labels_given=self.request.labels is not None)
         for line in draws_in_words(listed.spec.declared):
             self.progress.note(line)

@@ -56,7 +56,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     left_out = left_out_text(plan.left_out, plan.examples)
     yield "samples", f"{plan.samples:,}{removed}{left_out}"
     if plan.ignored:
-        yield "not used", f"as they are no images: {ignored_text(plan.ignored)}"
+        unused = ignored_text(plan.ignored)
+        yield "not used", f"as they are no images and no field names them: {unused}"
     yield "row", row_types_text(plan.row_types)
     yield from _under("pixels", list(plan.pixels))
     if plan.rows_failed:

@@ -25,7 +25,8 @@ def value_of(kind: FieldKind, value: Any) -> Any:
         case "bytes" if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         case "bytes":
-            raise SampleError(f"it is {described(value)}, and its field is of kind bytes")
+            way = '; kind = "text" takes it' if isinstance(value, str) else ""
+            raise SampleError(f"it is {described(value)}, and its field is of kind bytes{way}")
     array = _numbers(value)
     return array if kind == "ragged" else array.astype(np.float32, copy=False)
 

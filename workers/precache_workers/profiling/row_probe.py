@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -190,7 +190,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     fields = job.recipe.fields
     seen = {name: {own[name] for own in tried.values()} for name in fields}
     shapes = {
-        name: _shape_by_length(field_of(name), fields[name], typical[name])
+        name: _shape_by_length(field_of(name), fields[name], typical[name], reasons)
         if fields[name].kind is not None
         else _row_shape(fields[name], row, seen[name])
         for name, row in first.items()
@@ -200,6 +200,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         draws.require_none()
     pixels = () if job.refreshes else (*readings.notes(), *files.notes())
     notes = (*parts.notes(starts), *_ragged_notes(fields, shapes, seen))
+    notes = (*notes, *_entry_notes(fields, tried.values()))
     if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
         notes = (*notes, unlike)
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
@@ -223,19 +224,25 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
     return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
 
 
-def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
+def _shape_by_length(name: str, field: Field, row: np.ndarray, failed: Sequence[str]) -> RowShape:
     """Return the shape of rows that differ in length, by the first of them that has values.
 
     That of texts and bytes, and of boxes, is known without.
+
+    Parameters
+    ----------
+    failed
+        Why other samples that were tried have no rows.
     """
     if field.kind in ("text", "bytes"):
         row = np.empty(1, np.uint8)
     elif field.kind == "boxes":
         row = np.empty((1, 4), np.float32)
     elif not row.size:
+        others = f" (others failed: {failed[0]})" if failed else ""
         raise RecipeError(
             f"all rows of {name} that were tried are empty, so that their dtype and axes are "
-            "unknown: leave the field out, or let its samples have values"
+            f"unknown{others}: leave the field out, or let its samples have values"
         )
     length = max(1, field.usual_nbytes // row[0].nbytes)
     return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
@@ -280,14 +287,14 @@ def _ragged_notes(
     shapes: Mapping[str, RowShape],
     seen: Mapping[str, Collection[tuple[int, ...]]],
 ) -> list[str]:
-    """Return a line for each field of rows of many shapes."""
-    lines = []
+    """Return a line for each field of rows of many shapes; one for pictures of the same shapes."""
+    lines, pictures = list[str](), dict[str, list[str]]()
     for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
         kind = fields[name].kind
         if kind is not None:
             lengths, row = sorted(shape[0] for shape in seen[name]), shapes[name]
             span = f"{lengths[0]:,} to {lengths[-1]:,}"
-            values = f"{row.dtype} ({', '.join(map(str, ('n', *row.shape[1:])))}), n from {span},"
+            values = f"{row.described(kind)}, n from {span},"
             if kind in ("text", "bytes"):
                 values = f"{kind} of {span} bytes"
             lines.append(f"Rows of {field} are {values} in the samples that were tried")
@@ -297,11 +304,33 @@ def _ragged_notes(
         jpeg = isinstance(fields[name].stored_as, JpegCodec)
         what = "are JPEG files" if jpeg else "keep the shapes of their images"
         other = "another codec with --crop" if jpeg else "--crop"
-        lines.append(
-            f"Rows of {field} {what}, such as {such}: a Loader reads them by a transform that "
-            f"begins with a crop, such as RandomResizedCrop(224) ({other} stores rows of one shape)"
-        )
-    return lines
+        pictures.setdefault(
+            f"{what}, such as {such}: a Loader reads them by a transform that begins with a crop, "
+            f"such as RandomResizedCrop(224) ({other} stores rows of one shape)",
+            [],
+        ).append(field)
+    return [*lines, *(f"Rows of {' and '.join(of)} {text}" for text, of in pictures.items())]
+
+
+def _entry_notes(
+    fields: Mapping[str, Field], tried: Collection[Mapping[str, tuple[int, ...]]]
+) -> Iterable[str]:
+    """Return a line for each field that has an entry for each box, and does not belong to boxes."""
+    lengths = {
+        name: [own[name][0] for own in tried]
+        for name, field in fields.items()
+        if field.kind == "boxes" or (field.kind == "ragged" and field.of is None)
+    }
+    return dict.fromkeys(
+        f"Rows of {field_of(name)} are as many as those of {field_of(boxes)} in all samples that "
+        f'were tried: if entry i belongs to box i, state of = "{field_of(boxes)}", so that it is '
+        "dropped with its box"
+        for name, boxes in itertools.permutations(lengths, 2)
+        if fields[boxes].kind == "boxes"
+        and fields[name].kind == "ragged"
+        and lengths[name] == lengths[boxes]
+        and len({*lengths[name]}) > 1
+    )
 
 
 class _Files:
