@@ -206,6 +206,21 @@ def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel:
     assert relabel(keys, "cat/1.jpg,1\n")["cat/1.jpg"] == "dog"
 
 
+def test_numbers_that_are_not_those_of_the_classes_that_others_keep_are_refused(
+    relabel: Relabel,
+) -> None:
+    keys = [f"{name}/{number}.jpg" for name in ("cat", "dog", "eel") for number in range(4)]
+    numbers = {"cat": 2, "dog": 0, "eel": 1}
+    lines = [f"{key},{numbers[key[:3]]}\n" for key in keys]
+    some = "".join(line for line in lines if "/3" not in line)
+    with pytest.raises(ChoiceError, match=r"otherwise than 'cat', 'dog', 'eel': 0 has .* of 'dog'"):
+        relabel(keys, some)
+    assert relabel(keys, "".join(lines))["cat/0.jpg"] == "2"
+    classes = ("dog", "eel", "cat")
+    with pytest.raises(ChoiceError, match="otherwise than 'cat', 'dog', 'eel'"):
+        relabel(keys, some, classes=classes)
+
+
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
 def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
     text = ("\ufeff" * (coding == "utf-16-be") + "a.jpg\tcaf\u00e9\nb.jpg\tx\n").encode(coding)
@@ -251,7 +266,10 @@ def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFi
     assert frozen.labels.tolist() == [0, 1]
     with pytest.raises(SourceError, match="class number 0, and c numbers its names from 1"):
         freeze_classes(replace(table, labels=np.array([0, 2])), stripped, "c", first=first)
-    for known, names in ((["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))):
+    for unsorted in (("1 eel", "0 cat", "2 dog"), ("eel 1", "cat 0", "dog,2")):
+        assert without_numbers(unsorted, [], "c") == (("cat", "eel", "dog"), 0)
+    same = (["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))
+    for known, names in (*same, ([], ("tier 1", "tier 2")), ([], ("A 319", "A 320"))):
         assert without_numbers(names, known, "classes.txt") == (names, None)
 
 
