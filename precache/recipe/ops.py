@@ -612,7 +612,7 @@ class HorizontalFlip(Operation):
 class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1].
 
-    They are divided by the maximum of their dtype.
+    They are divided by the maximum of their dtype. A sample with a value beyond `dtype` is bad.
     """
 
     op: Literal["to_dtype"] = "to_dtype"
@@ -635,6 +635,15 @@ class ToDType(Operation):
         array = np.asarray(value)
         if self.scale and array.dtype.kind in "iu":
             array = array / np.iinfo(array.dtype).max
+        if array.dtype.kind in "iuf" and not np.can_cast(array.dtype, self.dtype):
+            is_float = self.dtype.startswith("float")
+            limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
+            finite = array[np.isfinite(array)]
+            beyond = finite[(finite < limits.min) | (finite > limits.max)]
+            if beyond.size:
+                raise ValueError(
+                    f"to_dtype was given {beyond[0]}, and {self.dtype} does not hold it"
+                )
         return array.astype(self.dtype, copy=False)
 
 

@@ -497,6 +497,17 @@ def test_to_dtype() -> None:
     assert ToDType(dtype="float16", scale=True)(floats, None).tolist() == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([7, 70000], "int16"), ([-1], "uint8"), ([256.0, np.nan], "uint8"), ([65535], "float16")],
+)
+def test_to_dtype_refuses_values_that_it_would_change(values: list[float], dtype: Any) -> None:
+    with pytest.raises(ValueError, match=f"and {dtype} does not hold it"):
+        ToDType(dtype=dtype)(np.array(values), None)
+    kept = ToDType(dtype=dtype)(np.array([7, *values])[:1], None)
+    assert (kept.tolist(), kept.dtype) == ([7], dtype)
+
+
 def test_resizing_after_scaling_to_floats() -> None:
     data = encoded(photograph())
     ops = ({"op": "to_dtype", "dtype": "float32", "scale": True}, {"op": "resize", "size": 64})
