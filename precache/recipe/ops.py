@@ -635,13 +635,14 @@ class ToDType(Operation):
         array = np.asarray(value)
         if self.scale and array.dtype.kind in "iu":
             array = array / np.iinfo(array.dtype).max
-        if array.dtype.kind in "iuf" and not np.can_cast(array.dtype, self.dtype):
+        converts = array.dtype.kind in "iuf" and self.dtype != "bool"
+        if converts and not np.can_cast(array.dtype, self.dtype):
             is_float = self.dtype.startswith("float")
             limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
             finite = array[np.isfinite(array)]
             beyond = finite[(finite < limits.min) | (finite > limits.max)]
             if beyond.size:
-                raise ValueError(
+                raise SampleError(
                     f"to_dtype was given {beyond[0]}, and {self.dtype} does not hold it"
                 )
         return array.astype(self.dtype, copy=False)
