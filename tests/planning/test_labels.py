@@ -251,6 +251,10 @@ def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
     labelled = override_labels(table_of(keys), str(tmp_path / "labels.txt"))
     assert labelled.labels.tolist() == [1, 1, 2, 2]
     assert f"that images.txt gives these: 1 is '{keys[0]}'" in caplog.text
+    below = table_of([f"images/{key}" for key in keys])
+    labelled = override_labels(below, str(tmp_path / "labels.txt"))
+    assert labelled.labels.tolist() == [1, 1, 2, 2]
+    assert "names samples by paths below the folder that holds all of them" in caplog.text
     (tmp_path / "images.txt").unlink()
     with pytest.raises(SourceError, match="as another file may give them by number"):
         override_labels(table_of(keys), str(tmp_path / "labels.txt"))
