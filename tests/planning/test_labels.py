@@ -260,6 +260,21 @@ def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
         override_labels(table_of(keys), str(tmp_path / "labels.txt"))
 
 
+def test_labels_of_the_images_of_another_folder_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``train/metadata.csv`` for ``test``, whose images have the same names."""
+    for split in ("train", "test"):
+        write(tmp_path / split / "1.jpg", b"x")
+    for own in ("train", "test"):
+        path = tmp_path / own / "metadata.csv"
+        path.write_text("file_name,label\n1.jpg,cat\n")
+        override_labels(table_of(["1.jpg"]), str(path), source=str(tmp_path / "test"))
+    said = "train/metadata.csv has labels of images beside it, such as"
+    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
+    assert "test/metadata.csv has labels" not in caplog.text
+
+
 def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFixture) -> None:
     classes = ("1 cat", "2 sea lion", "3 dog")
     stripped, first = without_numbers(classes, ["dog"], "classes.txt")

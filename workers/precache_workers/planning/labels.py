@@ -7,10 +7,12 @@ count and an example. More than a few of them are refused, as they are rarely in
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,7 @@ def override_labels(
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
     line_of, unmatched = _matched(table, file, keys, where)
+    _note_of_others(path, source, file.keys[0], where)
     column = Column(file.labels, file.keys, where, rules, typed=file.typed, is_file=True)
     column = replace(column, known={*table.classes, *classes})
     column = _decided(column, file, chosen=label_column is not None, has_map=bool(classes))
@@ -195,6 +198,18 @@ def _matched(
                 f"{file.lines[before]} and {short(other)} in line {file.lines[line]}"
             )
     return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
+
+
+def _note_of_others(path: str, source: str, key: str, where: str) -> None:
+    """Log that a file names images beside it, as of another split, which are not the source's."""
+    named, folder = Path(path).absolute().parent / key, Path(source).absolute()
+    with contextlib.suppress(OSError, ValueError):  # a key that is no path
+        inside = named.resolve().is_relative_to(folder.resolve())
+        if folder.is_dir() and named.is_file() and not inside:
+            log.warning(
+                "%s has labels of images beside it, such as %s, and gives them to those of the same "
+                "names in %s", where, shown(str(named)), shown(source),
+            )  # fmt: skip
 
 
 def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) -> Column:
