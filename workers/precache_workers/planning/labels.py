@@ -207,7 +207,7 @@ def _note_of_others(path: str, source: str, key: str, where: str) -> None:
         inside = named.resolve().is_relative_to(folder.resolve())
         if folder.is_dir() and named.is_file() and not inside:
             log.warning(
-                "%s has labels of images beside it, such as %s, and gives them to those of the same "
+                "%s has labels of images beside it, such as %s, and gives them to those of these "
                 "names in %s", where, shown(str(named)), shown(source),
             )  # fmt: skip
 
