@@ -290,6 +290,8 @@ def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFi
     same = (["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))
     for known, names in (*same, ([], ("tier 1", "tier 2")), ([], ("A 319", "A 320"))):
         assert without_numbers(names, known, "classes.txt") == (names, None)
+    with pytest.raises(SourceError, match=r"begins with 'id.tname', .* remove it if it names col"):
+        without_numbers(("id\tname", "0\tcat", "1\tdog"), [], "classes.txt")
 
 
 def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(

@@ -125,16 +125,31 @@ def without_numbers(
     """
     if not {*classes}.isdisjoint(known):
         return classes, None
+    if len(classes) > 2 and _by_numbers(classes[1:]) and not _by_numbers(classes):
+        raise SourceError(
+            f"{where} begins with {classes[0]!a}, and all other lines have a number: remove it if "
+            "it names columns, or number it as well"
+        )
+    if (found := _by_numbers(classes)) is None:
+        return classes, None
+    place, named = found
+    first = next(iter(named))
+    log.warning(
+        "names of %s have their numbers %s them: %s is %a", where, place, first, named[first]
+    )
+    return tuple(named.values()), first
+
+
+def _by_numbers(classes: Sequence[str]) -> tuple[str, dict[int, str]] | None:
+    """Return where names have their numbers, and the names by these; None if they have none."""
     for place, pattern in _NUMBERED.items():
         found = [match for name in classes if (match := pattern.fullmatch(name))]
         named = dict(sorted((int(match["number"]), match["name"]) for match in found))
         first = next(iter(named), -1)
         counted = first in (0, 1) and [*named] == [*range(first, first + len(classes))]
         if counted and len({*named.values()}) == len(classes):
-            said = "names of %s have their numbers %s them: %s is %a"
-            log.warning(said, where, place, first, named[first])
-            return tuple(named.values()), first
-    return classes, None
+            return place, named
+    return None
 
 
 def _named_by_number(
