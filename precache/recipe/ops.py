@@ -612,7 +612,8 @@ class HorizontalFlip(Operation):
 class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1].
 
-    They are divided by the maximum of their dtype. A sample with a value beyond `dtype` is bad.
+    They are divided by the maximum of their dtype. A sample with a value beyond `dtype` is bad,
+    and so are fractions of 0 to 1 alone for integers.
     """
 
     op: Literal["to_dtype"] = "to_dtype"
@@ -639,12 +640,13 @@ class ToDType(Operation):
         if converts and not np.can_cast(array.dtype, self.dtype):
             is_float = self.dtype.startswith("float")
             limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
-            finite = array[np.isfinite(array)]
-            beyond = finite[(finite < limits.min) | (finite > limits.max)]
-            if beyond.size:
-                raise SampleError(
-                    f"to_dtype was given {beyond[0]}, and {self.dtype} does not hold it"
-                )
+            held = (array >= limits.min) & (array <= limits.max)
+            held |= is_float & ~np.isfinite(array)
+            if array.dtype.kind == "f" and not is_float and array.size and np.abs(array).max() <= 1:
+                held &= array == np.trunc(array)  # floats of 0 to 1 would all become 0
+            if not held.all():
+                value = array[~held].flat[0]
+                raise SampleError(f"to_dtype was given {value}, and {self.dtype} does not hold it")
         return array.astype(self.dtype, copy=False)
 
 

@@ -500,13 +500,22 @@ def test_to_dtype() -> None:
 
 @pytest.mark.parametrize(
     ("values", "dtype"),
-    [([7, 70000], "int16"), ([-1], "uint8"), ([256.0, np.nan], "uint8"), ([65535], "float16")],
+    [
+        ([7, 70000], "int16"),
+        ([-1], "uint8"),
+        ([256.0, 9], "uint8"),
+        ([np.nan, 9], "uint8"),
+        ([65535], "float16"),
+        ([0.5, 1], "uint8"),
+    ],
 )
 def test_to_dtype_refuses_values_that_it_would_change(values: list[float], dtype: Any) -> None:
     with pytest.raises(SampleError, match=f"and {dtype} does not hold it"):
         ToDType(dtype=dtype)(np.array(values), None)
     kept = ToDType(dtype=dtype)(np.array([7, *values])[:1], None)
     assert (kept.tolist(), kept.dtype) == ([7], dtype)
+    same = [0, 1] if dtype != "float16" else [0, 1, np.inf]
+    assert ToDType(dtype=dtype)(np.array(same, np.float32), None).tolist() == same
 
 
 def test_resizing_after_scaling_to_floats() -> None:
