@@ -1375,7 +1375,7 @@ class Normalize(ImageTransform):
 class ToDType(ImageTransform):
     """Convert to `dtype`; uint8 is first divided by 255 where that is a float.
 
-    `fields` names the fields; by default ``image``.
+    Floats are not converted to integers. `fields` names the fields; by default ``image``.
     """
 
     by_axis = False
@@ -1391,6 +1391,15 @@ class ToDType(ImageTransform):
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if self.dtype.is_floating_point and not images.is_floating_point():
             return images.to(self.dtype).div_(_top(images, "ToDType"))
+        wraps = images.is_floating_point() or (images.dtype, self.dtype) == (
+            torch.uint8,
+            torch.int8,
+        )
+        if wraps and not self.dtype.is_floating_point and self.dtype != torch.bool:
+            raise UsageError(
+                f"ToDType({self.dtype}) is given {images.dtype}, whose values it may not hold; put "
+                "a function of the batch that scales and rounds them in its place"
+            )
         return images.to(self.dtype)
 
 

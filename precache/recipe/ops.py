@@ -612,7 +612,8 @@ class HorizontalFlip(Operation):
 class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1].
 
-    They are divided by the maximum of their dtype.
+    They are divided by the maximum of their dtype. A sample with a value beyond `dtype` is bad,
+    and so are fractions of 0 to 1 alone for integers.
     """
 
     op: Literal["to_dtype"] = "to_dtype"
@@ -635,6 +636,17 @@ class ToDType(Operation):
         array = np.asarray(value)
         if self.scale and array.dtype.kind in "iu":
             array = array / np.iinfo(array.dtype).max
+        converts = array.dtype.kind in "iuf" and self.dtype != "bool"
+        if converts and not np.can_cast(array.dtype, self.dtype):
+            is_float = self.dtype.startswith("float")
+            limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
+            held = (array >= limits.min) & (array <= limits.max)
+            held |= is_float & ~np.isfinite(array)
+            if array.dtype.kind == "f" and not is_float and array.size and np.abs(array).max() <= 1:
+                held &= array == np.trunc(array)  # floats of 0 to 1 would all become 0
+            if not held.all():
+                value = array[~held].flat[0]
+                raise SampleError(f"to_dtype was given {value}, and {self.dtype} does not hold it")
         return array.astype(self.dtype, copy=False)
 
 

@@ -1524,6 +1524,34 @@ def test_class_numbers_are_those_of_a_class_map(
             assert [builds.labels(line)] == expected
 
 
+@pytest.mark.parametrize("classes", [(), ("--classes", "classes.txt")])
+def test_class_numbers_and_folders_that_disagree_are_refused(
+    builds: Builds, classes: tuple[str, ...]
+) -> None:
+    """Samples without a line would keep classes of other numbers than those with one."""
+    names = [f"{name}{number}" for name in ("ant", "bee", "cat") for number in range(8)]
+    put(builds.root / "in", *(f"{name[:3]}/{name}.png" for name in names))
+    numbers = {"ant": 1, "bee": 2, "cat": 0}
+    rows = [f"{n[:3]}/{n}.png,{numbers[n[:3]]}" for n in names if not n.endswith("7")]
+    put_csv(builds.root / "labels.csv", "path,label", *rows)
+    write(builds.root / "classes.txt", b"cat\nant\nbee\n")
+    *beside, alone = builds.choices("in --labels labels.csv", *classes)
+    assert alone["ant7"] is None
+    assert alone["ant0"] == ("ant" if classes else "1")
+    assert [(labels["ant7"], labels["ant0"]) for labels in beside] == [("ant", "1")] * (not classes)
+
+
+def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:
+    put(builds.root / "in", "ant/0.png", "ant/1.png", "bee/2.png", "bee/3.png")
+    rows = [f"{key}.png,{number}" for key, number in zip(["0", "1", "2", "3"], "1100", strict=True)]
+    put_csv(builds.root / "labels.csv", "path,label", *rows)
+    [labels] = builds.choices("in --labels labels.csv --classes in")
+    assert labels == {"0": "bee", "1": "bee", "2": "ant", "3": "ant"}
+    write(builds.root / "classes.txt", b"bee\nant\n")
+    labels = builds.labels("in --labels labels.csv --classes classes.txt")
+    assert labels == {"0": "ant", "1": "ant", "2": "bee", "3": "bee"}
+
+
 @pytest.mark.parametrize("suffix", ["mat", "json", "xlsx"])
 def test_a_file_of_labels_that_is_no_table_is_refused(builds: Builds, suffix: str) -> None:
     put(builds.root / "in", "a.png")

@@ -207,7 +207,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "numbers beside classes": (
         files("in/cat/0.png in/dog/1.png", "in --labels l.csv --accept-unmatched",
-              {"l.csv": "cat/0.png,7"}), 1,
+              {"l.csv": "cat/0.png,7"}), 2,
     ),
     "numbers from 1, and more names": (
         files("in/a.png in/b.png", "in/list.csv --classes classes.txt",

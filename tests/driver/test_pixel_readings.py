@@ -272,6 +272,21 @@ def test_a_quarter_of_masks_is_enough_and_a_stray_one_is_not(
         precache.build(photos, tmp_path / "other", Recipe.image(resize=32), address="serial")
 
 
+@pytest.mark.parametrize("make", [mask, lambda n: in_palette(mask(n))])
+def test_masks_among_photos_are_asked_for_by_what_takes_both(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Make
+) -> None:
+    photos = write_jpegs(tmp_path / "photos", 16)
+    folder_of(photos / "drawn", make)
+    status, text = run(capfd, "build", photos, tmp_path / "no", "--resize", "40x40", *HERE)
+    assert status
+    assert "are JPEG files, which mode P does not take: build masks apart" in text
+    paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
+    values = colours_of(np.asarray(make(3).convert("RGB")))
+    [row] = [row for key, row in pixels(tmp_path / "0.store").items() if key == "drawn/03.png"]
+    assert colours_of(row.transpose(1, 2, 0)) <= values
+
+
 PICTURES: dict[str, tuple[Make, str]] = {
     "photographs": (cut, "PNG"),
     "grey photographs": (lambda n: cut(n).convert("L"), "PNG"),
@@ -397,6 +412,13 @@ def stack(number: int) -> bytes:
     return file.getvalue()
 
 
+def deep_stack(number: int) -> bytes:
+    file = io.BytesIO()
+    pages = np.asarray(photo(number)).transpose(2, 0, 1).astype(np.uint16) * 15
+    tifffile.imwrite(file, pages, photometric="minisblack")
+    return file.getvalue()
+
+
 def bands(number: int) -> bytes:
     file, colours = io.BytesIO(), np.asarray(photo(number))
     four = np.dstack([colours, 255 - colours[..., :1]])
@@ -410,7 +432,7 @@ def read_all(data: bytes) -> np.ndarray:
     return array if array.shape[0] == 3 else array.transpose(2, 0, 1)
 
 
-@pytest.mark.parametrize("make", [stack, bands])
+@pytest.mark.parametrize("make", [stack, deep_stack, bands])
 def test_pages_and_bands_that_would_be_dropped_are_refused_and_the_way_out_builds(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[int], bytes]
 ) -> None:

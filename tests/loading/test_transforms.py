@@ -325,6 +325,15 @@ def test_to_dtype_scales_integers() -> None:
     assert torch.equal(ToDType(torch.float64).images(floats, _draw()), floats.double())
 
 
+@pytest.mark.parametrize(
+    ("images", "dtype"), [(torch.rand(1, 3, 2, 2), torch.uint8), (_images(), torch.int8)]
+)
+def test_to_dtype_wraps_no_values(images: torch.Tensor, dtype: torch.dtype) -> None:
+    with pytest.raises(UsageError, match="whose values it may not hold; put a function"):
+        ToDType(dtype).images(images, _draw())
+    assert ToDType(torch.bool).images(images, _draw()).any()
+
+
 # --- mixing -------------------------------------------------------------------------------------
 
 

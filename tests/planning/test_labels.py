@@ -206,6 +206,21 @@ def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel:
     assert relabel(keys, "cat/1.jpg,1\n")["cat/1.jpg"] == "dog"
 
 
+def test_numbers_that_are_not_those_of_the_classes_that_others_keep_are_refused(
+    relabel: Relabel,
+) -> None:
+    keys = [f"{name}/{number}.jpg" for name in ("cat", "dog", "eel") for number in range(4)]
+    numbers = {"cat": 2, "dog": 0, "eel": 1}
+    lines = [f"{key},{numbers[key[:3]]}\n" for key in keys]
+    some = "".join(line for line in lines if "/3" not in line)
+    with pytest.raises(ChoiceError, match=r"otherwise than 'cat', 'dog', 'eel': 0 has .* of 'dog'"):
+        relabel(keys, some)
+    assert relabel(keys, "".join(lines))["cat/0.jpg"] == "2"
+    classes = ("dog", "eel", "cat")
+    with pytest.raises(ChoiceError, match="otherwise than 'cat', 'dog', 'eel'"):
+        relabel(keys, some, classes=classes)
+
+
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
 def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
     text = ("\ufeff" * (coding == "utf-16-be") + "a.jpg\tcaf\u00e9\nb.jpg\tx\n").encode(coding)
@@ -236,9 +251,28 @@ def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
     labelled = override_labels(table_of(keys), str(tmp_path / "labels.txt"))
     assert labelled.labels.tolist() == [1, 1, 2, 2]
     assert f"that images.txt gives these: 1 is '{keys[0]}'" in caplog.text
+    below = table_of([f"images/{key}" for key in keys])
+    labelled = override_labels(below, str(tmp_path / "labels.txt"))
+    assert labelled.labels.tolist() == [1, 1, 2, 2]
+    assert "names samples by paths below the folder that holds all of them" in caplog.text
     (tmp_path / "images.txt").unlink()
     with pytest.raises(SourceError, match="as another file may give them by number"):
         override_labels(table_of(keys), str(tmp_path / "labels.txt"))
+
+
+def test_labels_of_the_images_of_another_folder_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``train/metadata.csv`` for ``test``, whose images have the same names."""
+    for split in ("train", "test"):
+        write(tmp_path / split / "1.jpg", b"x")
+    for own in ("train", "test"):
+        path = tmp_path / own / "metadata.csv"
+        path.write_text("file_name,label\n1.jpg,cat\n")
+        override_labels(table_of(["1.jpg"]), str(path), source=str(tmp_path / "test"))
+    said = "train/metadata.csv has labels of images beside it, such as"
+    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
+    assert "test/metadata.csv has labels" not in caplog.text
 
 
 def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,8 +285,13 @@ def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFi
     assert frozen.labels.tolist() == [0, 1]
     with pytest.raises(SourceError, match="class number 0, and c numbers its names from 1"):
         freeze_classes(replace(table, labels=np.array([0, 2])), stripped, "c", first=first)
-    for known, names in ((["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))):
+    for unsorted in (("1 eel", "0 cat", "2 dog"), ("eel 1", "cat 0", "dog,2")):
+        assert without_numbers(unsorted, [], "c") == (("cat", "eel", "dog"), 0)
+    same = (["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))
+    for known, names in (*same, ([], ("tier 1", "tier 2")), ([], ("A 319", "A 320"))):
         assert without_numbers(names, known, "classes.txt") == (names, None)
+    with pytest.raises(SourceError, match=r"begins with 'id.tname', .* remove it if it names col"):
+        without_numbers(("id\tname", "0\tcat", "1\tdog"), [], "classes.txt")
 
 
 def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(

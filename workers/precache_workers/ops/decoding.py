@@ -826,6 +826,8 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
         with _open(cut(bytes(data))) as image:
             _check_pixels(image.width, image.height, op.max_pixels)
             _check_parts(image, op.max_pixels)
+            if op.mode != "unchanged":
+                _require_one_page(image)
             low = _low_bytes(_raw_mode(image))
             facts = _facts(image)
             if image.format == "PNG":  # whose other frames were cut

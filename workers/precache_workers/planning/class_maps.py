@@ -104,24 +104,52 @@ def freeze_classes(
     return replace(table, labels=frozen, classes=tuple(classes))
 
 
+_NUMBERED = {
+    "before": re.compile(r"(?P<number>[0-9]+)[\s:,.;)]+(?P<name>\S.*)"),
+    "behind": re.compile(r"(?P<name>.*\S)[\s:,;]+(?P<number>[0-9]+)"),
+}
+"""Where names of a class map may have their numbers."""
+
+
 def without_numbers(
     classes: tuple[str, ...], known: Sequence[str], where: str
 ) -> tuple[tuple[str, ...], int | None]:
-    """Leave out the numbers of names such as ``0 ant``; returns the first, None if there are none.
+    """Leave out the numbers of names such as ``0 ant`` or ``ant 0``, by which these are sorted.
+
+    Returns the first number, too; None if there are none.
 
     Parameters
     ----------
     known
         Names of classes, of which some may be such names.
     """
-    found = [re.fullmatch(r"([0-9]+)[\s:,.;)]+(\S.*)", name) for name in classes]
-    numbers = [int(match[1]) for match in found if match]
-    names = tuple(match[2] for match in found if match)
-    counted = numbers[:1] in ([0], [1]) and numbers == [*range(numbers[0], numbers[0] + len(found))]
-    if not counted or len({*names}) < len(names) or not {*classes}.isdisjoint(known):
+    if not {*classes}.isdisjoint(known):
         return classes, None
-    log.warning("names of %s have their numbers before them: %s is %a", where, numbers[0], names[0])
-    return names, numbers[0]
+    if len(classes) > 2 and _by_numbers(classes[1:]) and not _by_numbers(classes):
+        raise SourceError(
+            f"{where} begins with {classes[0]!a}, and all other lines have a number: remove it if "
+            "it names columns, or number it as well"
+        )
+    if (found := _by_numbers(classes)) is None:
+        return classes, None
+    place, named = found
+    first = next(iter(named))
+    log.warning(
+        "names of %s have their numbers %s them: %s is %a", where, place, first, named[first]
+    )
+    return tuple(named.values()), first
+
+
+def _by_numbers(classes: Sequence[str]) -> tuple[str, dict[int, str]] | None:
+    """Return where names have their numbers, and the names by these; None if they have none."""
+    for place, pattern in _NUMBERED.items():
+        found = [match for name in classes if (match := pattern.fullmatch(name))]
+        named = dict(sorted((int(match["number"]), match["name"]) for match in found))
+        first = next(iter(named), -1)
+        counted = first in (0, 1) and [*named] == [*range(first, first + len(classes))]
+        if counted and len({*named.values()}) == len(classes):
+            return place, named
+    return None
 
 
 def _named_by_number(

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
+from precache_workers.sources.container_names import common_start
 from precache_workers.sources.splits import is_split
 
 FORMS = (
     "by key", "by their paths", "by file name alone", "without suffix",
     "by file name alone, without suffix", "by absolute paths that end in their keys",
-    "by absolute paths without suffix",
+    "by absolute paths without suffix", "by paths below the folder that holds all of them",
 )  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
 
@@ -87,6 +88,9 @@ class SampleKeys:
             found = [row for row in row_of.values() if row >= 0]
             if len({*found}) == len(found):
                 yield form, tuple(row_of[name] for name in names)
+        if shared := common_start([key.split("/")[:-1] for key in self.keys]):
+            below = "/".join([*shared, ""])
+            yield 7, _rows([below + name.strip() for name in names], self._numbers)
 
     def _rows_of_paths(self, names: Sequence[str]) -> list[tuple[int, ...]]:
         found = []

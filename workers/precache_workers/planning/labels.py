@@ -7,9 +7,12 @@ count and an example. More than a few of them are refused, as they are rarely in
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,7 @@ def override_labels(
     key_column: str | None = None,
     source_has_columns: bool = False,
     accept_unmatched: bool = False,
+    of_folders: bool = False,
     doubts: Sequence[Doubt] = (),
 ) -> RowTable:
     """Give samples the labels of a table of keys and labels; other samples keep their class.
@@ -57,7 +61,7 @@ def override_labels(
     Parameters
     ----------
     classes
-        Names beside those of the source.
+        Names beside those of the source, by number.
     source
         The source, with whose folder paths of its files may begin.
     label_column
@@ -68,6 +72,8 @@ def override_labels(
         The column of keys is one of the source, and of the file only if it has one of that name.
     accept_unmatched
         Accept any number of lines that fit no sample, and of samples without a label.
+    of_folders
+        Classes of the source are names of folders, which need not be taken.
     doubts
         Doubts about the classes of the source, which no sample then may keep.
 
@@ -79,10 +85,11 @@ def override_labels(
     """
     import pyarrow as pa
 
-    where = shown(path)
+    where, classes = shown(path), [*classes]
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
     line_of, unmatched = _matched(table, file, keys, where)
+    _note_of_others(path, source, file.keys[0], where)
     column = Column(file.labels, file.keys, where, rules, typed=file.typed, is_file=True)
     column = replace(column, known={*table.classes, *classes})
     column = _decided(column, file, chosen=label_column is not None, has_map=bool(classes))
@@ -93,7 +100,7 @@ def override_labels(
     are_numbers, merges = column.kind == "numbers", column.kind in (None, "names", "numbers")
     names = file.classes
     if are_numbers:
-        given, names = _with_numbers(table, given, lines, where, named=not classes)
+        given, names = _with_numbers(table, given, lines, where, classes, of_folders=of_folders)
     elif merges:
         given, names = _with_names(table, given, lines, where, rules, names)
     encoded = encode(replace(column, values=given, keys=table.keys, classes=names))
@@ -193,6 +200,18 @@ def _matched(
     return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
 
 
+def _note_of_others(path: str, source: str, key: str, where: str) -> None:
+    """Log that a file names images beside it, as of another split, which are not the source's."""
+    named, folder = Path(path).absolute().parent / key, Path(source).absolute()
+    with contextlib.suppress(OSError, ValueError):  # a key that is no path
+        inside = named.resolve().is_relative_to(folder.resolve())
+        if folder.is_dir() and named.is_file() and not inside:
+            log.warning(
+                "%s has labels of images beside it, such as %s, and gives them to those of these "
+                "names in %s", where, shown(str(named)), shown(source),
+            )  # fmt: skip
+
+
 def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) -> Column:
     """Decide the reading of the labels of a file; raises if that leaves two.
 
@@ -218,14 +237,20 @@ def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) ->
 
 
 def _with_numbers(
-    table: RowTable, given: Any, lines: Any, where: str, *, named: bool
+    table: RowTable,
+    given: Any,
+    lines: Any,
+    where: str,
+    classes: Sequence[str],
+    *,
+    of_folders: bool,
 ) -> tuple[Any, tuple[str, ...]]:
     """Return class numbers of all rows, which are those of the source's classes, and the names.
 
     Parameters
     ----------
-    named
-        Each number gets a name.
+    classes
+        Names of the numbers, if the user gives a map of classes.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -241,17 +266,45 @@ def _with_numbers(
     own = pa.array(table.labels, mask=table.labels < 0)
     numbers = pc.if_else(lines.is_valid(), given, own)
     kept = table.classes if lines.null_count else ()
+    text = ""
     if kept and (pc.max(given).as_py() or 0) >= len(kept):
         text = (
             f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
             f"the classes 0 to {len(kept) - 1} ({quoted(kept)})"
         )
-        write = (), f"write names, or numbers from 0, which is {kept[0]!a}"
-        raise choice_error(
-            [Doubt.of(text, (NAME, "if each number is a class beside these"), write)]
-        )
+    elif other := _numbered_otherwise(table, given, kept or classes, [0] if kept else [0, 1]):
+        text = f"{where} numbers classes otherwise than {quoted(kept or classes)}: {other}"
+    if text:
+        beside = (NAME, "if each number is a class beside these")
+        no_folder = ("--label-level", "0", *["--accept-unmatched"] * bool(kept))
+        alone = no_folder, "for the labels of the file alone"
+        write = (), f"write names, or numbers from 0, which is {(kept or classes)[0]!a}"
+        ways = [*[beside] * (not classes), *[alone] * of_folders, write]
+        raise choice_error([Doubt.of(text, *ways)])
     top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
-    return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named or kept else ()
+    named = kept or not classes
+    return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named else ()
+
+
+def _numbered_otherwise(
+    table: RowTable, given: Any, names: Sequence[str], firsts: Sequence[int]
+) -> str:
+    """Return how the numbers of a file differ from the order of names, counted from one of
+    `firsts`, if nearly all samples of each number are of one class; else an empty text."""
+    counts = Counter(
+        (number, table.classes[own])
+        for number, own in zip(given.to_pylist(), table.labels.tolist(), strict=True)
+        if number is not None and 0 <= own < len(table.classes)
+    )
+    main = dict(pair for pair, _ in reversed(counts.most_common()))
+    of_main = sum(counts[pair] for pair in main.items())
+    known = {*main.values()} <= {*names}
+    if not known or len({*main.values()}) < max(2, len(main)) or of_main < 0.9 * counts.total():
+        return ""
+    starts = {number - names.index(name) for number, name in main.items()}
+    number, name = min(main.items())
+    is_same = any(starts == {first} for first in firsts)
+    return "" if is_same else f"{number} has the samples of {name!a}"
 
 
 def _with_names(

@@ -713,6 +713,7 @@ def _labelled(
                 key_column=request.key_column,
                 source_has_columns=source_has_columns(request),
                 accept_unmatched=request.accept_unmatched,
+                of_folders=isinstance(source, FolderSource),
                 doubts=doubts_of_folders,
             )
         except ChoiceError as error:

@@ -124,6 +124,8 @@ class _Pixels:
 
     Attributes
     ----------
+    jpegs
+        Number of JPEG files.
     palettes, blended
         Palette images of few values; samples of few values of which an op makes others.
     drawn
@@ -144,7 +146,7 @@ class _Pixels:
         first = self._ops[0] if self._ops else None
         self._decode = first if isinstance(first, Decode) else None
         self._blends = any(map(_blends, self._ops))
-        self.tried = self.drawn = self.wide = self.transparent = self.animated = 0
+        self.tried = self.jpegs = self.drawn = self.wide = self.transparent = self.animated = 0
         self.palettes, self.blended, self.noisy = list[str](), list[str](), list[str]()
         self.grey, self.widest = True, (0, "")
         self.wide_masks: list[tuple[str, list[int]]] = []
@@ -159,6 +161,7 @@ class _Pixels:
         if self._decode is not None:
             if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
                 # A JPEG: no palette, at most 12 bits, and no values that are exact.
+                self.jpegs += 1
                 if levels := _levels(data):
                     self.noisy.append(f"{file} has nearly all pixels near {levels}")
                 return
@@ -243,12 +246,16 @@ class _Pixels:
         looks = max(self.blended, self.palettes, key=len)
         is_open = self._decode is not None and not self._decode.states("mode")
         keeps = "P" if is_open and (self.palettes or self.grey) else None
+        if keeps and self.jpegs:
+            keeps = "RGB" if self.palettes else None
         mask = self._options("nearest", mode=keeps)
         picture = self._options("bilinear", mode="RGB" if self.palettes else None)
         text = (
             f"{len(looks)} of {self.tried} samples tried look like masks: {looks[0]}. State which "
             f"they are. Masks: {mask}. Pictures: {picture}"
         )
+        if self.jpegs and is_open:
+            text += f". {self.jpegs} are JPEG files, which mode P does not take: build masks apart"
         return text, mask, picture
 
     def _options(self, interpolation: str = "", **of_decode: str | int | None) -> Stated:
