@@ -220,11 +220,6 @@ class Field(Declared):
         return cls
 
     @property
-    def frozen_draw(self) -> bool:
-        """True if the field has random ops, and all epochs read the same draw."""
-        return self.variants == 1 and self.fixed_ops < len(self.ops)
-
-    @property
     def states_one_draw(self) -> bool:
         """True if the user stated that all epochs read the same draw, where one is random."""
         return self.variants == 1 and self.states("variants")
@@ -317,12 +312,8 @@ class Follow(Operation):
         return f"follow({', '.join(self.names)})"
 
     @property
-    def picture(self) -> Field:
-        return self.fields[-1]
-
-    @property
     def is_random(self) -> bool:
-        return any(op.is_random for op in self.picture.ops)
+        return any(op.is_random for field in self.fields for op in field.ops)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -407,13 +398,13 @@ class Recipe(Declared):
         follow = Follow(names=names, fields=leaders)
         changes: dict[str, Any] = {"ops": (*field.own_ops, follow), "of": of}
         if follow.is_random:
-            if field.states("variants") and field.variants != picture.variants:
+            if field.states("variants") and field.variants != leader.variants:
                 raise ValueError(
-                    f"field {name} has variants = {field.variants}, and {names[-1]}, which it "
-                    f"follows, {picture.variants}; leave it out"
+                    f"field {name} has variants = {field.variants}, and {of}, which it follows, "
+                    f"{leader.variants}; leave it out"
                 )
-            changes |= {"variants": picture.variants, "first_variant": picture.first_variant}
-        stated = field.model_fields_set | {"of"} | (picture.model_fields_set & {"variants"})
+            changes |= {"variants": leader.variants, "first_variant": leader.first_variant}
+        stated = field.model_fields_set | {"of"} | (leader.model_fields_set & {"variants"})
         following = field.model_copy(update=changes)
         following.__pydantic_fields_set__.clear()
         following.__pydantic_fields_set__.update(stated)
@@ -639,11 +630,10 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
     """Return a line for each field of which all epochs read the same random draw, and one if fields
     that are decoded do not draw alike."""
     lines = [
-        f"{name}: all epochs read the same random draw of "
-        f"{', '.join(op.op for op in field.ops if op.is_random)}; --variants 4 (variants = 4) "
-        "stores several"
+        f"{name}: all epochs read the same random draw of {', '.join(random)}; --variants 4 "
+        "(variants = 4) stores several"
         for name, field in recipe.fields.items()
-        if field.frozen_draw and field.follow is None
+        if (random := [op.op for op in field.own_ops if op.is_random]) and field.variants == 1
     ]
     drawn = {name: _draws(field) for name, field in recipe.fields.items() if field.decodes}
     if len(set(drawn.values())) > 1:
