@@ -352,10 +352,14 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
         order, lengths = (~kept).to(torch.int8).argsort(dim=1, stable=True), kept.sum(1)
         for name in [name for name in names if leaders[name] == leader]:
             values = moved[name]
-            if values.shape[:2] != kept.shape:
+            unlike, on_host = values.shape[:2] != kept.shape, values.device.type == "cpu"
+            if on_host and not unlike:  # a CUDA device would have to be waited for
+                unlike = not torch.equal(batch[name + LENGTH], batch[leader + LENGTH])
+            if unlike:
                 raise UsageError(
                     f"{name} {tuple(values.shape)} belongs to {leader} {tuple(kept.shape)}, and "
-                    "has other entries: a function of the batch before changes one of them alone"
+                    "has other entries, or lengths: a function of the batch before changes one of "
+                    "them alone"
                 )
             axes = (*kept.shape, *(1,) * (values.ndim - 2))
             in_order = values.gather(1, order.reshape(axes).expand_as(values))
