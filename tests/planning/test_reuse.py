@@ -416,7 +416,8 @@ def test_shards_that_a_killed_build_finished_since_are_taken_by_the_same_process
 
     before = finished(45)
     added = write(source / "cat/added.jpg", padded(900))
-    assert precache.plan(source, store, LARGE, address="serial", **options).rows_reused == 8 * before
+    plan = precache.plan(source, store, LARGE, address="serial", **options)
+    assert plan.rows_reused == 8 * before
     added.unlink()
     done = finished(24)
     assert 1 <= before < done < 4
