@@ -349,10 +349,14 @@ class Recipe(Declared):
     def _check(self) -> Self:
         for name in self.fields:
             field_name(name)
+        self._follow()
+        return self
+
+    def _follow(self) -> None:
+        """Have fields that belong to others follow them; boxes first, to which others may."""
         belonging = {name: field for name, field in self.fields.items() if field.belongs}
         for name, field in sorted(belonging.items(), key=lambda item: item[1].kind != "boxes"):
             self.fields[name] = self._following(name, field)
-        return self
 
     def _following(self, name: str, field: Field) -> Field:
         """Return a field that belongs to another with the op that follows it.
@@ -589,11 +593,16 @@ class Recipe(Declared):
                 "no field has variants; build with --variants 4, or variants = 4 in a field with "
                 "random ops"
             )
-        fresh = {
-            name: field.model_copy(update={"first_variant": field.first_variant + 1})
-            for name, field in varied.items()
-        }
-        return self.model_copy(update={"fields": {**self.fields, **fresh}})
+        return self.with_first_variants({n: f.first_variant + 1 for n, f in varied.items()})
+
+    def with_first_variants(self, numbers: Mapping[str, int]) -> Recipe:
+        """Return the recipe with other first variants of some fields, and of what follows these."""
+        fields = dict(self.fields)
+        for name, number in numbers.items():
+            fields[name] = fields[name].model_copy(update={"first_variant": number})
+        recipe = self.model_copy(update={"fields": fields})
+        recipe._follow()
+        return recipe
 
     def fingerprint(self, versions: Mapping[str, str]) -> str:
         """Compute the SHA-256 (hex) of the recipe.

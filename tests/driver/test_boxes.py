@@ -358,6 +358,34 @@ def test_what_belongs_to_boxes_that_draw_has_their_variants(tmp_path: Path) -> N
     assert [line.partition(":")[0] for line in frozen] == ["boxes"]
 
 
+@pytest.mark.parametrize("way", ["stated", "added"])
+def test_boxes_have_the_variants_of_their_picture_whatever_a_store_had(
+    way: str, tmp_path: Path
+) -> None:
+    drawn = recipe({"op": "random_resized_crop", "size": 40, **NEAREST}, variants=2).to_dict()
+    picture = drawn["fields"]["image"]
+    del picture["first_variant"]
+    if way == "stated":
+        build(tmp_path, recipe(*picture["ops"][1:], variants=2))
+        picture["first_variant"] = 5
+    else:
+        build(tmp_path, Recipe.from_dict({"fields": {"image": picture}}))
+        precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
+    fields = {"image": picture, "boxes": {"kind": "boxes"}}
+    build(tmp_path, Recipe.from_dict({"fields": fields}))
+    first = {name: field.first_variant for name, field in precache.open(tmp_path).fields.items()}
+    assert first == dict.fromkeys(("image", "boxes"), 5 if way == "stated" else 1)
+    with precache.Loader(tmp_path, SCENES, shuffle=False, device="cpu") as loader:
+        for batch in itertools.chain(loader, loader):
+            for pixels, boxes, kept in zip(
+                batch["image"], batch["boxes"], batch["boxes.length"], strict=True
+            ):
+                rows, columns = np.nonzero(pixels[0].numpy() > 99)
+                if kept and len(rows):
+                    edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                    assert np.abs(boxes[0].numpy() - edges).max() <= 0.51
+
+
 # --- while they are read ------------------------------------------------------------------------
 
 

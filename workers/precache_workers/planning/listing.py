@@ -577,11 +577,8 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     if current is None:
         return recipe
     before = current[1].recipe.fields
-    fields = {
-        name: recipe.fields[name].model_copy(update={"first_variant": before[name].first_variant})
-        for name in undeclared & before.keys()
-    }
-    return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
+    numbers = {name: before[name].first_variant for name in undeclared & before.keys()}
+    return recipe.with_first_variants(numbers)
 
 
 def _read_names(
