@@ -38,7 +38,7 @@ from precache.recipe.ops import (
     Spec,
     ToDType,
 )
-from precache.recipe.variants import arrays_of, field_of
+from precache.recipe.variants import arrays_of, field_of, variants_text
 
 MAX_VARIANTS = 1024
 
@@ -649,14 +649,14 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
         apart = "; ".join(f"{name} {', '.join(ops) or 'nothing'}" for name, ops in drawn.items())
         lines.append(
             f"fields draw apart, by op and position: {apart}. To move an image and its mask by one "
-            "draw, give both fields the same random ops at the same positions"
+            "draw, give both fields the same random ops at the same positions, and variants"
         )
     return tuple(lines)
 
 
 def _draws(field: Field) -> tuple[str, ...]:
     """Describe what decides the draws of a field, from a given seed and sample."""
-    drawn = []
+    drawn = [f"variants {variants_text(field)}"] if field.variants > 1 else []
     for position, op in enumerate(field.ops, 1):
         if op.is_random:
             parameters = op.model_dump(
