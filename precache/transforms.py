@@ -352,10 +352,14 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
         order, lengths = (~kept).to(torch.int8).argsort(dim=1, stable=True), kept.sum(1)
         for name in [name for name in names if leaders[name] == leader]:
             values = moved[name]
-            if values.shape[:2] != kept.shape:
+            unlike, on_host = values.shape[:2] != kept.shape, values.device.type == "cpu"
+            if on_host and not unlike:  # a CUDA device would have to be waited for
+                unlike = not torch.equal(batch[name + LENGTH], batch[leader + LENGTH])
+            if unlike:
                 raise UsageError(
                     f"{name} {tuple(values.shape)} belongs to {leader} {tuple(kept.shape)}, and "
-                    "has other entries: a function of the batch before changes one of them alone"
+                    "has other entries, or lengths: a function of the batch before changes one of "
+                    "them alone"
                 )
             axes = (*kept.shape, *(1,) * (values.ndim - 2))
             in_order = values.gather(1, order.reshape(axes).expand_as(values))
@@ -556,11 +560,6 @@ class Later(Transform):
     def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
         self.placed = placed
 
-    @property
-    def follows(self) -> bool:
-        """True if what follows ragged pictures is moved."""
-        return any(isinstance(step, Followed) for _, step in self.placed)
-
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         for place, step in self.placed:
             batch = run(step, batch, draw.at(place))
@@ -700,11 +699,14 @@ class WindowSteps:
         Height and width of the result.
     nearest
         Fields whose values are not blended.
+    places
+        `PLACES` if other fields follow the images; else empty.
     """
 
     placed: Sequence[tuple[Place, WindowStep]]
     size: tuple[int, int]
-    nearest: Sequence[str]
+    nearest: Sequence[str] = ()
+    places: str = ""
 
     def __call__(self, sizes: np.ndarray, draw: Draw) -> View:
         """Return what is seen of images of (N, 2) heights and widths."""
@@ -805,10 +807,10 @@ def split_windows(
             f"transform=RandomResizedCrop(224{fields})), or Compose([Resize(256{fields}), "
             f"CenterCrop(224{names}), …]){begins}; or read rows one by one, by CachedDataset"
         )
-    later = placed[len(first) :]
+    later, places = placed[len(first) :], ""
     if any(follower.picture in ragged for follower in followers.values()):
-        later = [((), Followed(ragged, size)), *later]
-    return WindowSteps(first, size, nearest), Later(later) if later else None
+        later, places = [((), Followed(ragged, size)), *later], PLACES
+    return WindowSteps(first, size, nearest, places), Later(later) if later else None
 
 
 # --- geometry -----------------------------------------------------------------------------------

@@ -111,8 +111,7 @@ def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
     numbers, colours = np.arange(256), np.zeros((256, 3), int)
     for bit in range(8):
         colours[:, bit % 3] |= (numbers >> bit & 1) << (7 - bit // 3)
-    classes = mask[0]
-    pixels = np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2)
+    classes, pixels = mask[0], _coloured(image)
     blended = (pixels + colours[classes]) // 2
     shown = np.where(classes[..., None] == 0, pixels, blended).astype(np.uint8)
     values = np.unique(classes).tolist()
@@ -122,7 +121,7 @@ def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
 
 def outline(boxes: np.ndarray, image: np.ndarray) -> Preview:
     """Draw boxes (n, 4) into an image (C, H, W) uint8, thick enough for `LINES_SIDE`."""
-    pixels = np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2).copy()
+    pixels = _coloured(image).copy()
     thick = -(-max(pixels.shape[:2]) // LINES_SIDE)
     for left, top, right, bottom in boxes.round().astype(int).tolist():
         box = pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
@@ -130,6 +129,11 @@ def outline(boxes: np.ndarray, image: np.ndarray) -> Preview:
         box[:] = 255, 0, 0
         box[thick:-thick, thick:-thick] = inside
     return Preview(pixels, f"{len(boxes)} boxes")
+
+
+def _coloured(image: np.ndarray) -> np.ndarray:
+    """Return (C, H, W) as (H, W, 3): without alpha, and grey three times."""
+    return np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2)
 
 
 def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:

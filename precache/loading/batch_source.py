@@ -36,11 +36,9 @@ from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
-    PLACES,
     Batch,
     Draw,
     Follower,
-    Later,
     is_drawn,
     label_mixing,
     require_fitting,
@@ -117,8 +115,7 @@ class BatchSource:
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
                     "shapes of their own; leave resident out"
                 )
-            moving = isinstance(self._transform, Later) and self._transform.follows
-            self.reader.crop(windows, windows.size, windows.nearest, PLACES if moving else "")
+            self.reader.crop(windows, windows.size, windows.nearest, windows.places)
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
@@ -364,7 +361,7 @@ class BatchSource:
 
     def _find_followers(self) -> dict[str, Follower]:
         """Return the fields that belong to pictures or boxes, as their recipe declares."""
-        if self.version.attributes is None or isinstance(self._options.fields, Mapping):
+        if self.version.attributes is None:
             return {}
         followers = {}
         for name, field in self.version.attributes.recipe.fields.items():
@@ -393,9 +390,7 @@ class BatchSource:
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
-        dtypes = {name: dtype for name, (_, dtype) in self.reader.shapes.items()}
-        dtypes |= {n: r.array.dtype for n, r in self.reader.sequences.items()}
-        for name, dtype in dtypes.items():
+        for name, (*_, dtype) in self.reader.columns.items():
             like = as_tensor(np.empty(0, dtype))
             try:
                 like.to(self._options.device)

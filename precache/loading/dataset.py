@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.options import LoaderOptions, choices_of, require_choice, require_path
-from precache.loading.sequences import with_padding
+from precache.loading.sequences import differ_in_length, padded
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
@@ -122,19 +122,26 @@ def _collate(
     """
     if sequences is None:
         sequences = getattr(samples[0], "sequences", ())
-    stacks = default_collate_fn_map.get(torch.Tensor) is _STACK
+    stacks, whole = default_collate_fn_map.get(torch.Tensor) is _STACK, None
     if stacks and isinstance(samples, _RowsOfBatch) and collate_fn_map is default_collate_fn_map:
         whole = samples.whole()
-        if whole is not None:
-            return with_padding(whole, sequences)
-    apart = {name: [row[name] for row in samples] for name in sequences if name in samples[0]}
-    rows = [{name: row[name] for name in row if name not in apart} for row in samples]
+    columns = {
+        name: [row[name] for row in samples] if whole is None else whole[name]
+        for name in sequences
+        if name in samples[0]
+    }
+    apart = {name: rows for name, rows in columns.items() if differ_in_length(rows)}
     try:
-        batch = collate(rows, collate_fn_map=collate_fn_map)
-        return with_padding({name: (apart | batch)[name] for name in samples[0]}, apart)
+        if whole is None:
+            rows = [{name: row[name] for name in row if name not in apart} for row in samples]
+            whole = collate(rows, collate_fn_map=collate_fn_map)
+        batch: dict[str, Any] = {}
+        for name in samples[0]:
+            batch |= padded(name, apart[name]) if name in apart else {name: whole[name]}
+        return batch
     except RuntimeError:
-        for name in rows[0]:
-            shapes = dict.fromkeys(tuple(getattr(row.get(name), "shape", ())) for row in rows)
+        for name in samples[0].keys() - apart:
+            shapes = dict.fromkeys(tuple(getattr(row.get(name), "shape", ())) for row in samples)
             if len(shapes) > 1:
                 raise UsageError(
                     f"rows of {name} have the shapes {', '.join(map(str, [*shapes][:2]))}, and a "

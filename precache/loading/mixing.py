@@ -415,9 +415,13 @@ def _lengthened(rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _kind(values: Any, part: Mapping[Any, Any], name: Any) -> str:
+    """Describe the rows of a part of a batch, but for their length where they differ in it."""
+    rows, listed = values, ""
     if isinstance(values, list):
-        return f"a list of {type(values[0]).__name__}"
-    row = str(tuple(values.shape[1:]))
-    if f"{name}{LENGTH}" in part:
-        row = f"({', '.join(map(str, ('length', *values.shape[2:])))})"
-    return f"{str(values.dtype).removeprefix('torch.')} {row}"
+        rows, listed = values[0], "a list of "
+        if not torch.is_tensor(rows):
+            return f"{listed}{type(rows).__name__}"
+    axes = tuple(rows.shape[1:])
+    if listed or f"{name}{LENGTH}" in part:
+        axes = ("length", *axes[not listed :])
+    return f"{listed}{str(rows.dtype).removeprefix('torch.')} ({', '.join(map(str, axes))})"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from precache.codecs import kernels
 from precache.errors import UsageError
@@ -89,50 +91,54 @@ class Sequences:
         return batch
 
 
-class Pieces(NamedTuple):
-    """Rows of one field, wherever they lie.
-
-    Attributes
-    ----------
-    sources
-        Buffers that hold the rows.
-    numbers, starts, sizes
-        (n,) int64: source of each row, and its first byte and bytes there.
-    lengths
-        (n,) int64: length of each row's first axis.
-    """
-
-    sources: list[memoryview]
-    numbers: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    lengths: np.ndarray
-
-    @classmethod
-    def of(cls, parts: Sequence[PackedRows]) -> Pieces:
-        """Return the rows of several parts, in their order."""
-        numbers = np.repeat(np.arange(len(parts)), [len(part.sizes) for part in parts])
-        data, *columns = zip(*parts, strict=True)
-        return cls([one.data for one in data], numbers, *map(np.concatenate, columns))
-
-
 def _gathered(
     name: str, form: Form, field: RaggedReader, parts: Sequence[PackedRows]
 ) -> dict[str, Any]:
     """Join the rows of one field: padded and their lengths, or one after another with offsets, or
     with lengths as a list."""
-    pieces = Pieces.of(parts)
+    numbers = np.repeat(np.arange(len(parts)), [len(part.sizes) for part in parts])
+    data, *columns = zip(*parts, strict=True)
+    starts, sizes, lengths = map(np.concatenate, columns)
+    sources = [one.data for one in data]
+    dtype, count, longest = field.array.dtype, len(lengths), int(lengths.max(initial=0))
     if form == "padded":
-        return _padded(name, pieces, field.fixed, field.array.dtype)
-    out = np.empty((int(pieces.lengths.sum()), *field.fixed), field.array.dtype)
-    kernels.copy_pieces(*pieces[:4], out, out.nbytes)
+        pitch = math.prod(field.fixed) * np.dtype(dtype).itemsize * longest
+        _require_memory(name, count, longest, count * pitch)
+        out, rest = np.empty((count, longest, *field.fixed), dtype), pitch - sizes
+        sources.append(np.zeros(int(rest.max(initial=0)), np.uint8).data)
+        numbers = _in_turns(numbers, np.full(count, len(parts)))  # each row, then zeros
+        starts, sizes = _in_turns(starts, np.zeros(count, np.int64)), _in_turns(sizes, rest)
+    else:
+        out = np.empty((int(lengths.sum()), *field.fixed), dtype)
+    kernels.copy_pieces(sources, numbers, starts, sizes, out, out.nbytes)
     if form == "list":
-        return {name: as_tensor(out), name + LENGTH: pieces.lengths.tolist()}
-    offsets = np.concatenate([[0], np.cumsum(pieces.lengths)])
-    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(offsets)}
+        return {name: as_tensor(out), name + LENGTH: lengths.tolist()}
+    if form == "jagged":
+        lengths = np.concatenate([[0], np.cumsum(lengths)])
+    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(lengths)}
 
 
-def _padded(name: str, rows: Pieces, fixed: tuple[int, ...], dtype: Any) -> dict[str, torch.Tensor]:
+def _in_turns(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.stack([values, others], axis=1).reshape(-1)
+
+
+def _require_memory(name: str, count: int, longest: int, nbytes: int) -> None:
+    """Raise `UsageError` if there is no memory for the padded rows of a field."""
+    if nbytes >= LARGE_NBYTES and nbytes > available_bytes():
+        raise UsageError(
+            f"{name} of a batch takes {nbytes} bytes, as its {count} rows are padded to the "
+            f"longest, of {longest}, and {available_bytes()} are free; give a smaller batch_size, "
+            f"or ragged={{{name!r}: 'list'}} to a Loader"
+        )
+
+
+def differ_in_length(rows: Sequence[Any]) -> bool:
+    """Return True for tensors that are alike but for their first axis."""
+    kinds = {(r.dtype, r.shape[1:]) if torch.is_tensor(r) and r.ndim else None for r in rows}
+    return len(kinds) == 1 and None not in kinds
+
+
+def padded(name: str, rows: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return rows of a field as (n, longest, ...) with zeros behind each, and their lengths.
 
     Raises
@@ -140,50 +146,8 @@ def _padded(name: str, rows: Pieces, fixed: tuple[int, ...], dtype: Any) -> dict
     UsageError
         There is no memory for them.
     """
-    count, longest = len(rows.lengths), int(rows.lengths.max(initial=0))
-    pitch = int(np.prod(fixed, dtype=np.int64)) * np.dtype(dtype).itemsize * longest
-    if count * pitch >= LARGE_NBYTES and count * pitch > available_bytes():
-        raise UsageError(
-            f"{name} of a batch takes {count * pitch} bytes, as its {count} rows are padded to the "
-            f"longest, of {longest}, and {available_bytes()} are free; give a smaller batch_size, "
-            f"or ragged={{{name!r}: 'list'}} to a Loader"
-        )
-    out, rest = np.empty((count, longest, *fixed), dtype), pitch - rows.sizes
-    zeros = np.zeros(int(rest.max(initial=0)), np.uint8).data
-    kernels.copy_pieces(  # each row, then zeros
-        [*rows.sources, zeros],
-        _in_turns(rows.numbers, np.full_like(rows.numbers, len(rows.sources))),
-        _in_turns(rows.starts, np.zeros_like(rows.starts)),
-        _in_turns(rows.sizes, rest),
-        out,
-        out.nbytes,
-    )
-    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(rows.lengths)}
-
-
-def _in_turns(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return np.stack([values, others], axis=1).reshape(-1)
-
-
-def with_padding(batch: Mapping[str, Any], sequences: Collection[str]) -> Any:
-    """Return a batch with lists of tensors padded: field -> (n, longest, ...), and their lengths.
-
-    Parameters
-    ----------
-    sequences
-        Names of fields whose rows differ in length; lists of str or bytes stay.
-    """
-    if not sequences:
-        return batch
-    whole: dict[str, Any] = {}
-    for name, rows in batch.items():
-        if name not in sequences or not torch.is_tensor(rows[0]):
-            whole[name] = rows
-            continue
-        arrays = [np.ascontiguousarray(row.numpy()) for row in rows]
-        columns = [(0, array.nbytes, len(array)) for array in arrays]
-        starts, sizes, lengths = np.array(columns, np.int64).T.copy()
-        sources = [array.reshape(-1).view(np.uint8).data for array in arrays]
-        pieces = Pieces(sources, np.arange(len(arrays)), starts, sizes, lengths)
-        whole |= _padded(name, pieces, arrays[0].shape[1:], arrays[0].dtype)
-    return whole
+    lengths, first = [len(row) for row in rows], rows[0]
+    longest = max(lengths)
+    nbytes = len(rows) * longest * math.prod(first.shape[1:]) * first.itemsize
+    _require_memory(name, len(rows), longest, nbytes)
+    return {name: pad_sequence([*rows], batch_first=True), name + LENGTH: torch.tensor(lengths)}

@@ -38,7 +38,7 @@ from precache.recipe.ops import (
     Spec,
     ToDType,
 )
-from precache.recipe.variants import arrays_of, field_of
+from precache.recipe.variants import arrays_of, field_of, variants_text
 
 MAX_VARIANTS = 1024
 
@@ -220,11 +220,6 @@ class Field(Declared):
         return cls
 
     @property
-    def frozen_draw(self) -> bool:
-        """True if the field has random ops, and all epochs read the same draw."""
-        return self.variants == 1 and self.fixed_ops < len(self.ops)
-
-    @property
     def states_one_draw(self) -> bool:
         """True if the user stated that all epochs read the same draw, where one is random."""
         return self.variants == 1 and self.states("variants")
@@ -317,12 +312,8 @@ class Follow(Operation):
         return f"follow({', '.join(self.names)})"
 
     @property
-    def picture(self) -> Field:
-        return self.fields[-1]
-
-    @property
     def is_random(self) -> bool:
-        return any(op.is_random for op in self.picture.ops)
+        return any(op.is_random for field in self.fields for op in field.ops)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -358,10 +349,14 @@ class Recipe(Declared):
     def _check(self) -> Self:
         for name in self.fields:
             field_name(name)
+        self._follow()
+        return self
+
+    def _follow(self) -> None:
+        """Have fields that belong to others follow them; boxes first, to which others may."""
         belonging = {name: field for name, field in self.fields.items() if field.belongs}
         for name, field in sorted(belonging.items(), key=lambda item: item[1].kind != "boxes"):
             self.fields[name] = self._following(name, field)
-        return self
 
     def _following(self, name: str, field: Field) -> Field:
         """Return a field that belongs to another with the op that follows it.
@@ -407,13 +402,13 @@ class Recipe(Declared):
         follow = Follow(names=names, fields=leaders)
         changes: dict[str, Any] = {"ops": (*field.own_ops, follow), "of": of}
         if follow.is_random:
-            if field.states("variants") and field.variants != picture.variants:
+            if field.states("variants") and field.variants != leader.variants:
                 raise ValueError(
-                    f"field {name} has variants = {field.variants}, and {names[-1]}, which it "
-                    f"follows, {picture.variants}; leave it out"
+                    f"field {name} has variants = {field.variants}, and {of}, which it follows, "
+                    f"{leader.variants}; leave it out"
                 )
-            changes |= {"variants": picture.variants, "first_variant": picture.first_variant}
-        stated = field.model_fields_set | {"of"} | (picture.model_fields_set & {"variants"})
+            changes |= {"variants": leader.variants, "first_variant": leader.first_variant}
+        stated = field.model_fields_set | {"of"} | (leader.model_fields_set & {"variants"})
         following = field.model_copy(update=changes)
         following.__pydantic_fields_set__.clear()
         following.__pydantic_fields_set__.update(stated)
@@ -598,11 +593,16 @@ class Recipe(Declared):
                 "no field has variants; build with --variants 4, or variants = 4 in a field with "
                 "random ops"
             )
-        fresh = {
-            name: field.model_copy(update={"first_variant": field.first_variant + 1})
-            for name, field in varied.items()
-        }
-        return self.model_copy(update={"fields": {**self.fields, **fresh}})
+        return self.with_first_variants({n: f.first_variant + 1 for n, f in varied.items()})
+
+    def with_first_variants(self, numbers: Mapping[str, int]) -> Recipe:
+        """Return the recipe with other first variants of some fields, and of what follows these."""
+        fields = dict(self.fields)
+        for name, number in numbers.items():
+            fields[name] = fields[name].model_copy(update={"first_variant": number})
+        recipe = self.model_copy(update={"fields": fields})
+        recipe._follow()
+        return recipe
 
     def fingerprint(self, versions: Mapping[str, str]) -> str:
         """Compute the SHA-256 (hex) of the recipe.
@@ -639,25 +639,24 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
     """Return a line for each field of which all epochs read the same random draw, and one if fields
     that are decoded do not draw alike."""
     lines = [
-        f"{name}: all epochs read the same random draw of "
-        f"{', '.join(op.op for op in field.ops if op.is_random)}; --variants 4 (variants = 4) "
-        "stores several"
+        f"{name}: all epochs read the same random draw of {', '.join(random)}; --variants 4 "
+        "(variants = 4) stores several"
         for name, field in recipe.fields.items()
-        if field.frozen_draw and field.follow is None
+        if (random := [op.op for op in field.own_ops if op.is_random]) and field.variants == 1
     ]
     drawn = {name: _draws(field) for name, field in recipe.fields.items() if field.decodes}
     if len(set(drawn.values())) > 1:
         apart = "; ".join(f"{name} {', '.join(ops) or 'nothing'}" for name, ops in drawn.items())
         lines.append(
             f"fields draw apart, by op and position: {apart}. To move an image and its mask by one "
-            "draw, give both fields the same random ops at the same positions"
+            "draw, give both fields the same random ops at the same positions, and variants"
         )
     return tuple(lines)
 
 
 def _draws(field: Field) -> tuple[str, ...]:
     """Describe what decides the draws of a field, from a given seed and sample."""
-    drawn = []
+    drawn = [f"variants {variants_text(field)}"] if field.variants > 1 else []
     for position, op in enumerate(field.ops, 1):
         if op.is_random:
             parameters = op.model_dump(

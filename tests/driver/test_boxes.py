@@ -19,7 +19,7 @@ import precache
 from precache.errors import RecipeError, UsageError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading.version_reader import VersionReader
-from precache.recipe.recipe import Recipe
+from precache.recipe.recipe import Recipe, draws_in_words
 from precache.store.open import open_version
 from precache.transforms import (
     PLACES,
@@ -132,6 +132,11 @@ def brighter(pixels: np.ndarray) -> np.ndarray:
 
 def above_99(numbers: np.ndarray) -> np.ndarray:
     return numbers + 100
+
+
+def anywhere(boxes: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    corners = random.integers(0, 50, (len(boxes), 2))
+    return np.concatenate([corners, corners + 8], axis=1)
 
 
 ABOVE_99 = {"ops": [{"op": "function", "function": f"{__name__}:above_99"}]}
@@ -338,6 +343,57 @@ def test_entries_that_belonged_to_nothing_are_not_taken_for_those_that_do(tmp_pa
     dataset = precache.CachedDataset(tmp_path / "store")
     for sample in (dataset[number] for number in range(len(dataset))):
         assert len(sample["number"]) == len(sample["boxes"])
+
+
+def test_what_belongs_to_boxes_that_draw_has_their_variants(tmp_path: Path) -> None:
+    """Of each draw of the boxes, a crop keeps others, and what belongs to these."""
+    draws = {"op": "function", "function": f"{__name__}:anywhere", "random": True}
+    fields: dict[str, Any] = {
+        "number": {"kind": "ragged", "of": "boxes"},
+        "image": {"ops": [DECODE, {"op": "center_crop", "size": 40}]},
+        "boxes": {"kind": "boxes", "ops": [draws], "variants": 4},
+        "corners": {"kind": "keypoints", "of": "boxes"},
+    }
+    build(tmp_path, Recipe.from_dict({"fields": fields}))
+    lengths = []
+    with precache.Loader(tmp_path, SCENES, shuffle=False, device="cpu") as loader:
+        for batch in itertools.chain(*(loader for _ in range(4))):
+            lengths.append(batch["boxes.length"].tolist())
+            for field in ("number", "corners"):
+                assert batch[f"{field}.length"].tolist() == lengths[-1]
+    assert len(lengths) == 4
+    assert lengths[0] != lengths[1]
+    fields["boxes"]["variants"] = 1
+    frozen = draws_in_words(Recipe.from_dict({"fields": fields}))
+    assert [line.partition(":")[0] for line in frozen] == ["boxes"]
+
+
+@pytest.mark.parametrize("way", ["stated", "added"])
+def test_boxes_have_the_variants_of_their_picture_whatever_a_store_had(
+    way: str, tmp_path: Path
+) -> None:
+    drawn = recipe({"op": "random_resized_crop", "size": 40, **NEAREST}, variants=2).to_dict()
+    picture = drawn["fields"]["image"]
+    del picture["first_variant"]
+    if way == "stated":
+        build(tmp_path, recipe(*picture["ops"][1:], variants=2))
+        picture["first_variant"] = 5
+    else:
+        build(tmp_path, Recipe.from_dict({"fields": {"image": picture}}))
+        precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
+    fields = {"image": picture, "boxes": {"kind": "boxes"}}
+    build(tmp_path, Recipe.from_dict({"fields": fields}))
+    first = {name: field.first_variant for name, field in precache.open(tmp_path).fields.items()}
+    assert first == dict.fromkeys(("image", "boxes"), 5 if way == "stated" else 1)
+    with precache.Loader(tmp_path, SCENES, shuffle=False, device="cpu") as loader:
+        for batch in itertools.chain(loader, loader):
+            for pixels, boxes, kept in zip(
+                batch["image"], batch["boxes"], batch["boxes.length"], strict=True
+            ):
+                rows, columns = np.nonzero(pixels[0].numpy() > 99)
+                if kept and len(rows):
+                    edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                    assert np.abs(boxes[0].numpy() - edges).max() <= 0.51
 
 
 # --- while they are read ------------------------------------------------------------------------

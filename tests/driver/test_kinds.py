@@ -294,6 +294,33 @@ def test_a_subclass_gives_what_it_makes(built: Path) -> None:
     assert len(batch["caption"]) == 5
 
 
+@pytest.mark.parametrize(
+    ("change", "result"),
+    [
+        (lambda tokens, row: tokens.int() if row % 2 else tokens, "a batch has one"),
+        (lambda tokens, row: tokens.view(-1, 1) if row % 2 else tokens, "a batch has one"),
+        (lambda tokens, row: tokens.sum(), (5,)),
+        (lambda _, row: row, (5,)),
+        (lambda tokens, row: tokens.bfloat16(), (5, 12)),
+    ],
+)
+def test_rows_that_a_subclass_made_unlike_are_not_joined_byte_by_byte(
+    change: Any, result: Any, built: Path
+) -> None:
+    class Changed(precache.CachedDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return {**sample, "tokens": change(sample["tokens"], index)}
+
+    dataset = Changed(built)
+    batches = iter(DataLoader(dataset, 5, collate_fn=dataset.collate))
+    if isinstance(result, str):
+        with pytest.raises(UsageError, match=result):
+            next(batches)
+    else:
+        assert next(batches)["tokens"].shape == result
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import zarr
 import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
+from precache.recipe.recipe import draws_in_words
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import read_log, recordable_source
 from precache_workers.driver.commit import commit
@@ -32,6 +33,7 @@ from tests.support.building import (
     write,
     write_jpegs,
 )
+from tests.support.kinds import put_rows
 
 SERIAL: dict[str, Any] = {"address": "serial"}
 
@@ -349,3 +351,41 @@ def test_labels_that_came_with_samples_stay(
     same_samples = source.replace(f":{factory}", f":{other}")
     precache.refresh(tmp_path / "store", same_samples, run_functions=True, **SERIAL)
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)
+
+
+# --- fields that draw alike -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [(), ({"op": "resize", "size": [24, 24]},)])
+def test_a_mask_that_is_added_after_a_refresh_has_the_draws_of_its_image(
+    before: tuple[dict[str, Any], ...], tmp_path: Path
+) -> None:
+    """Whether the store had no mask, or one that was not drawn."""
+    scenes = []
+    for number in range(8):
+        pixels = np.zeros((64, 64, 3), np.uint8)
+        pixels[20:44, 10 + number : 30 + number] = 255
+        scenes.append({"key": str(number), "image": pixels, "mask": pixels[..., 0] // 255})
+    source, store = put_rows(tmp_path / "rows", scenes), tmp_path / "store"
+    nearest = {"interpolation": "nearest"}
+    crop = {"op": "random_resized_crop", "size": 24, **nearest}
+    image = {"ops": [{"op": "decode"}, crop], "variants": 2}
+    mask = {"ops": [{"op": "decode", "mode": "P"}, crop], "variants": 2}
+    first = {"image": image}
+    if before:
+        first["mask"] = {"ops": [mask["ops"][0], *({**op, **nearest} for op in before)]}
+    options: dict[str, Any] = {"address": "serial", "progress": False}
+    precache.build(source, store, precache.Recipe.from_dict({"fields": first}), **options)
+    precache.refresh(store, run_functions=True, **options)
+    both = precache.Recipe.from_dict({"fields": {"image": image, "mask": mask}})
+    precache.build(source, store, both, **options)
+    with precache.Loader(store, 8, shuffle=False, device="cpu") as loader:
+        for batch in (*loader, *loader):
+            assert torch.equal(batch["image"][:, 0] > 0, batch["mask"].reshape(8, 24, 24) > 0)
+
+
+def test_fields_of_other_variants_are_said_to_draw_apart() -> None:
+    flip = [{"op": "decode"}, {"op": "horizontal_flip"}]
+    fields = {"image": {"ops": flip, "variants": 2}, "mask": {"ops": flip, "variants": 4}}
+    [line] = draws_in_words(precache.Recipe.from_dict({"fields": fields}))
+    assert "image variants 0 to 1, 2: horizontal_flip; mask variants 0 to 3, 2:" in line

@@ -160,6 +160,22 @@ def test_what_cannot_move_boxes_refuses_them(step: Any, message: str) -> None:
         step.apply({**batch, **batch_of("dense")}, draw())
 
 
+@pytest.mark.parametrize("longest", [True, False])
+def test_boxes_that_a_function_dropped_alone_are_refused(longest: bool) -> None:
+    """Else what belonged to a dropped box would belong to another one."""
+    pixels = torch.zeros(16, 1, *GOLDEN["dense.sizes"][0].tolist(), dtype=torch.uint8)
+    batch = {"image": pixels, **batch_of("dense")}
+    lengths = batch["boxes.length"]
+
+    def drop(batch: Batch) -> Batch:
+        some = lengths == (lengths.max() if longest else lengths[lengths < lengths.max()].max())
+        fewer = lengths - some.long()
+        return {**batch, "boxes": batch["boxes"][:, : fewer.max()], "boxes.length": fewer}
+
+    with pytest.raises(UsageError, match="has other entries, or lengths"):
+        Compose([drop, HorizontalFlip()]).apply(batch, draw())
+
+
 def test_boxes_may_be_named_beside_their_picture() -> None:
     batch = {"image": torch.zeros(16, 1, 48, 64), **batch_of("dense")}
     plain, named = (

@@ -228,6 +228,19 @@ def test_jagged_rows_are_mixed_by_batch_alone(store: Path) -> None:
         next(iter(mixture))
 
 
+def test_lists_of_other_dtypes_are_not_mixed_into_one(store: Path, tmp_path: Path) -> None:
+    floats = [{**row(n), "tokens": np.arange(n % 3) / 2} for n in range(4)]
+    other = build(tmp_path / "store", "tokens", rows=floats)
+    options: Any = {"fields": ["tokens"], "ragged": {"tokens": "list"}, **OPTIONS}
+    message = r"a list of int64 \(length\).*a list of float64 \(length\)"
+    mixture = precache.mix([precache.Loader(s, 4, **options) for s in (store, other)], by="sample")
+    with mixture, pytest.raises(UsageError, match=message):
+        next(iter(mixture))
+    same = precache.mix([precache.Loader(store, 4, **options) for _ in range(2)], by="sample")
+    with same:
+        assert len(next(iter(same))["tokens"]) == 8
+
+
 # --- transforms ---------------------------------------------------------------------------------
 
 

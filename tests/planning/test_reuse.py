@@ -405,6 +405,27 @@ def test_finished_shards_of_a_build_that_was_killed_serve_a_build_of_another_ver
     assert_as_if_built_anew(second, source, **options)
 
 
+def test_shards_that_a_killed_build_finished_since_are_taken_by_the_same_process(
+    source: Path, tmp_path: Path
+) -> None:
+    store, options = tmp_path / "store", {"shard_samples": 8}
+
+    def finished(change: int) -> int:
+        assert end(start(build_until, change, source, store, LARGE, options)) < 0
+        return len(list(store.glob("*/_build/receipts/*")))
+
+    before = finished(45)
+    added = write(source / "cat/added.jpg", padded(900))
+    plan = precache.plan(source, store, LARGE, address="serial", **options)
+    assert plan.rows_reused == 8 * before
+    added.unlink()
+    done = finished(24)
+    assert 1 <= before < done < 4
+    write(source / "cat/added.jpg", padded(900))
+    second = build(source, store, LARGE, **options)
+    assert second.rows_reused == 8 * done
+
+
 def test_a_disk_without_room_for_a_second_version_is_refused(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -761,9 +761,9 @@ class Frame(NamedTuple):
     height: int
     orientation: int = 1
 
-    def upright(self) -> tuple[int, int]:
-        """Return width and height as EXIF turns them."""
-        turned = 5 <= self.orientation <= 8
+    def decoded(self, op: Decode) -> tuple[int, int]:
+        """Return width and height of the image as it is decoded."""
+        turned = op.orientation != "stored" and 5 <= self.orientation <= 8
         return (self.height, self.width) if turned else (self.width, self.height)
 
 

@@ -7,17 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from precache.errors import SampleError
-from precache.recipe.ops import Decode, Op
-from precache_workers.ops.decoding import Frame
+from precache.recipe.ops import Op
 
 Size = tuple[int, int]
 """Height and width."""
-
-
-def size_of(frame: Frame, decode: Decode) -> Size:
-    """Return height and width of an image as it is decoded."""
-    width, height = frame[:2] if decode.orientation == "stored" else frame.upright()
-    return height, width
 
 
 def require_inside(kind: str, name: str, entries: np.ndarray, size: Size) -> np.ndarray:

@@ -16,7 +16,7 @@ from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode, frame_of
-from precache_workers.ops.entries import moved, require_inside, size_of
+from precache_workers.ops.entries import moved, require_inside
 from precache_workers.ops.kinds import row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
@@ -224,13 +224,13 @@ class FieldRecipe:
                 )
         if kind in ("boxes", "keypoints"):
             ops = picture._field.ops
-            size = size_of(frame_of(picture.input(sample), picture.decode), picture.decode)
-            value = require_inside(kind, name, value, size)
+            width, height = frame_of(picture.input(sample), picture.decode).decoded(picture.decode)
+            value = require_inside(kind, name, value, (height, width))
             draws = (
                 picture._random(key, number) if op.is_random else None
                 for number, op in enumerate(ops)
             )
-            value = moved(kind, value, size, zip(ops, draws, strict=True))
+            value = moved(kind, value, (height, width), zip(ops, draws, strict=True))
         if kind == "boxes":
             left &= (value[:, 2:] > value[:, :2]).all(axis=1)
         return value, left

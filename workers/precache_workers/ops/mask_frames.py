@@ -35,11 +35,8 @@ class Pair(NamedTuple):
     @property
     def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Width and height of both as they are decoded."""
-        mask, image = (
-            frame[:2] if op.orientation == "stored" else frame.upright()
-            for frame, op in zip((self.of_mask, self.of_image), self.decodes, strict=True)
-        )
-        return mask, image
+        of_mask, of_image = self.decodes
+        return self.of_mask.decoded(of_mask), self.of_image.decoded(of_image)
 
     @property
     def fits(self) -> bool:

@@ -82,15 +82,17 @@ OPENED = 8
 """Versions of which a process keeps small objects in memory."""
 
 
-def open_stored(array: StoredArray) -> Version:
-    """Open the version of an array, once in each process."""
+def open_stored(array: StoredArray, shard: int) -> Version:
+    """Open the version of an array, once in each process; again if a build finished the shard since
+    then."""
     key = str(array.folder)
-    if key not in _opened:
+    version = _opened.get(key)
+    if version is None or not version.shard_leaves(array.name)[shard].xxh3:
         version = open_finished(array.folder)
         while len(_opened) >= OPENED:
             _opened.pop(next(iter(_opened)), None)
         _opened[key] = version
-    return _opened[key]
+    return version
 
 
 WHOLE = 0.5

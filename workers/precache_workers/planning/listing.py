@@ -570,18 +570,18 @@ def with_locations(request: Request, store: Folder, source: Source, table: RowTa
 def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     """Give the recipe the variants of the current version, where it does not declare which.
 
-    Otherwise the same build would bring back variants that a refresh has replaced.
+    Otherwise the same build would bring back variants that a refresh has replaced. Fields that are
+    new have those of the others, so that a mask has the draws of its image.
     """
     undeclared = {name for name, field in recipe.fields.items() if field.leaves_variants_open}
     current = next(committed_versions(store), None) if undeclared else None
     if current is None:
         return recipe
     before = current[1].recipe.fields
-    fields = {
-        name: recipe.fields[name].model_copy(update={"first_variant": before[name].first_variant})
-        for name in undeclared & before.keys()
-    }
-    return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
+    varied = {name for name in undeclared & before.keys() if before[name].variants > 1}
+    numbers = {name: before[name].first_variant for name in varied}
+    new = dict.fromkeys(undeclared - varied, max(numbers.values(), default=0))
+    return recipe.with_first_variants(numbers | new)
 
 
 def _read_names(

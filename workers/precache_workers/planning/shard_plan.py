@@ -73,7 +73,7 @@ class _Objects:
         if array.place not in self._sizes:
             self._sizes[array.place] = array.folder.sizes(array.name)
         try:
-            leaf = open_stored(array).shard_leaves(array.name)[shard]
+            leaf = open_stored(array, shard).shard_leaves(array.name)[shard]
         except UNREADABLE:
             return None  # it was removed meanwhile
         return leaf.size if self._sizes[array.place].get(leaf.name) == leaf.size else None

@@ -20,7 +20,6 @@ from precache.errors import RecipeError
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
 from precache_workers.ops.decoding import PictureFacts, frame_of, picture_facts
-from precache_workers.ops.entries import size_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames, Pair
 from precache_workers.sources.base import Sample
@@ -418,7 +417,7 @@ class _Boxes:
         if not len(boxes):
             return
         frame, self._picture = frame_of(data, decode), self._recipe.picture
-        height, width = size_of(frame, decode)
+        width, height = frame.decoded(decode)
         self.tried += 1
         far = np.maximum(-boxes[:, :2].min(1), (boxes[:, 2:] - [width, height]).max(1))
         if float(boxes.max()) <= 1:

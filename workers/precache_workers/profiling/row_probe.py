@@ -124,7 +124,7 @@ def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
     def look(key: str, sample: Sample) -> None:
         readings.look(sample, key)
         draws.look(key, sample)
-        files.look_at(sample, key)
+        files.look(key, sample)
 
     deque(_looked(task, look), maxlen=0)
     readings.require_clear()
@@ -156,7 +156,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         readings.look(sample, key)
         rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
         draws.look(key, sample)
-        files.look(sample, rows)
+        files.look(key, sample, rows)
         firsts.setdefault(tuple(sample.inputs), rows)
         return rows
 
@@ -349,14 +349,10 @@ class _Files:
         self._tried, self._kept = Counter[str](), Counter[str]()
         self.nbytes: dict[str, int] = {}
 
-    def look_at(self, sample: Sample, key: str) -> None:
-        """Add a sample of which no rows are made yet."""
-        self.look(sample, {name: self._recipes[name](sample, key) for name in self._codecs})
-
-    def look(self, sample: Sample, rows: Mapping[str, np.ndarray]) -> None:
-        """Add the rows of a sample."""
+    def look(self, key: str, sample: Sample, rows: Mapping[str, np.ndarray] | None = None) -> None:
+        """Add a sample, of which rows may be made already."""
         for name, codec in self._codecs.items():
-            row = rows[name]
+            row = rows[name] if rows else self._recipes[name](sample, key)
             if row.dtype == np.uint8 and row.ndim == 3 and len(row) in CHANNELS:
                 given = self._recipes[name].input(sample)
                 file, _ = jpeg_of(row, given, codec.quality)

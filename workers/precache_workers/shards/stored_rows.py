@@ -83,7 +83,7 @@ class StoredObject:
         self.first, self.count = rows.start, len(rows)
         self.whole = len(planned) >= WHOLE * self.count
         with self._damaged():
-            self._files, self._reader = objects.reader(array)
+            self._files, self._reader = objects.reader(array, shard)
             version = self._files.version
             self.leaf: Leaf = version.shard_leaves(array.name)[shard]
             self._checks = version.checks(array.name, shard)
@@ -225,13 +225,14 @@ class StoredObjects:
                     )
                     self._planned.setdefault((array.place, shard), []).append(within)
 
-    def reader(self, array: StoredArray) -> tuple[ShardFiles, ArrayReader]:
-        """Return the files of an array, and the reader of its rows."""
-        if array.place not in self._readers:
-            version = open_stored(array)
+    def reader(self, array: StoredArray, shard: int) -> tuple[ShardFiles, ArrayReader]:
+        """Return the files of an array that have a shard, and the reader of its rows."""
+        version, known = open_stored(array, shard), self._readers.get(array.place)
+        if known is None or known[0].version is not version:
             files = shard_files(version, array.name)
-            self._readers[array.place] = files, open_reader(version, array.name, objects=files)
-        return self._readers[array.place]
+            known = files, open_reader(version, array.name, objects=files)
+            self._readers[array.place] = known
+        return known
 
     def object(self, array: StoredArray, shard: int) -> StoredObject:
         """Return an object.
