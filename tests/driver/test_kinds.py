@@ -327,6 +327,11 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ({"kind": "bytes"}, ["a"] * 6, "it is the text 'a', and its field is of kind bytes"),
         ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
         ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
+        (
+            {"kind": "ragged"},
+            [np.array([1], object)] * 6,
+            r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
+        ),
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],
@@ -338,6 +343,25 @@ def test_rows_that_are_no_such_kind_are_refused(
     built = precache.Recipe.from_dict({"fields": {"value": field}})
     with pytest.raises((RecipeError, SourceError, BuildError), match=message):
         build(rows, tmp_path / "store", built, max_failures=0)
+
+
+def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> None:
+    tokens: list[Any] = [[number, -number] for number in range(12)]
+    tokens[3], tokens[5], tokens[7] = [1, 32768], [-32769], np.array([2.5, np.nan])
+    tokens[8] = np.array([32767.9, -2.5])  # fractions are cut off
+    rows = [row(number, tokens=values) for number, values in enumerate(tokens)]
+    ops = [{"op": "to_dtype", "dtype": "int16"}]
+    store = tmp_path / "store"
+    result = build(rows, store, recipe("tokens", tokens={"ops": ops}), max_failures=3)
+    assert dict(result.holes) == {
+        f"row {number}": f"its tokens: it has {value}, which int16 cannot hold: give to_dtype one "
+        "that can"
+        for number, value in ((3, 32768), (5, -32769), (7, "nan"))
+    }
+    dataset = precache.CachedDataset(store)
+    read = {key: dataset[number]["tokens"].tolist() for number, key in enumerate(dataset.keys)}
+    assert read["row 8"] == [32767, -2]
+    assert read["row 11"] == [11, -11]
 
 
 def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from precache.errors import RecipeError, SampleError
-from precache.recipe.ops import Computed, Decode, Function, Op, Operation
+from precache.recipe.ops import Computed, Decode, Function, Op, Operation, ToDType
 from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode, frame_of
@@ -273,8 +273,34 @@ def _computed(
         case Function():
             call = _UserFunction(op, code.get(op.function, ""), kind)
             return call if kind is None else lambda *given: value_of(kind, call(*given))
+        case ToDType():
+            return functools.partial(_converted, op)
         case _:
             return op
+
+
+def _converted(op: ToDType, value: Any, random: np.random.Generator | None) -> np.ndarray:
+    """Convert to another dtype: fractions are cut off, and as bool all but 0 is True.
+
+    Raises
+    ------
+    SampleError
+        The dtype cannot hold a number.
+    """
+    array = np.asarray(value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = op(array, random)
+    if array.dtype.kind not in "iuf" or op.dtype == "bool" or np.can_cast(array.dtype, op.dtype):
+        return result
+    if result.dtype.kind == "f":
+        lost = np.isinf(result) & np.isfinite(array)
+    else:
+        lost = result != (np.trunc(array) if array.dtype.kind == "f" else array)
+    if lost.any():
+        raise SampleError(
+            f"it has {array[lost][0]}, which {op.dtype} cannot hold: give to_dtype one that can"
+        )
+    return result
 
 
 class _UserFunction:
