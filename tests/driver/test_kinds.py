@@ -345,6 +345,24 @@ def test_rows_that_are_no_such_kind_are_refused(
         build(rows, tmp_path / "store", built, max_failures=0)
 
 
+def test_a_dataset_may_reuse_its_memory(tmp_path: Path) -> None:
+    rows = [row(number, points=[[number + 0.5] * 3] * (1 + number % 4)) for number in range(40)]
+    put_rows(tmp_path / "rows.pickle", rows)
+    precache.build(
+        "python:tests.support.kinds:ReusedMemory",
+        tmp_path / "store",
+        recipe("image", "tokens", "blob", "points", blob={"input": "blob"}),
+        address="serial",
+    )
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for number, key in enumerate(dataset.keys):
+        read, given = dataset[number], rows[int(key.split()[1])]
+        np.testing.assert_array_equal(read["image"], given["image"].transpose(2, 0, 1))
+        for name, value in expected(given).items():
+            if name in read:
+                np.testing.assert_array_equal(read[name], value)
+
+
 def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> None:
     tokens: list[Any] = [[number, -number] for number in range(12)]
     tokens[3], tokens[5], tokens[7] = [1, 32768], [-32769], np.array([2.5, np.nan])
