@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -332,7 +333,7 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
             [np.array([1], object)] * 6,
             r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
         ),
-        ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
+        ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],
 )
@@ -343,6 +344,41 @@ def test_rows_that_are_no_such_kind_are_refused(
     built = precache.Recipe.from_dict({"fields": {"value": field}})
     with pytest.raises((RecipeError, SourceError, BuildError), match=message):
         build(rows, tmp_path / "store", built, max_failures=0)
+
+
+def test_rows_of_which_all_that_are_tried_are_empty_are_built_as_the_refusal_says(
+    tmp_path: Path,
+) -> None:
+    def of(number: int, listed: bool) -> dict[str, Any]:
+        full = int(number == 177)
+        tags, joints = [3] * full, np.ones((full, 17, 3))
+        given = {"tags": tags, "joints": [] if listed and not full else joints}
+        return {"key": number, "image": np.zeros((8, 8, 3), np.uint8), "label": 0, **given}
+
+    def fields(*names: str, **tags: Any) -> precache.Recipe:
+        known = {
+            "image": {"ops": [{"op": "decode"}]},
+            "tags": {"kind": "ragged", **tags},
+            "joints": {"kind": "keypoints", "of": "image"},
+        }
+        return precache.Recipe.from_dict({"fields": {name: known[name] for name in names}})
+
+    rows, store = [of(number, listed=True) for number in range(200)], tmp_path / "store"
+    with pytest.raises(RecipeError, match=r"state ops = \[\{ op = \"to_dtype\"") as refused:
+        build(rows, store, fields("tags"))
+    [stated] = tomllib.loads(str(refused.value).partition("state ")[2].partition(", and let")[0])[
+        "ops"
+    ]
+    with pytest.raises(RecipeError, match=r"unknown: let rows .* numpy.zeros\(\(0, 17, 3\)\)"):
+        build(rows, store, fields("image", "joints"))
+    rows = [of(number, listed=False) for number in range(200)]
+    build(rows, store, fields("image", "tags", "joints", ops=[stated]))
+    dataset = precache.CachedDataset(store)
+    for number, key in enumerate(dataset.keys):
+        full = key == "177"
+        assert dataset[number]["tags"].tolist() == [3] * full
+        assert dataset[number]["tags"].dtype == torch.int64
+        assert dataset[number]["joints"].shape == (full, 17, 3)
 
 
 def test_a_dataset_may_reuse_its_memory(tmp_path: Path) -> None:
