@@ -333,6 +333,7 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
             [np.array([1], object)] * 6,
             r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
         ),
+        ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],

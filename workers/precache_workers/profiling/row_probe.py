@@ -242,7 +242,7 @@ def _shape_by_length(name: str, field: Field, row: np.ndarray) -> RowShape:
         points = field.kind == "keypoints"
         stated = points or isinstance(next(reversed(field.own_ops), None), ToDType)
         if not stated or 0 in row.shape[1:] or (points and row.ndim == 1):
-            dtype = '' if points else 'state ops = [{ op = "to_dtype", dtype = "int64" }], and '
+            dtype = "" if points else 'state ops = [{ op = "to_dtype", dtype = "int64" }], and '
             raise RecipeError(
                 f"all rows of {name} that were tried are empty, so that their dtype and axes are "
                 f"unknown: {dtype}let rows of more than one axis be arrays such as "
