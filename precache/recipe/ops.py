@@ -640,10 +640,11 @@ class ToDType(Operation):
         if converts and not np.can_cast(array.dtype, self.dtype):
             is_float = self.dtype.startswith("float")
             limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
-            held = (array >= limits.min) & (array <= limits.max)
+            whole = array if is_float else np.trunc(array)
+            held = (whole >= limits.min) & (whole <= limits.max)
             held |= is_float & ~np.isfinite(array)
             if array.dtype.kind == "f" and not is_float and array.size and np.abs(array).max() <= 1:
-                held &= array == np.trunc(array)  # floats of 0 to 1 would all become 0
+                held &= array == whole  # floats of 0 to 1 would all become 0
             if not held.all():
                 value = array[~held].flat[0]
                 raise SampleError(f"to_dtype was given {value}, and {self.dtype} does not hold it")

@@ -320,7 +320,8 @@ class Follow(Operation):
         return ("torch",)
 
 
-RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})
+# `c` has the chunks of an array, and arrays called as fields lie within others, as `shards/image`.
+RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes", "c"})
 
 
 def field_name(name: str) -> str:

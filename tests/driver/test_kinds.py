@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +355,13 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ({"kind": "bytes"}, ["a"] * 6, "the text 'a', .* of kind bytes; kind = \"text\" takes it"),
         ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
         ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
-        ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty"),
+        (
+            {"kind": "ragged"},
+            [np.array([1], object)] * 6,
+            r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
+        ),
+        ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
     ],
@@ -366,6 +373,77 @@ def test_rows_that_are_no_such_kind_are_refused(
     built = precache.Recipe.from_dict({"fields": {"value": field}})
     with pytest.raises((RecipeError, SourceError, BuildError), match=message):
         build(rows, tmp_path / "store", built, max_failures=0)
+
+
+def test_rows_of_which_all_that_are_tried_are_empty_are_built_as_the_refusal_says(
+    tmp_path: Path,
+) -> None:
+    def of(number: int, listed: bool) -> dict[str, Any]:
+        full = int(number == 177)
+        tags, joints = [3] * full, np.ones((full, 17, 3))
+        given = {"tags": tags, "joints": [] if listed and not full else joints}
+        return {"key": number, "image": np.zeros((8, 8, 3), np.uint8), "label": 0, **given}
+
+    def fields(*names: str, **tags: Any) -> precache.Recipe:
+        known = {
+            "image": {"ops": [{"op": "decode"}]},
+            "tags": {"kind": "ragged", **tags},
+            "joints": {"kind": "keypoints", "of": "image"},
+        }
+        return precache.Recipe.from_dict({"fields": {name: known[name] for name in names}})
+
+    rows, store = [of(number, listed=True) for number in range(200)], tmp_path / "store"
+    with pytest.raises(RecipeError, match=r"state ops = \[\{ op = \"to_dtype\"") as refused:
+        build(rows, store, fields("tags"))
+    [stated] = tomllib.loads(str(refused.value).partition("state ")[2].partition(", and let")[0])[
+        "ops"
+    ]
+    with pytest.raises(RecipeError, match=r"unknown: let rows .* numpy.zeros\(\(0, 17, 3\)\)"):
+        build(rows, store, fields("image", "joints"))
+    rows = [of(number, listed=False) for number in range(200)]
+    build(rows, store, fields("image", "tags", "joints", ops=[stated]))
+    dataset = precache.CachedDataset(store)
+    for number, key in enumerate(dataset.keys):
+        full = key == "177"
+        assert dataset[number]["tags"].tolist() == [3] * full
+        assert dataset[number]["tags"].dtype == torch.int64
+        assert dataset[number]["joints"].shape == (full, 17, 3)
+
+
+def test_a_dataset_may_reuse_its_memory(tmp_path: Path) -> None:
+    rows = [row(number, points=[[number + 0.5] * 3] * (1 + number % 4)) for number in range(40)]
+    put_rows(tmp_path / "rows.pickle", rows)
+    precache.build(
+        "python:tests.support.kinds:ReusedMemory",
+        tmp_path / "store",
+        recipe("image", "tokens", "blob", "points", blob={"input": "blob"}),
+        address="serial",
+    )
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for number, key in enumerate(dataset.keys):
+        read, given = dataset[number], rows[int(key.split()[1])]
+        np.testing.assert_array_equal(read["image"], given["image"].transpose(2, 0, 1))
+        for name, value in expected(given).items():
+            if name in read:
+                np.testing.assert_array_equal(read[name], value)
+
+
+def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> None:
+    tokens: list[Any] = [[number, -number] for number in range(12)]
+    tokens[3], tokens[5], tokens[7] = [1, 32768], [-32769], np.array([2.5, np.nan])
+    tokens[8] = np.array([32767.9, -2.5])  # fractions are cut off
+    rows = [row(number, tokens=values) for number, values in enumerate(tokens)]
+    ops = [{"op": "to_dtype", "dtype": "int16"}]
+    store = tmp_path / "store"
+    result = build(rows, store, recipe("tokens", tokens={"ops": ops}), max_failures=3)
+    assert dict(result.holes) == {
+        f"row {number}": f"its tokens: to_dtype was given {value}, and int16 does not hold it"
+        for number, value in ((3, 32768), (5, -32769), (7, "nan"))
+    }
+    dataset = precache.CachedDataset(store)
+    read = {key: dataset[number]["tokens"].tolist() for number, key in enumerate(dataset.keys)}
+    assert read["row 8"] == [32767, -2]
+    assert read["row 11"] == [11, -11]
 
 
 def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:

@@ -345,6 +345,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "recipe parameter": ({**_image(DECODE), "name": "x"}, ["name", "fields, seed"]),
     "no field": ({"fields": {}}, ["fields"]),
     "reserved field": ({"fields": {"label": {"ops": []}}}, ["'label'", "row", "valid"]),
+    "field called as a folder of chunks": ({"fields": {"c": {"ops": []}}}, ["'c'", "row"]),
     "field with a path": ({"fields": {"../x": {"ops": []}}}, ["'../x'", "identifier"]),
 }
 

@@ -47,6 +47,8 @@ def _numbers(value: Any) -> np.ndarray:
 
     Lists of arrays have that of the arrays.
     """
+    if np.ma.is_masked(value):
+        raise SampleError("it has masked values, and a row has no mask: fill them in the dataset")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):

@@ -16,7 +16,7 @@ from precache.codecs.chunk import encoder, ragged_encoder
 from precache.codecs.jpeg import CHANNELS
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
-from precache.recipe.ops import DTYPES
+from precache.recipe.ops import DTYPES, ToDType
 from precache.recipe.recipe import Field, ImageCodec, JpegCodec, Recipe
 from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
@@ -227,23 +227,35 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
 def _shape_by_length(name: str, field: Field, row: np.ndarray, failed: Sequence[str]) -> RowShape:
     """Return the shape of rows that differ in length, by the first of them that has values.
 
-    That of texts and bytes, and of boxes, is known without.
+    That of texts and bytes, and of boxes, is known without. Of empty rows the dtype is known if the
+    recipe states it, and the axes are those of the array.
 
     Parameters
     ----------
     failed
         Why other samples that were tried have no rows.
+
+    Raises
+    ------
+    RecipeError
+        All rows are empty, and have no other axes, or no dtype.
     """
     if field.kind in ("text", "bytes"):
         row = np.empty(1, np.uint8)
     elif field.kind == "boxes":
         row = np.empty((1, 4), np.float32)
     elif not row.size:
-        others = f" (others failed: {failed[0]})" if failed else ""
-        raise RecipeError(
-            f"all rows of {name} that were tried are empty, so that their dtype and axes are "
-            f"unknown{others}: leave the field out, or let its samples have values"
-        )
+        points = field.kind == "keypoints"
+        stated = points or isinstance(next(reversed(field.own_ops), None), ToDType)
+        if not stated or 0 in row.shape[1:] or (points and row.ndim == 1):
+            dtype = "" if points else 'state ops = [{ op = "to_dtype", dtype = "int64" }], and '
+            others = f" (others failed: {failed[0]})" if failed else ""
+            raise RecipeError(
+                f"all rows of {name} that were tried are empty, so that their dtype and axes are "
+                f"unknown{others}: {dtype}let rows of more than one axis be arrays such as "
+                "numpy.zeros((0, 17, 3)) where they are empty"
+            )
+        row = np.empty((1, *row.shape[1:]), row.dtype)
     length = max(1, field.usual_nbytes // row[0].nbytes)
     return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
 

@@ -259,7 +259,9 @@ class DatasetSource(Source):
             )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
-        return replace(used, inputs=self._started(used.inputs), content=content_of(used.inputs))
+        content = content_of(used.inputs)
+        inputs = {part: _own(value) for part, value in used.inputs.items()}
+        return replace(used, inputs=self._started(inputs), content=content)
 
     def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
         """Let fields start from the same parts in all samples; one that lacks them is a hole."""
@@ -299,6 +301,18 @@ class _Numbers(Mapping[str, int]):
 
     def __iter__(self) -> Iterator[str]:
         return map(str, range(self._count))
+
+
+def _own(value: Any) -> Any:
+    """Copy a part of an item into whose memory a dataset may read the next one."""
+    match value:
+        case np.ndarray():
+            return value.copy(order="K")
+        case bytearray() | memoryview():
+            return bytes(value)
+        case list():
+            return [_own(one) if hasattr(one, "shape") else one for one in value]
+    return value.clone() if hasattr(value, "untyped_storage") else value
 
 
 def _texts(method: Any, count: int, what: str) -> list[str]:

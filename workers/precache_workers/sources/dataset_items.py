@@ -377,7 +377,8 @@ def _first(value: Any) -> Any:
     while isinstance(value, list | tuple | set | frozenset) and value:
         value = next(iter(value))
     if hasattr(value, "shape") and hasattr(value, "dtype") and math.prod(value.shape):
-        return value.reshape(-1)[0].item()
+        first = value.reshape(-1)[0]
+        return first.item() if hasattr(first, "item") else first  # of objects, one of them
     return value
 
 
