@@ -141,7 +141,7 @@ def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -
     recipe = precache.Recipe.from_dict(
         {"fields": {"image": {**recipe_of().to_dict()["fields"]["image"], "input": "image"}}}
     )
-    with pytest.raises(precache.PrecacheError, match="starts from 'image'"):
+    with pytest.raises(precache.PrecacheError, match="start from 'image'"):
         build(source, tmp_path / "store", recipe)
 
 
