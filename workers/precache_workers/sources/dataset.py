@@ -38,7 +38,7 @@ from precache_workers.sources.dataset_items import (
     Part,
     Reading,
     Starts,
-    content_of,
+    contents_of,
     described,
     in_words,
     is_class,
@@ -259,7 +259,9 @@ class DatasetSource(Source):
             )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
-        return replace(used, inputs=self._started(used.inputs), content=content_of(used.inputs))
+        content, contents = contents_of(used.inputs)
+        inputs = self._started(used.inputs)
+        return replace(used, inputs=inputs, content=content, contents=contents)
 
     def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
         """Let fields start from the same parts in all samples; one that lacks them is a hole."""
