@@ -396,16 +396,11 @@ def _is_picture(value: Any) -> bool:
 # --- content ------------------------------------------------------------------------------------
 
 
-def contents_of(inputs: Mapping[Part, Any]) -> tuple[str, Mapping[Part, str]]:
-    """Hash an item (XXH3-128, hex), and each of its parts if they are several."""
-    contents = {
-        part: xxhash.xxh3_128_hexdigest(value)
-        if isinstance(value, bytes)
-        else content_of({part: value})
-        for part, value in inputs.items()
-    }
-    whole = [*contents.values()]
-    return (content_of(contents), contents) if len(whole) > 1 else (whole[0], {})
+def hashed(parts: Mapping[Part, Any], contents: Mapping[Part, str]) -> Sample:
+    """Return the sample of some parts, of which each has a hash."""
+    if len(contents) == 1:
+        return Sample(parts, content=next(iter(contents.values())))
+    return Sample(parts, content=content_of(contents), contents=contents)
 
 
 def content_of(inputs: Mapping[Part, Any]) -> str:
