@@ -24,6 +24,9 @@ import precache
 from precache.errors import SampleError, SourceError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.store.row_table import REMOVED
+from precache_workers.planning.assembly import Compute
+from precache_workers.shards.field_writer import stage_rows
 from precache_workers.sources.base import Columns, Inputs, Sample
 from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.kinds import open_source
@@ -634,3 +637,113 @@ def test_a_listing_of_columns_by_its_index_is_the_same(tmp_path: Path) -> None:
     assert other.index_name != columns.index_name
     with pytest.raises(SourceError, match="has no column 'captoin'"):
         opened(source, "captoin").list(lambda count: None, index=index)
+
+
+# --- contents of columns ------------------------------------------------------------------------
+
+DATASET = """
+from pathlib import Path
+import hashlib
+import numpy as np
+
+class Samples:
+    def __init__(self):
+        self.names = sorted(path.stem for path in Path({root!r}, "image").iterdir())
+    def files(self, number):
+        name = self.names[number]
+        suffixes = dict(image="jpg", caption="txt", tokens="npy", mask="png", meta="json")
+        paths = {{n: Path({root!r}, n, f"{{name}}.{{s}}") for n, s in suffixes.items()}}
+        return {{n: path.read_bytes() for n, path in paths.items()}}
+    def __len__(self):
+        return len(self.names)
+    def key(self, number):
+        return self.names[number]
+    def fingerprint(self, number):
+        return hashlib.sha256(repr(self.files(number)).encode()).hexdigest()
+    def __getitem__(self, number):
+        files = self.files(number)
+        tokens = np.load(Path({root!r}, "tokens", self.names[number] + ".npy"))
+        texts = {{name: files[name].decode() for name in ("caption", "meta")}}
+        return {{**files, **texts, "tokens": tokens, "label": None}}
+"""
+COLUMN_KINDS = ("tar", "parquet", "folders", "patterns", "dataset")
+OF_COLUMNS = {
+    **FIELDS,
+    "tokens": 'kind = "boxes"\nof = "image"',
+}
+
+
+def boxes(number: int) -> list[list[float]]:
+    return [[1.0, 2.0, 10.0 + number % 30, 20.0]]
+
+
+class Columned:
+    """A source of samples with several columns, and what is built of it."""
+
+    def __init__(self, kind: str, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.kind, self.root, self.decoded = kind, root, 0
+
+        def noted(actions: Mapping[str, Any], *more: Any) -> str:
+            self.decoded += isinstance(actions.get("image"), Compute)
+            return stage_rows(actions, *more)
+
+        patch.setattr("precache_workers.shards.shard_task.stage_rows", noted)
+        for name, field in OF_COLUMNS.items():
+            patch.setitem(FIELDS, name, field)
+        for number, stem in enumerate([*SAMPLES]):
+            patch.setitem(SAMPLES, stem, {**SAMPLES[stem], "tokens": boxes(number)})
+        if kind == "dataset":
+            self.module = f"columns_{root.parent.name}_{root.name}".replace("-", "_")
+            write(root / f"code/{self.module}.py", DATASET.format(root=f"{root}/data").encode())
+            patch.syspath_prepend(root / "code")
+
+    def build(self, *fields: str, store: str = "store") -> tuple[Any, dict[str, Any]]:
+        """Build, after a plan that makes no rows; returns the plan, and rows by key."""
+        for path in (self.root / "data").rglob("*.*"):
+            path.unlink()
+        source, names = WRITERS.get(self.kind, write_folders)(self.root)
+        if self.kind == "dataset":
+            source = f"python:{self.module}:Samples"
+        recipe = recipe_of(names, *fields)
+        options = {"shard_samples": 8, "max_failures": COUNT}
+        plan = precache.plan(source, self.root / store, recipe, timing=False, **options)
+        self.decoded = 0
+        precache.build(source, self.root / store, recipe, address="serial", **options)
+        dataset = precache.CachedDataset(self.root / store)
+        rows = {key: dataset[number] for number, key in enumerate(dataset.keys)}
+        failed = {key: why for key, why in dataset.version.holes.values() if why != REMOVED}
+        return plan, {key: {n: row[n] for n in fields} for key, row in rows.items()} | failed
+
+
+def assert_equal(found: dict[str, Any], fresh: dict[str, Any]) -> None:
+    assert found.keys() == fresh.keys()
+    for key, row in fresh.items():
+        if isinstance(row, str):
+            assert found[key] == row
+            continue
+        for name, value in row.items():
+            same = value == found[key][name] if isinstance(value, str) else None
+            assert same if same is not None else value.equal(found[key][name]), (key, name)
+
+
+@pytest.mark.parametrize("kind", COLUMN_KINDS)
+def test_an_image_is_decoded_once_whatever_lies_beside_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Columned(kind, tmp_path, monkeypatch)
+    of.build("image")
+    assert of.decoded == COUNT
+    for fields in (["caption"], ["caption", "mask"], ["mask"], ["mask", "tokens", "caption"]):
+        plan, _ = of.build("image", *fields)
+        assert of.decoded == 0, fields
+        print(plan)
+    monkeypatch.setitem(SAMPLES, "007", {**SAMPLES["007"], "caption": "edited"})
+    monkeypatch.setitem(SAMPLES, "008", {**SAMPLES["008"], "mask": SAMPLES["009"]["mask"]})
+    plan, found = of.build("image", "mask", "tokens", "caption")
+    print(plan)
+    assert of.decoded == 0
+    monkeypatch.setitem(SAMPLES, "011", {**SAMPLES["011"], "image": encoded(cut(99))})
+    plan, found = of.build("image", "mask", "tokens", "caption")
+    assert of.decoded == 1
+    _, fresh = of.build("image", "mask", "tokens", "caption", store="fresh")
+    assert_equal(found, fresh)
