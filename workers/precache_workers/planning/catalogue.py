@@ -114,7 +114,7 @@ class StoredRows:
     content
         Halves of the XXH3-128 of the sample of each row: (rows, 2) uint64, zeros for none.
     known
-        (rows,) bool, whether this is the content of the listed sample, and no guess.
+        (rows,) bool, whether this is the content of the listed sample, and none of it is a guess.
     holes
         Row -> reason, where samples of this content fail.
     labels
@@ -623,9 +623,10 @@ def _contents(
         alike = samples.at_keys(samples.content, 0) == content
         for start in parts.keys() & samples.parts.keys():
             of_keys = samples.at_keys(samples.parts[start], 0)
-            new = (~known & ~table.is_removed) if is_guess else (known | guessed) & alike.all(1)
-            new &= ~_is_known(parts[start])
+            new = ~table.is_removed if is_guess else (known | guessed) & alike.all(1)
+            new &= _is_known(of_keys) & ~_is_known(parts[start])
             parts[start][new] = of_keys[new]
+            known[new] &= not is_guess
     new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
     if len(new):
         _guess_by_name(table, by_source, content, parts, new)
