@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,6 +177,9 @@ def test_contents_are_read_as_numbers() -> None:
     assert halves_of(Texts(texts)).tolist() == [
         [0x0011223344556677, 0x8899AABBCCDDEEFF], [0, 0], [2**64 - 1] * 2,
     ]  # fmt: skip
+    assert halves_of(Texts(["", f"{1:032x}{2:032x}"]), 2).tolist() == [[0] * 4, [0, 1, 0, 2]]
+    with pytest.raises(ValueError, match="cannot reshape"):
+        halves_of(Texts(["0" * 32]), 2)
 
 
 @given(catalogues())
