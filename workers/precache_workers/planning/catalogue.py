@@ -170,6 +170,11 @@ class StoredRows:
         return [text if text.strip("0") else "" for text in _digits(self.content)]
 
     @functools.cached_property
+    def has_parts(self) -> bool:
+        """Whether samples have parts of other contents than their own."""
+        return not all(np.array_equal(part, self.content) for part in self.parts.values())
+
+    @functools.cached_property
     def parts_of_rows(self) -> list[dict[str, str]]:
         """Part -> XXH3-128 (hex), zeros for none, of each row's sample."""
         columns = [_digits(content) for content in self.parts.values()]

@@ -303,7 +303,7 @@ class _Rows:
 
     def _stored_parts(self, place: int) -> str:
         rows = self._assembly.rows
-        return _joined(rows.contents[place], rows.parts_of_rows[place]) if rows.parts else ""
+        return _joined(rows.contents[place], rows.parts_of_rows[place]) if rows.has_parts else ""
 
     def _parts_of(self, sample: Sample) -> dict[str, str]:
         """Return the contents of the parts of a sample from which fields start."""
