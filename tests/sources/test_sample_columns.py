@@ -800,3 +800,28 @@ def test_histories_of_columns_end_as_fresh_builds(
             stored |= {(edge, now[key]) for key, row in found.items() if not isinstance(row, str)}
         shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
         assert_equal(found, of.build(*named, store="fresh"))
+
+
+def test_a_mask_and_an_image_that_no_build_saw_together_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Columned("parquet", tmp_path, monkeypatch)
+    resize = '{ op = "resize", size = [16, 16], interpolation = "nearest" }'
+    monkeypatch.setitem(FIELDS, "mask", f'ops = [{{ op = "decode", mode = "P" }}, {resize}]')
+    exif = Image.Exif()
+    exif[0x112] = 6
+    turned = encoded(cut(7), exif=exif), encoded(Image.new("L", (48, 64)), "PNG")
+    monkeypatch.setitem(SAMPLES, "007", {**SAMPLES["007"], "image": turned[0], "mask": turned[1]})
+    upright, stored = '{ op = "decode" }', '{ op = "decode", orientation = "stored" }'
+    as_stored = OF_COLUMNS["image"].replace(upright, stored)
+    monkeypatch.setitem(FIELDS, "image", as_stored)
+    of.build("image", "caption")
+    monkeypatch.setitem(FIELDS, "image", OF_COLUMNS["image"])
+    whole = of.build("image", "caption", "mask")
+    assert [row for row in whole.values() if isinstance(row, str)] == []
+    monkeypatch.setitem(FIELDS, "image", as_stored)
+    found = of.build("image", "caption", "mask")
+    assert of.decoded == 0
+    fresh = of.build("image", "caption", "mask", store="fresh")
+    assert "does not lie on its image" in fresh["a.parquet/007.jpg"]
+    assert_equal(found, fresh)
