@@ -71,6 +71,11 @@ class MaskFrames:
     ----------
     fields, recipes
         By name, or by array of a variant.
+
+    Attributes
+    ----------
+    pairs
+        Mask and image.
     """
 
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
@@ -78,11 +83,11 @@ class MaskFrames:
         named = {field_of(name): name for name, field in fields.items() if _decode(field)}
         masks = [name for name in named.values() if _is_mask(fields[name])]
         images = [name for name in named.values() if name not in masks] or masks
-        self._pairs = [(mask, images[0]) for mask in masks if mask != images[0]]
+        self.pairs = [(mask, images[0]) for mask in masks if mask != images[0]]
 
     def of(self, sample: Sample) -> Iterator[Pair]:
         """Yield the masks that come from another part of a sample than their image."""
-        for mask, image in self._pairs:
+        for mask, image in self.pairs:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
@@ -106,7 +111,7 @@ class MaskFrames:
         shapes
             (C, H, W) of its rows, of fields whose rows have shapes of their own.
         """
-        for mask, image in self._pairs:
+        for mask, image in self.pairs:
             of_mask, of_image = shapes.get(mask), shapes.get(image)
             if of_mask and of_image and (*of_mask[1:],) != (*of_image[1:],):
                 (_, rows, others), (_, height, width) = of_mask, of_image

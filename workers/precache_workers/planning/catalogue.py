@@ -30,6 +30,7 @@ from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
+from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     add_receipts,
@@ -471,13 +472,13 @@ class Catalogue:
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
-        known = self.known.copy()
-        for held in fields.values():
-            for number in np.unique(held[has_row(held), 0]).tolist():
-                rows = np.flatnonzero(has_row(held) & (held[:, 0] == number))
-                stored = self.versions[arrays[number][0]].content[held[rows, 1]]
-                # Masks of other samples are compared with the image, and the sample is read.
-                known[rows] &= (stored == self.content[rows]).all(1)
+        known, versions = self.known.copy(), np.array([*(number for number, _ in arrays), -1])
+        for pair in MaskFrames(self.spec.recipe.fields, {}).pairs:
+            mask, image = (fields[name] for name in pair)
+            # Of a mask and an image that no build saw together the sample is read, to compare them.
+            apart = versions[mask[:, 0]] != versions[image[:, 0]]
+            apart |= mask[:, 1] != image[:, 1]
+            known &= ~(apart & has_row(mask) & has_row(image))
         starts = {n: [*starts_of(n, f)] for n, f in self.spec.recipe.fields.items()}
         return StoredRows(
             [array for _, array in arrays],
