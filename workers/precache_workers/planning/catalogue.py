@@ -30,7 +30,7 @@ from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
-from precache_workers.ops.mask_frames import MaskFrames
+from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     add_receipts,
@@ -473,7 +473,7 @@ class Catalogue:
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
         known, versions = self.known.copy(), np.array([*(number for number, _ in arrays), -1])
-        for pair in MaskFrames(self.spec.recipe.fields, {}).pairs:
+        for pair in mask_pairs(self.spec.recipe.fields):
             mask, image = (fields[name] for name in pair)
             # Of a mask and an image that no build saw together the sample is read, to compare them.
             apart = versions[mask[:, 0]] != versions[image[:, 0]]
