@@ -90,6 +90,9 @@ class Receipt:
         Row number -> why it is a hole.
     content
         XXH3-128 (hex) of each raw sample in row order; empty if it could not be fetched.
+    parts
+        XXH3-128s (hex), one after the other, of the parts of each sample from which fields start;
+        empty if all are `content`. None if all are empty.
     labels
         Labels in row order, if the source gives labels only with samples.
     reused
@@ -137,6 +140,7 @@ class Receipt:
     libraries: dict[str, str] = field(default_factory=dict)
     spoiled: list[str] = field(default_factory=list)
     shapes: dict[str, list[list[int]]] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
 
     def fits(self, rows: range, fields: Mapping[str, RowShape], rows_per_shard: int) -> bool:
         """Return whether it can be that of a shard with these rows.
@@ -164,6 +168,7 @@ class Receipt:
             )
             and all(row in rows for row in self.holes)
             and len(self.content) == len(rows)
+            and len(self.parts) in (0, len(rows))
             and (self.labels is None or len(self.labels) == len(rows))
             and all(-(2**63) <= label < 2**63 for label in self.labels or ())
             and all(

@@ -31,6 +31,7 @@ COLUMN_TYPES = {
     "etag": "string",
     "label": "int64",
     "content": "string",
+    "parts": "string",
     "removed": "bool",
 }
 """Columns of a stored table and their types, in the order in which they are written."""
@@ -295,7 +296,9 @@ class RowTable:
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
-    def to_parquet(self, content: Sequence[str] | None = None) -> bytes:
+    def to_parquet(
+        self, content: Sequence[str] | None = None, parts: Sequence[str] | None = None
+    ) -> bytes:
         """Serialise to a Parquet file.
 
         Parameters
@@ -303,6 +306,8 @@ class RowTable:
         content
             XXH3-128 (hex) of each raw sample, empty if it could not be fetched; None while
             building.
+        parts
+            As in `Receipt`; None for a table without.
         """
         import pyarrow as pa  # only nodes that build have it
         import pyarrow.parquet as pq
@@ -317,6 +322,8 @@ class RowTable:
         }
         if content is not None:
             columns["content"] = content
+        if parts is not None:
+            columns["parts"] = parts
         types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
         metadata = {
             b"classes": json.dumps(self.classes).encode(),
@@ -360,6 +367,15 @@ class RowTable:
 def read_contents(data: bytes, where: str) -> list[str]:
     """Read the content hashes of a committed version's table, by row."""
     return _read_column(data, where, "content")
+
+
+def read_parts(data: bytes, where: str) -> list[str]:
+    """Read the contents of the parts of samples, by row; none where the table has none."""
+    import pyarrow.parquet as pq
+
+    with _reading(where):
+        has_parts = "parts" in pq.read_schema(io.BytesIO(data)).names
+    return _read_column(data, where, "parts") if has_parts else []
 
 
 def read_etags(data: bytes, where: str) -> list[str]:

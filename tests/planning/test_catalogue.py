@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,11 @@ def contents_of(numbers: list[int]) -> np.ndarray:
     return np.array([(number * 2**40, number) for number in numbers], np.uint64).reshape(-1, 2)
 
 
+def parts_of(content: np.ndarray) -> dict[str, np.ndarray]:
+    """The only part of samples, from which the field `image` starts."""
+    return {'["image"]': content}
+
+
 numbers = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
 
@@ -65,12 +71,14 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         )  # fmt: skip
         attributes, content = cast(Any, None), contents_of(stored)
         samples = StoredSamples(
-            cast(Version, opened), attributes, table, content, rows, {"image": [array]}
-        )
+            cast(Version, opened), attributes, table, content, rows, {"image": [array]},
+            parts_of(content),
+        )  # fmt: skip
         versions.append(samples)
     spec = VersionSpec(recipe, "", wanted, "")
     known = np.ones(len(listed), np.bool_)
-    return Catalogue(spec, versions, contents_of(listed), known, retries=True), 4
+    content = contents_of(listed)
+    return Catalogue(spec, versions, content, known, retries=True, parts=parts_of(content)), 4
 
 
 @given(catalogues())
@@ -158,7 +166,7 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
         recipe = precache.Recipe.from_dict({"fields": {"image": ops[before]}})
         attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))
         version = cast(Version, opened)
-        samples = StoredSamples(version, attributes, table, content, np.arange(3), {})
+        samples = StoredSamples(version, attributes, table, content, np.arange(3), {}, {})
         catalogue = Catalogue(spec, [samples], content, known, retries=retries)
         assert catalogue.find().holes == holes
         assert catalogue.failed == {0, 1}
@@ -169,6 +177,9 @@ def test_contents_are_read_as_numbers() -> None:
     assert halves_of(Texts(texts)).tolist() == [
         [0x0011223344556677, 0x8899AABBCCDDEEFF], [0, 0], [2**64 - 1] * 2,
     ]  # fmt: skip
+    assert halves_of(Texts(["", f"{1:032x}{2:032x}"]), 2).tolist() == [[0] * 4, [0, 1, 0, 2]]
+    with pytest.raises(ValueError, match="cannot reshape"):
+        halves_of(Texts(["0" * 32]), 2)
 
 
 @given(catalogues())

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import random
 import re
+import shutil
 import tarfile
 import tomllib
 from collections.abc import Callable, Mapping
@@ -24,6 +26,9 @@ import precache
 from precache.errors import SampleError, SourceError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.store.row_table import REMOVED
+from precache_workers.planning.assembly import Compute
+from precache_workers.shards.field_writer import stage_rows
 from precache_workers.sources.base import Columns, Inputs, Sample
 from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.kinds import open_source
@@ -634,3 +639,190 @@ def test_a_listing_of_columns_by_its_index_is_the_same(tmp_path: Path) -> None:
     assert other.index_name != columns.index_name
     with pytest.raises(SourceError, match="has no column 'captoin'"):
         opened(source, "captoin").list(lambda count: None, index=index)
+
+
+# --- contents of columns ------------------------------------------------------------------------
+
+DATASET = """
+from pathlib import Path
+import hashlib
+import numpy as np
+
+class Samples:
+    def __init__(self):
+        self.names = sorted(path.stem for path in Path({root!r}, "image").iterdir())
+    def files(self, number):
+        name = self.names[number]
+        suffixes = dict(image="jpg", caption="txt", tokens="npy", mask="png", meta="json")
+        paths = {{n: Path({root!r}, n, f"{{name}}.{{s}}") for n, s in suffixes.items()}}
+        return {{n: path.read_bytes() for n, path in paths.items()}}
+    def __len__(self):
+        return len(self.names)
+    def key(self, number):
+        return self.names[number]
+    def fingerprint(self, number):
+        return hashlib.sha256(repr(self.files(number)).encode()).hexdigest()
+    def __getitem__(self, number):
+        files = self.files(number)
+        tokens = np.load(Path({root!r}, "tokens", self.names[number] + ".npy"))
+        texts = {{name: files[name].decode() for name in ("caption", "meta")}}
+        return {{**files, **texts, "tokens": tokens, "label": None}}
+"""
+COLUMN_KINDS = ("tar", "parquet", "folders", "patterns", "dataset")
+OF_COLUMNS = {
+    **FIELDS,
+    "tokens": 'kind = "boxes"\nof = "image"',
+}
+
+
+def boxes(number: int) -> list[list[float]]:
+    return [[1.0, 2.0, 10.0 + number % 30, 20.0]]
+
+
+class Columned:
+    """A source of samples with several columns, and what is built of it."""
+
+    def __init__(self, kind: str, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.kind, self.root, self.decoded = kind, root, 0
+
+        def noted(actions: Mapping[str, Any], *more: Any) -> str:
+            self.decoded += isinstance(actions.get("image"), Compute)
+            return stage_rows(actions, *more)
+
+        patch.setattr("precache_workers.shards.shard_task.stage_rows", noted)
+        for name, field in OF_COLUMNS.items():
+            patch.setitem(FIELDS, name, field)
+        for number, stem in enumerate([*SAMPLES]):
+            patch.setitem(SAMPLES, stem, {**SAMPLES[stem], "tokens": boxes(number)})
+        if kind == "dataset":
+            self.module = f"columns_{root.parent.name}_{root.name}".replace("-", "_")
+            write(root / f"code/{self.module}.py", DATASET.format(root=f"{root}/data").encode())
+            patch.syspath_prepend(root / "code")
+
+    def build(self, *fields: str, store: str = "store") -> dict[str, Any]:
+        """Build; returns the rows by key, of a hole the reason."""
+        for path in (self.root / "data").rglob("*.*"):
+            path.unlink()
+        source, names = WRITERS.get(self.kind, write_folders)(self.root)
+        if self.kind == "dataset":
+            source = f"python:{self.module}:Samples"
+        recipe = recipe_of(names, *fields)
+        options = {"shard_samples": 8, "max_failures": COUNT}
+        self.decoded = 0
+        precache.build(source, self.root / store, recipe, address="serial", **options)
+        dataset = precache.CachedDataset(self.root / store)
+        rows = {key: dataset[number] for number, key in enumerate(dataset.keys)}
+        failed = {key: why for key, why in dataset.version.holes.values() if why != REMOVED}
+        return {key: {n: row[n] for n in fields} for key, row in rows.items()} | failed
+
+
+def assert_equal(found: dict[str, Any], fresh: dict[str, Any]) -> None:
+    assert found.keys() == fresh.keys()
+    for key, row in fresh.items():
+        if isinstance(row, str):
+            assert found[key] == row
+            continue
+        for name, value in row.items():
+            same = value == found[key][name] if isinstance(value, str) else None
+            assert same if same is not None else value.equal(found[key][name]), (key, name)
+
+
+@pytest.mark.parametrize("kind", COLUMN_KINDS)
+def test_an_image_is_decoded_once_whatever_lies_beside_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Columned(kind, tmp_path, monkeypatch)
+    of.build("image")
+    assert of.decoded == COUNT
+    fields = "image", "mask", "tokens", "caption"
+    of.build(*fields)
+    assert of.decoded == 0
+    monkeypatch.setitem(SAMPLES, "007", {**SAMPLES["007"], "caption": "edited"})
+    monkeypatch.setitem(SAMPLES, "008", {**SAMPLES["008"], "mask": SAMPLES["009"]["mask"]})
+    monkeypatch.setitem(SAMPLES, "011", {**SAMPLES["011"], "image": encoded(cut(99))})
+    found = of.build(*fields)
+    assert of.decoded == 1
+    assert_equal(found, of.build(*fields, store="fresh"))
+
+
+@pytest.mark.parametrize("kind", COLUMN_KINDS)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.heavy) for n in (1, 2, 3))]
+)
+def test_histories_of_columns_end_as_fresh_builds(
+    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    of, fields = Columned(kind, tmp_path, monkeypatch), {"image", "caption"}
+    before: dict[str, bytes] = {}
+    stored: set[tuple[int, bytes]] = set()
+    serial, edge = 0, 16
+    for step in range(7):
+        for _ in range(draw.choice([1, 2, 3]) if step else 0):
+            one, other = draw.sample([*SAMPLES], 2)
+            kind_of_edit = draw.choice(["edit", "swap", "spoil", "rename", "field", "ops"])
+            part, serial = draw.choice(["caption", "mask", "image", "tokens"]), serial + 1
+            if kind_of_edit == "field":
+                fields ^= {draw.choice(["caption", "mask", "tokens", "image", "meta"])}
+                if "tokens" in fields or not fields:
+                    fields |= {"image"}
+            elif kind_of_edit == "ops":
+                edge = 28 - edge
+                monkeypatch.setitem(FIELDS, "image", OF_COLUMNS["image"].replace("16", f"{edge}"))
+            elif kind_of_edit == "rename":
+                monkeypatch.setitem(SAMPLES, f"new{serial}", SAMPLES[one])
+                monkeypatch.delitem(SAMPLES, one)
+            elif kind_of_edit == "swap":
+                parts = SAMPLES[one][part], SAMPLES[other][part]
+                monkeypatch.setitem(SAMPLES, one, {**SAMPLES[one], part: parts[1]})
+                monkeypatch.setitem(SAMPLES, other, {**SAMPLES[other], part: parts[0]})
+            else:
+                values = {
+                    "caption": f"edit {serial:3}", "tokens": boxes(serial),
+                    "image": encoded(cut(1000 * seed + 100 + serial)),
+                    "mask": encoded(Image.new("L", (64, 48), serial), "PNG"),
+                }  # fmt: skip
+                if kind_of_edit == "spoil":
+                    other_shape = encoded(Image.new("L", (64, 20)), "PNG")
+                    part, values["mask"] = "mask", draw.choice([b"no mask", other_shape])
+                monkeypatch.setitem(SAMPLES, one, {**SAMPLES[one], part: values[part]})
+        named = sorted(fields)
+        found = of.build(*named)
+        if "image" in fields:
+            now = {key: SAMPLES[key.rpartition("/")[2].partition(".")[0]]["image"] for key in found}
+            new = [
+                key
+                for key, data in now.items()
+                if before.get(key) != data or (edge, data) not in stored
+            ]
+            assert of.decoded <= len(new)
+            before |= now
+            stored |= {(edge, now[key]) for key, row in found.items() if not isinstance(row, str)}
+        shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+        assert_equal(found, of.build(*named, store="fresh"))
+
+
+@pytest.mark.parametrize("kind", COLUMN_KINDS)
+def test_a_mask_and_an_image_that_no_build_saw_together_are_compared(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Columned(kind, tmp_path, monkeypatch)
+    resize = '{ op = "resize", size = [16, 16], interpolation = "nearest" }'
+    monkeypatch.setitem(FIELDS, "mask", f'ops = [{{ op = "decode", mode = "P" }}, {resize}]')
+    exif = Image.Exif()
+    exif[0x112] = 6
+    turned = encoded(cut(7), exif=exif), encoded(Image.new("L", (48, 64)), "PNG")
+    monkeypatch.setitem(SAMPLES, "007", {**SAMPLES["007"], "image": turned[0], "mask": turned[1]})
+    upright, stored = '{ op = "decode" }', '{ op = "decode", orientation = "stored" }'
+    as_stored = OF_COLUMNS["image"].replace(upright, stored)
+    monkeypatch.setitem(FIELDS, "image", as_stored)
+    of.build("image", "caption")
+    monkeypatch.setitem(FIELDS, "image", OF_COLUMNS["image"])
+    whole = of.build("image", "caption", "mask")
+    assert [row for row in whole.values() if isinstance(row, str)] == []
+    monkeypatch.setitem(FIELDS, "image", as_stored)
+    found = of.build("image", "caption", "mask")
+    assert of.decoded == 0
+    fresh = of.build("image", "caption", "mask", store="fresh")
+    assert ["does not lie" in row for row in fresh.values() if isinstance(row, str)] == [True]
+    assert_equal(found, fresh)

@@ -328,6 +328,7 @@ RECEIPTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "of no checks": lambda receipt: receipt["objects"]["image"].update(checks="no hex"),
     "with holes elsewhere": lambda receipt: receipt.update(holes={"99": "why"}),
     "with too little content": lambda receipt: receipt.update(content=["a"]),
+    "with parts of too few rows": lambda receipt: receipt.update(parts=["a"]),
     "with too many labels": lambda receipt: receipt.update(labels=[1] * 99),
     "with labels too large": lambda receipt: receipt.update(labels=[2**70] * 13),
     "with sums of other channels": lambda receipt: receipt["sums"]["image"].update(total=[1.0]),

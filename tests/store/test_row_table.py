@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.errors import StoreError
-from precache.store.row_table import RowTable, read_contents
+from precache.store.row_table import RowTable, read_contents, read_parts
 
 COLUMNS = ("sizes", "mtimes", "labels")
 I64 = st.integers(-1, 2**62)
@@ -77,6 +77,8 @@ def test_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFactory) -> 
     stored = pq.read_table(path)
     assert stored["content"].to_pylist() == ["ab", ""]
     _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
+    assert read_parts(data, "rows.parquet") == []
+    assert read_parts(table.to_parquet(["ab", ""], ["abcd", ""]), "rows.parquet") == ["abcd", ""]
 
 
 def _table() -> RowTable:

@@ -204,7 +204,8 @@ def small_objects(
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
     _add(objects, "holes", file_array(as_json(named)))
     content = [digest for receipt in receipts for digest in receipt.content]
-    _add(objects, "rows", file_array(table.to_parquet(content)))
+    parts = [part for receipt in receipts for part in receipt.parts or [""] * len(receipt.content)]
+    _add(objects, "rows", file_array(table.to_parquet(content, parts if any(parts) else None)))
     return objects
 
 

@@ -75,7 +75,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "shards", f"{plan.shards:,}: {parts}"
     fetched = f"{plan.rows_computed:,} samples to fetch"
     if plan.rows_compared:
-        fetched += f" ({plan.rows_compared:,} of them reused if their content is what it was)"
+        known = "reused as far as their content is what it was"
+        fetched += f" ({plan.rows_compared:,} of them {known})"
     yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
     if plan.rows_retried:
         yield "tried again", f"{plan.rows_retried:,} samples that failed before"

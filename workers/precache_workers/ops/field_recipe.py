@@ -23,6 +23,14 @@ from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
 
 
+def part_of(name: str, field: Field, sample: Sample) -> str | int:
+    """Return the name of the part of a sample that a field starts from."""
+    if field.input is not None:
+        return field.input
+    default = field_of(name)
+    return default if default in sample.inputs else next(iter(sample.inputs))
+
+
 class Common:
     """Output of the ops before the first random one, shared by all variants of a field.
 
@@ -177,11 +185,7 @@ class FieldRecipe:
 
     def part(self, sample: Sample) -> str | int:
         """Return the name of the part of a sample that the ops start from."""
-        name = self._field.input
-        if name is None:
-            default = field_of(self.name)
-            name = default if default in sample.inputs else next(iter(sample.inputs))
-        return name
+        return part_of(self.name, self._field, sample)
 
     def input(self, sample: Sample) -> Any:
         """Return the part of a sample that the ops start from."""

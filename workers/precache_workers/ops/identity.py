@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 
@@ -16,7 +17,7 @@ from precache.codecs.image import import_zstd
 from precache.errors import MismatchError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import OPS_REVISION, Function
-from precache.recipe.recipe import Recipe
+from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
 from precache_workers.ops.behaviour import (
     RANDOM,
@@ -138,7 +139,7 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
     random = any(op.is_random for op in ops)
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
-        "input": [field_of(name)] if field.input is None else field.input,
+        "input": _start(name, field),
         "seed": recipe.seed if random else None,
         "decodes": field.decodes,
         "revision": OPS_REVISION,
@@ -149,6 +150,26 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
     if random and field.first_variant:
         meaning["variant"] = field.first_variant
     return hashlib.sha256(canonical_json(meaning)).hexdigest()
+
+
+def _start(name: str, field: Field) -> object:
+    return [field_of(name)] if field.input is None else field.input
+
+
+def starts_of(name: str, field: Field) -> dict[str, tuple[str, Field]]:
+    """Return a name for each part of a sample that decides a field: its own, and of those that it
+    follows; with the field that starts from it."""
+    follow = field.follow
+    leaders = () if follow is None else zip(follow.names, follow.fields, strict=True)
+    return {json.dumps(_start(*each)): each for each in ((name, field), *leaders)}
+
+
+def all_starts(recipe: Recipe) -> dict[str, tuple[str, Field]]:
+    """Return the parts of a sample that a recipe's fields start from, in the order of a store."""
+    starts: dict[str, tuple[str, Field]] = {}
+    for name, field in recipe.fields.items():
+        starts |= starts_of(name, field)
+    return {start: starts[start] for start in sorted(starts)}
 
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precache.recipe.ops import Decode, Op, Resampling
+from precache.recipe.ops import Decode, Op
 from precache.recipe.recipe import Field
-from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Frame, frame_of
 from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.ops.mask_pairs import decode_of, mask_pairs
 from precache_workers.sources.base import Sample
 
 EDGE = 1.0
@@ -72,10 +72,7 @@ class MaskFrames:
 
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self._fields, self._recipes = fields, recipes
-        named = {field_of(name): name for name, field in fields.items() if _decode(field)}
-        masks = [name for name in named.values() if _is_mask(fields[name])]
-        images = [name for name in named.values() if name not in masks] or masks
-        self._pairs = [(mask, images[0]) for mask in masks if mask != images[0]]
+        self._pairs = mask_pairs(fields)
 
     def of(self, sample: Sample) -> Iterator[Pair]:
         """Yield the masks that come from another part of a sample than their image."""
@@ -83,7 +80,7 @@ class MaskFrames:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
-                    decodes = _decode(self._fields[mask]), _decode(self._fields[image])
+                    decodes = decode_of(self._fields[mask]), decode_of(self._fields[image])
                     assert decodes[0] is not None
                     assert decodes[1] is not None
                     frames = frame_of(data, decodes[0]), frame_of(other, decodes[1])
@@ -120,18 +117,6 @@ class MaskFrames:
             for name, size in zip((pair.mask, pair.image), pair.sizes, strict=True)
         )
         return mask is not None and image is not None and bool(np.abs(mask - image).max() > EDGE)
-
-
-def _decode(field: Field) -> Decode | None:
-    first = field.ops[0] if field.ops else None
-    return first if isinstance(first, Decode) else None
-
-
-def _is_mask(field: Field) -> bool:
-    """Return True if a field keeps values: its mode does, or no op that resizes blends them."""
-    decode = _decode(field)
-    resized = [op.interpolation for op in field.ops if isinstance(op, Resampling)]
-    return (decode is not None and decode.keeps_values) or {*resized} == {"nearest"}
 
 
 def _alike(size: tuple[int, ...], other: tuple[int, ...]) -> bool:

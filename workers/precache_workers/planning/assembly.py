@@ -160,22 +160,32 @@ class Assembly:
             for run in self.runs
         )
 
-    def with_sample(self, place: int, content: str, hole: str = "") -> Run:
+    def with_sample(
+        self, place: int, content: str, hole: str = "", parts: Mapping[str, str] | None = None
+    ) -> Run:
         """Settle how a row is made whose sample was fetched, by the sample's content.
 
         Parameters
         ----------
         hole
             Reason, where the sample must not be decoded, or could not be fetched.
+        parts
+            Part of the sample -> its content; None if they are as the content is.
         """
         places = range(place, place + 1)
         unchanged = content != "" and content == self.rows.contents[place]
         stored_hole = self.rows.holes.get(place, "") if unchanged else ""
         if hole or stored_hole:
             return Run(places, self.hole_at(place), hole or stored_hole, reuses=unchanged)
-        if not unchanged:
-            return Run(places, dict.fromkeys(self.recipe.fields, Compute()), fetches=True)
-        actions = {n: self._action(n, held[place], place) for n, held in self.rows.fields.items()}
+        same = dict.fromkeys(self.rows.fields, unchanged)
+        if parts is not None and self.rows.parts:
+            stored = self.rows.parts_of_rows[place]
+            for name, starts in self.rows.starts.items():
+                same[name] = all(parts[start] == stored[start] for start in starts)
+        actions = {
+            name: self._action(name, held[place], place) if same[name] else Compute()
+            for name, held in self.rows.fields.items()
+        }
         computes = any(isinstance(action, Compute) for action in actions.values())
         reuses = not all(isinstance(action, Compute) for action in actions.values())
         return Run(places, actions, reuses=reuses, fetches=computes)

@@ -1,11 +1,12 @@
 """The catalogue: what the versions of a store hold, looked up by ops and content.
 
 Of a version that was begun and not committed, these are its finished shards. Each version records
-the content of the sample of each row, and for each array the digest of the ops that made it. So a
-row of a field may come from any version that has the same content under the first of the field's
-ops, under whatever key and in whatever row; where one of these ops is random, the key has to be the
-same, too. The content of a listed sample is known if a version has its source, key, size and time
-or etag. Of another sample the catalogue has a guess, and the task that fetches it finds out.
+the content of the sample of each row, and of each part from which a field starts, and for each
+array the digest of the ops that made it. So a row of a field may come from any version that has the
+same content of the part under the first of the field's ops, under whatever key and in whatever row;
+where one of these ops is random, the key has to be the same, too. The content of a listed sample is
+known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
+guess, and the task that fetches it finds out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,13 +29,15 @@ from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
-from precache_workers.ops.identity import ops_digest
+from precache_workers.ops.identity import all_starts, ops_digest, starts_of
+from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     add_receipts,
     begun_versions,
     committed_versions,
     open_finished,
+    parts_of,
     rows_of,
 )
 from precache_workers.planning.target_version import VersionSpec
@@ -114,11 +117,13 @@ class StoredRows:
     content
         Halves of the XXH3-128 of the sample of each row: (rows, 2) uint64, zeros for none.
     known
-        (rows,) bool, whether this is the content of the listed sample, and no guess.
+        (rows,) bool, whether this is the content of the listed sample, and none of it is a guess.
     holes
         Row -> reason, where samples of this content fail.
     labels
         Labels of rows that came with their samples, -1 for none; None if others are known.
+    parts, starts
+        Part of samples -> its contents, by row, as `content`; field -> parts that decide it.
     """
 
     arrays: Sequence[StoredArray]
@@ -127,6 +132,8 @@ class StoredRows:
     known: np.ndarray
     holes: Mapping[int, str]
     labels: np.ndarray | None = None
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    starts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, fields: Collection[str], rows: int) -> StoredRows:
@@ -145,6 +152,8 @@ class StoredRows:
             self.known[part],
             {row - rows.start: self.holes[row] for row in rows if row in self.holes},
             None if self.labels is None else self.labels[part],
+            {start: content[part] for start, content in self.parts.items()},
+            self.starts,
         )
 
     def without(self, place: tuple[str, str], shard: int) -> StoredRows:
@@ -161,7 +170,18 @@ class StoredRows:
     @functools.cached_property
     def contents(self) -> list[str]:
         """XXH3-128 (hex) of each row's sample, empty for none."""
-        return [f"{a << 64 | b:032x}" if a | b else "" for a, b in self.content.tolist()]
+        return [text if text.strip("0") else "" for text in _digits(self.content)]
+
+    @functools.cached_property
+    def has_parts(self) -> bool:
+        """Whether samples have parts of other contents than their own."""
+        return not all(np.array_equal(part, self.content) for part in self.parts.values())
+
+    @functools.cached_property
+    def parts_of_rows(self) -> list[dict[str, str]]:
+        """Part -> XXH3-128 (hex), zeros for none, of each row's sample."""
+        columns = [_digits(content) for content in self.parts.values()]
+        return [dict(zip(self.parts, row, strict=True)) for row in zip(*columns, strict=True)]
 
     @functools.cached_property
     def has_rows(self) -> np.ndarray:
@@ -193,6 +213,10 @@ class StoredRows:
         return shapes
 
 
+def _digits(content: np.ndarray) -> list[str]:
+    return [f"{a << 64 | b:032x}" for a, b in content.tolist()]
+
+
 def has_row(held: Held) -> np.ndarray:
     """Return where a row is stored that is no hole: (rows,) bool."""
     return np.asarray((held[:, 0] >= 0) & (held[:, 2] == 0))
@@ -213,6 +237,8 @@ class StoredSamples:
         Row of each listed sample's key; -1 for none, or an unfinished one: (listed,) int64.
     arrays
         Field -> arrays with its rows.
+    parts
+        Part of samples -> its contents, as `content`.
     """
 
     version: Version
@@ -221,6 +247,7 @@ class StoredSamples:
     content: np.ndarray
     rows: np.ndarray
     arrays: Mapping[str, Sequence[StoredArray]]
+    parts: Mapping[str, np.ndarray]
 
     @functools.cached_property
     def is_hole(self) -> np.ndarray:
@@ -243,28 +270,29 @@ class StoredSamples:
         found[self.rows < 0] = unknown
         return found
 
-    @functools.cached_property
-    def _by_content(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that are no holes, by the first halves of their contents; these halves."""
-        rows = np.flatnonzero(~self.is_hole & _is_known(self.content))
-        rows = rows[np.argsort(self.content[rows, 0], kind="stable")]
-        return rows, self.content[rows, 0]
-
-    def rows_with(self, content: np.ndarray, *, same_keys: bool) -> np.ndarray:
-        """Find rows of the same contents: (listed,) int64, -1 for none.
+    def rows_with(
+        self, parts: Mapping[str, np.ndarray], starts: Sequence[str], *, same_keys: bool
+    ) -> np.ndarray:
+        """Find rows of the same contents of some parts: (listed,) int64, -1 for none.
 
         Of several it is the one in the same place, else the one of the same key.
 
         Parameters
         ----------
+        parts
+            Part of listed samples -> its contents.
         same_keys
             Only rows of the same keys.
         """
+        own, content = (
+            of[starts[0]] if len(starts) == 1 else np.hstack([of[start] for start in starts])
+            for of in (self.parts, parts)
+        )
         found, wanted = np.full(len(content), -1), _is_known(content)
 
         def take(rows: np.ndarray) -> None:
             same = wanted & (found < 0) & (rows >= 0)
-            same[same] = (self.content[rows[same]] == content[same]).all(1)
+            same[same] = (own[rows[same]] == content[same]).all(1)
             same[same] = ~self.is_hole[rows[same]]
             found[same] = rows[same]
 
@@ -277,8 +305,9 @@ class StoredSamples:
         left = np.flatnonzero(wanted & (found < 0))
         if len(left):
             # A content of which only the first half is found is taken for unknown.
-            ordered, halves = self._by_content
-            at = np.searchsorted(halves, content[left, 0])
+            ordered = np.flatnonzero(~self.is_hole & _is_known(own))
+            ordered = ordered[np.argsort(own[ordered, 0], kind="stable")]
+            at = np.searchsorted(own[ordered, 0], content[left, 0])
             rows = np.full(len(content), -1)
             rows[left] = np.append(ordered, -1)[at]
             take(rows)
@@ -286,7 +315,8 @@ class StoredSamples:
 
 
 def _is_known(content: np.ndarray) -> np.ndarray:
-    return np.asarray(content.any(1))
+    is_there = content[:, ::2] | content[:, 1::2]
+    return np.asarray(is_there.astype(np.bool_).all(1))
 
 
 @dataclass(frozen=True)
@@ -298,7 +328,7 @@ class Catalogue:
     versions
         Those that have rows of some field, or samples that ended workers, the latest first; then
         unfinished ones.
-    content, known, labels
+    content, known, labels, parts
         As in `StoredRows`.
     retries
         Samples that failed are not known to fail.
@@ -310,6 +340,7 @@ class Catalogue:
     known: np.ndarray
     labels: np.ndarray | None = None
     retries: bool = False
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -340,8 +371,8 @@ class Catalogue:
             Id of the version that is made: no rows are taken of it.
         """
         versions = [*_committed(store, spec, made), *_begun(store, spec, made)]
-        content, known, labels = _contents(spec, versions, pinned, labels_with_samples)
-        return cls(spec, versions, content, known, labels, retries or pinned is not None)
+        content, known, labels, parts = _contents(spec, versions, pinned, labels_with_samples)
+        return cls(spec, versions, content, known, labels, retries or pinned is not None, parts)
 
     @functools.cached_property
     def arrays(self) -> dict[str, list[tuple[int, StoredArray]]]:
@@ -388,14 +419,8 @@ class Catalogue:
                     holes.setdefault(row, why)
         return holes
 
-    def _rows(self, number: int, *, same_keys: bool) -> np.ndarray:
-        key = number, same_keys
-        if key not in self._found:
-            self._found[key] = self.versions[number].rows_with(self.content, same_keys=same_keys)
-        return self._found[key]
-
     @functools.cached_property
-    def _found(self) -> dict[tuple[int, bool], np.ndarray]:
+    def _found(self) -> dict[tuple[object, ...], np.ndarray]:
         return {}
 
     def stored_nbytes(self, name: str) -> float | None:
@@ -449,14 +474,35 @@ class Catalogue:
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
+        known, versions = self.known.copy(), np.array([*(number for number, _ in arrays), -1])
+        for pair in mask_pairs(self.spec.recipe.fields):
+            mask, image = (fields[name] for name in pair)
+            # Of a mask and an image that no build saw together the sample is read, to compare them.
+            apart = versions[mask[:, 0]] != versions[image[:, 0]]
+            apart |= mask[:, 1] != image[:, 1]
+            known &= ~(apart & has_row(mask) & has_row(image))
+        starts = {n: [*starts_of(n, f)] for n, f in self.spec.recipe.fields.items()}
         return StoredRows(
-            [array for _, array in arrays], fields, self.content, self.known, holes, self.labels
+            [array for _, array in arrays],
+            fields,
+            self.content,
+            known,
+            holes,
+            self.labels,
+            self.parts,
+            starts,
         )
 
     def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
         """Find the rows of a version for a field: (listed,) int64, -1 for none."""
-        ops = self.spec.recipe.fields[name].ops[: array.applied]
-        return self._rows(number, same_keys=any(op.is_random for op in ops))
+        declared = self.spec.recipe.fields[name]
+        same_keys = any(op.is_random for op in declared.ops[: array.applied])
+        starts = (*starts_of(name, declared),)
+        key = number, starts, same_keys
+        if key not in self._found:
+            samples = self.versions[number]
+            self._found[key] = samples.rows_with(self.parts, starts, same_keys=same_keys)
+        return self._found[key]
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""
@@ -498,7 +544,8 @@ def _committed(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[S
             table, contents = rows_of(version)
             content = halves_of(contents)
             rows = table.keys.find(spec.table.keys)
-            samples = StoredSamples(version, attributes, table, content, rows, matches)
+            parts = _parts_of(content, parts_of(version), attributes.recipe)
+            samples = StoredSamples(version, attributes, table, content, rows, matches, parts)
             for array in (array for of_field in matches.values() for array in of_field):
                 version.shard_leaves(array.name)
                 if array.shape.ragged:
@@ -519,33 +566,44 @@ def _begun(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[Store
         if not matches or version.id == made:
             continue
         with contextlib.suppress(*UNREADABLE, ValueError):
-            contents, done = add_receipts(version)
+            contents, part_texts, done = add_receipts(version)
             rows = version.table.keys.find(spec.table.keys)
             rows[~done[rows]] = -1
             content = halves_of(contents)
-            yield StoredSamples(version, attributes, version.table, content, rows, matches)
+            parts = _parts_of(content, part_texts, attributes.recipe)
+            yield StoredSamples(version, attributes, version.table, content, rows, matches, parts)
 
 
-def halves_of(contents: Texts) -> np.ndarray:
-    """Return XXH3-128s in hex as halves: (len, 2) uint64, zeros where there is none.
+def halves_of(contents: Texts, count: int = 1) -> np.ndarray:
+    """Return XXH3-128s in hex as halves: (len, 2 count) uint64, zeros where there is none.
 
     Raises
     ------
     ValueError
-        One is no XXH3-128.
+        One is no XXH3-128, or not as many.
     """
     blank = contents.is_blank
     digits = bytes.fromhex("".join(contents.take(~blank)))
-    halves = np.zeros((len(contents), 2), np.uint64)
-    halves[~blank] = np.frombuffer(digits, ">u8").reshape(-1, 2)
+    halves = np.zeros((len(contents), 2 * count), np.uint64)
+    halves[~blank] = np.frombuffer(digits, ">u8").reshape(-1, 2 * count)
     return halves
+
+
+def _parts_of(content: np.ndarray, texts: Texts, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return part -> its contents, of samples of a version: `content` where it records no other."""
+    starts = all_starts(recipe)
+    if texts.is_blank.all():
+        return dict.fromkeys(starts, content)
+    halves = halves_of(texts, len(starts))
+    halves[texts.is_blank] = np.tile(content[texts.is_blank], len(starts))
+    return {start: halves[:, 2 * n : 2 * n + 2] for n, start in enumerate(starts)}
 
 
 def _contents(
     spec: VersionSpec, versions: Sequence[StoredSamples], pinned: str | None, with_labels: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return the content of the listed samples, known or guessed, whether it is known, and the
-    labels that came with samples."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray]]:
+    """Return the content of the listed samples, known or guessed, whether it is known, the labels
+    that came with samples, and the contents of parts."""
     table = spec.table
     content = np.zeros((len(table), 2), np.uint64)
     known, guessed = (np.zeros(len(table), np.bool_) for _ in range(2))
@@ -568,14 +626,27 @@ def _contents(
         of_keys = samples.at_keys(samples.content, 0)
         new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
         content[new], guessed[new] = of_keys[new], True
+    parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
+    for is_guess, samples in itertools.product((False, True), by_source):
+        alike = samples.at_keys(samples.content, 0) == content
+        for start in parts.keys() & samples.parts.keys():
+            of_keys = samples.at_keys(samples.parts[start], 0)
+            new = ~table.is_removed if is_guess else (known | guessed) & alike.all(1)
+            new &= _is_known(of_keys) & ~_is_known(parts[start])
+            parts[start][new] = of_keys[new]
+            known[new] &= not is_guess
     new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
     if len(new):
-        _guess_by_name(table, by_source, content, new)
-    return content, known, labels
+        _guess_by_name(table, by_source, content, parts, new)
+    return content, known, labels, parts
 
 
 def _guess_by_name(
-    table: RowTable, versions: Sequence[StoredSamples], content: np.ndarray, rows: np.ndarray
+    table: RowTable,
+    versions: Sequence[StoredSamples],
+    content: np.ndarray,
+    parts: Mapping[str, np.ndarray],
+    rows: np.ndarray,
 ) -> None:
     """Guess contents of samples in other folders than before, by the ends of their keys."""
     names = names_of(table, rows)
@@ -585,6 +656,8 @@ def _guess_by_name(
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
         content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
+        for start in parts.keys() & samples.parts.keys():
+            parts[start][rows[at >= 0]] = samples.parts[start][places[at[at >= 0]]]
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:

@@ -305,7 +305,7 @@ def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
 def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
     for version in begun_versions(store):
         if version.table.source == source:
-            contents, _ = add_receipts(version)
+            contents, _, _ = add_receipts(version)
             yield _compared(version, version.table, contents, brings)
 
 

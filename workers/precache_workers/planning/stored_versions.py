@@ -18,7 +18,7 @@ from precache.store.json_documents import Attributes
 from precache.store.live_version import LiveVersion, open_begun
 from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
-from precache.store.row_table import RowTable, read_contents
+from precache.store.row_table import RowTable, read_contents, read_parts
 from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion
@@ -58,22 +58,24 @@ def begun_versions(store: Folder) -> Iterator[LiveVersion]:
                     yield begun
 
 
-def add_receipts(begun: LiveVersion) -> tuple[Texts, np.ndarray]:
+def add_receipts(begun: LiveVersion) -> tuple[Texts, Texts, np.ndarray]:
     """Read the receipts of a version that was begun.
 
     Returns
     -------
     tuple
-        The content of each row's sample (hex), empty if its shard has no receipt; and whether it
-        has one: (rows,) bool.
+        The content of each row's sample (hex), empty if its shard has no receipt; those of its
+        parts; and whether it has one: (rows,) bool.
     """
-    contents, done = dict[int, str](), np.zeros(begun.rows, np.bool_)
+    contents, parts, done = dict[int, str](), dict[int, str](), np.zeros(begun.rows, np.bool_)
     for receipt in _receipts(begun.folder):
         with contextlib.suppress(StoreError):  # its shard is not taken
             rows = begun.add(receipt, receipt.shard)
             contents |= zip(rows, receipt.content, strict=True)
+            parts |= zip(rows, receipt.parts, strict=False)
             done[rows.start : rows.stop] = True
-    return Texts.repeated([""], [begun.rows]).replaced(contents), done
+    blank = Texts.repeated([""], [begun.rows])
+    return blank.replaced(contents), blank.replaced(parts), done
 
 
 def open_finished(folder: Folder) -> Version:
@@ -94,6 +96,12 @@ def rows_of(version: Version) -> tuple[RowTable, Texts]:
     """Read the row table of a version, and the content of each row's sample (hex)."""
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     return RowTable.from_parquet(data, where), Texts(read_contents(data, where))
+
+
+def parts_of(version: Version) -> Texts:
+    """Read the contents of the parts of each row's sample (hex); none if no sample has several."""
+    where = version.folder.path(ROW_TABLE)
+    return Texts(read_parts(version.read_checked(ROW_TABLE), where))
 
 
 def is_committed(target: TargetVersion) -> bool:

@@ -14,7 +14,8 @@ from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
 from precache.store.tree import Leaf
-from precache_workers.ops.identity import installed_versions
+from precache_workers.ops.field_recipe import part_of
+from precache_workers.ops.identity import all_starts, installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
@@ -202,6 +203,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         objects=objects,
         holes=rows.holes,
         content=rows.content,
+        parts=rows.parts if any(rows.parts) else [],
         sums={name: summed for name, summed in sums.items() if summed is not None},
         seconds=timing.seconds,
         cpu_seconds=timing.cpu_seconds,
@@ -228,7 +230,7 @@ class _Rows:
 
     Attributes
     ----------
-    content, holes, labels
+    content, parts, holes, labels
         As in the receipt.
     reused
         Rows of which all fields were reused, holes among them.
@@ -248,6 +250,8 @@ class _Rows:
         self._task, self._assembly, self._writers, self._timing = task, assembly, writers, timing
         self._at_work = samples_at_work()
         self.content: list[str] = []
+        self.parts: list[str] = []
+        self._starts = all_starts(task.job.recipe)
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
         if assembly.rows.labels is not None:
@@ -264,6 +268,7 @@ class _Rows:
                     keep_rows(self._writers, run.places)
                     part = slice(run.places.start, run.places.stop)
                     self.content += self._assembly.rows.contents[part]
+                    self.parts += map(self._stored_parts, run.places)
                     self.reused += len(run.places)
                     self._timing.charge("encode")
                     continue
@@ -274,15 +279,18 @@ class _Rows:
         task, timing, key = self._task, self._timing, self._task.keys[place]
         timing.charge("fetch")
         sample, content = None, self._assembly.rows.contents[place]
+        parts = self._stored_parts(place) if fetched is None else ""
         if fetched is not None:
             sample, reason = self._sample_of(place, fetched)
-            content = sample.content
-            row = self._assembly.with_sample(place, content, reason)
+            content, own = sample.content, self._parts_of(sample)
+            parts = _joined(content, own)
+            row = self._assembly.with_sample(place, content, reason, own)
         reason = self._at_work.work(DECODING, key, self._stage, row, place, key, sample)
         if reason:
             stage_rows(self._assembly.hole_at(place), self._writers, place)
         reason = reason or row.hole
         self.content.append(content)
+        self.parts.append(parts)
         self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
         if reason:
             self.holes[task.first_row + place] = reason
@@ -292,6 +300,19 @@ class _Rows:
         spent += timing.charge("encode")
         if sample is not None:
             timing.note(task.first_row + place, spent, sample.nbytes)
+
+    def _stored_parts(self, place: int) -> str:
+        rows = self._assembly.rows
+        return _joined(rows.contents[place], rows.parts_of_rows[place]) if rows.has_parts else ""
+
+    def _parts_of(self, sample: Sample) -> dict[str, str]:
+        """Return the contents of the parts of a sample from which fields start."""
+        if not sample.contents:
+            return dict.fromkeys(self._starts, sample.content)
+        return {
+            start: sample.contents.get(part_of(*each, sample), sample.content)
+            for start, each in self._starts.items()
+        }
 
     def _stage(self, row: Run, place: int, key: str, sample: Sample | None) -> str:
         """Stage a row; returns the reason if it is a hole."""
@@ -317,6 +338,11 @@ class _Rows:
         if fetched.label is not None:
             self.labels[place] = fetched.label
         return fetched, task.barred.get(key, "")
+
+
+def _joined(content: str, parts: Mapping[str, str]) -> str:
+    """Return the contents of parts as a receipt has them."""
+    return "" if {*parts.values()} <= {content} or not content else "".join(parts.values())
 
 
 def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) -> None:

@@ -87,7 +87,7 @@ class Sample:
     `inputs` maps names to bytes, texts, arrays or Pillow images; the first is the default input. An
     input that other samples have and this one lacks is a `SampleError`. Those of `unread` are read
     by no field; `label_part` is the part of the sample that has the label; `files` are the files of
-    inputs that are not called as the sample is.
+    inputs that are not called as the sample is. `contents` has the hash of each of several inputs.
     """
 
     inputs: Mapping[str | int, Any]
@@ -96,6 +96,7 @@ class Sample:
     label_part: str = ""
     unread: Mapping[str | int, Any] = field(default_factory=dict)
     files: Mapping[str | int, str] = field(default_factory=dict)
+    contents: Mapping[str | int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: bytes) -> Sample:

@@ -40,6 +40,7 @@ from precache_workers.sources.dataset_items import (
     Starts,
     content_of,
     described,
+    hashed,
     in_words,
     is_class,
     read_item,
@@ -259,9 +260,9 @@ class DatasetSource(Source):
             )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
-        content = content_of(used.inputs)
-        inputs = {part: _own(value) for part, value in used.inputs.items()}
-        return replace(used, inputs=self._started(inputs), content=content)
+        of = hashed({}, {part: content_of({part: value}) for part, value in used.inputs.items()})
+        inputs = self._started({part: _own(value) for part, value in used.inputs.items()})
+        return replace(used, inputs=inputs, content=of.content, contents=of.contents)
 
     def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
         """Let fields start from the same parts in all samples; one that lacks them is a hole."""

@@ -397,6 +397,13 @@ def _is_picture(value: Any) -> bool:
 # --- content ------------------------------------------------------------------------------------
 
 
+def hashed(parts: Mapping[Part, Any], contents: Mapping[Part, str]) -> Sample:
+    """Return the sample of some parts, of which each has a hash."""
+    if len(contents) == 1:
+        return Sample(parts, content=next(iter(contents.values())))
+    return Sample(parts, content=content_of(contents), contents=contents)
+
+
 def content_of(inputs: Mapping[Part, Any]) -> str:
     """Hash parts of an item (XXH3-128, hex): names, types, shapes and values.
 

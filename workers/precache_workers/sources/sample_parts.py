@@ -10,6 +10,7 @@ import io
 import math
 import tokenize
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from numpy.lib import format as npy
 
 from precache.errors import FetchError, SampleError
 from precache.store.columns import numbers_of
-from precache_workers.sources.base import IMAGE, Fetched, Sample
-from precache_workers.sources.dataset_items import Part, content_of
+from precache_workers.sources.base import IMAGE, Fetched
+from precache_workers.sources.dataset_items import Part, content_of, hashed
 from precache_workers.sources.labels import kind_of
 
 TEXT_SUFFIXES = ("txt", "caption", "json", "cls")
@@ -55,12 +56,13 @@ def joined(parts: Mapping[Part, Any], files: Mapping[Part, str] | None = None) -
     unfetched = [error for error in errors if isinstance(error, FetchError)]
     if unfetched or len(errors) == len(values):
         return [*unfetched, *errors][0]
-    if len(values) == 1 and isinstance(values[0], bytes):
-        content = xxhash.xxh3_128_hexdigest(values[0])
-    else:
-        hashed = {name: (str(v),) if isinstance(v, SampleError) else v for name, v in parts.items()}
-        content = content_of(hashed)
-    return Sample(parts, content=content, files=files or {})
+    contents = {
+        name: xxhash.xxh3_128_hexdigest(value)
+        if isinstance(value, bytes)
+        else content_of({name: (str(value),) if isinstance(value, SampleError) else value})
+        for name, value in parts.items()
+    }
+    return replace(hashed(parts, contents), files=files or {})
 
 
 def _named(name: Part, parts: Mapping[Part, Any]) -> Any:
