@@ -276,7 +276,7 @@ def test_a_build_is_one_object_or_text_and_again_there_is_nothing_to_do(
         assert again.items() >= {name: found[name] for name in ("version", "holes", "path")}.items()
     monkeypatch.setattr(progress, "LINE_EVERY", 0)
     ran = run("build", source, tmp_path / "other", *SMALL)
-    for text in ("10 samples in 3 classes", "they are no images: 1 .txt", "to be stored", "free",
+    for text in ("10 samples in 3 classes", "no field names them: 1 .txt", "to be stored", "free",
                  "10 of 10 samples, "):  # fmt: skip
         assert text in ran.err
     for text in ("10, 1 failed", "ratio", "mean, std", "cat/broken.jpg: not an image", "encode"):

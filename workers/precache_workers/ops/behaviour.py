@@ -415,7 +415,8 @@ def _files(library: str) -> list[Any]:
         raise missing_library("building", module)
     home = Path(spec.origin).parent
     state: list[Any] = [str(home), installed_version(library)]
-    files = {path for path in home.iterdir() if path.name != "__pycache__"}
+    # A folder's time tells of compiled files that a first import leaves in it, too.
+    files = {path for path in home.iterdir() if path.is_file()}
     for path in sorted(files.union(home.parent.glob(f"{library}-*/RECORD"))):
         status = path.stat()
         state.append((path.name, status.st_size, status.st_mtime_ns))
