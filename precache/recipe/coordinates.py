@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Movement:
-    """Where the pixels of N pictures go: a part of each, stretched, and mirrored after that.
+    """A movement of the pixels of N pictures: a part of each, stretched, and mirrored after that.
 
     The arithmetic is that of ``torchvision.transforms.v2``: coordinates of boxes are edges of
     pixels, so that mirroring takes x to ``width - x``; those of keypoints are pixels, and mirroring

@@ -177,7 +177,7 @@ Computed = Callable[[Any, np.random.Generator | None], Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """What an op shows of an image: a part, resized to a height and width, and then mirrored."""
+    """The view that an op gives of an image: a part, resized to height and width, then mirrored."""
 
     part: Part
     size: tuple[int, int]

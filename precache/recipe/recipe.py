@@ -294,7 +294,7 @@ class Field(Declared):
 
 
 class Follow(Operation):
-    """What the ops of a picture do to entries of a field, as the last op of that field.
+    """Does to entries of a field what the ops of a picture do, as the last op of that field.
 
     A `Recipe` adds it to a field that belongs to another; it is no part of what is declared.
 
@@ -354,7 +354,7 @@ class Recipe(Declared):
         return self
 
     def _follow(self) -> None:
-        """Have fields that belong to others follow them; boxes first, to which others may."""
+        """Let fields that belong to others follow them; boxes first, to which others may."""
         belonging = {name: field for name, field in self.fields.items() if field.belongs}
         for name, field in sorted(belonging.items(), key=lambda item: item[1].kind != "boxes"):
             self.fields[name] = self._following(name, field)

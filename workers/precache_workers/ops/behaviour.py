@@ -122,7 +122,7 @@ def steps_of(field: Field) -> list[Step]:
 
 
 class _Jpeg(Operation):
-    """What codec `jpeg` makes of rows that it encodes: bytes, and by them pixels."""
+    """The encoding of rows by codec `jpeg`, as an op: it decides on bytes, and by them pixels."""
 
     op: Literal["jpeg"] = "jpeg"
     quality: int

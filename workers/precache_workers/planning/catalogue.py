@@ -174,7 +174,7 @@ class StoredRows:
 
     @functools.cached_property
     def has_parts(self) -> bool:
-        """Whether samples have parts of other contents than their own."""
+        """True if samples have parts of other contents than their own."""
         return not all(np.array_equal(part, self.content) for part in self.parts.values())
 
     @functools.cached_property
