@@ -19,7 +19,11 @@
 
 /* The instructions for CRC32C, and whether this machine has them. */
 #if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
-#include <nmmintrin.h>
+#include <immintrin.h>
+#define USES_AVX2 __attribute__((target("avx2")))
+#if !defined(HAS_AVX2)
+#define HAS_AVX2 __builtin_cpu_supports("avx2")
+#endif
 #define HAS_CRC32C __builtin_cpu_supports("sse4.2")
 #if defined(__clang__)
 #define USES_CRC32C __attribute__((target("crc32")))
@@ -701,8 +705,8 @@ static double support_of(const Axis *axis) { return axis->scale > 1 ? axis->scal
 static size_t most_taps(const Axis *axis) { return 2 * (size_t)support_of(axis) + 3; }
 
 /* The taps of `out` pixels; `weights` and `values` have room for `most_taps` of each, and of one. */
-static void plan(Taps *taps, uint16_t *weights, double *values, const Axis *axis, int64_t out,
-                 int mirrored)
+static void plan_taps(Taps *taps, uint16_t *weights, double *values, const Axis *axis,
+                      int64_t out, int mirrored)
 {
     double support = support_of(axis);
     for (int64_t i = 0; i < out; i++) {
@@ -869,6 +873,145 @@ static void sum_columns(uint8_t *out, const uint16_t *columns, size_t step, cons
     }
 }
 
+#if defined(USES_AVX2)
+
+/* With AVX2, lines are resized one after another, and what an output pixel is made of is shuffled
+   into its place: columns need not be turned. */
+
+#define BLOCK 64       /* bytes of a line at a time: windows have at least as many */
+#define GROUP 16       /* output pixels at a time, in two halves */
+#define MOST_SOURCES 4 /* vectors of 8 words that the pixels of a half begin in, at most */
+
+/* GROUP output pixels. `first` is the lowest word that begins one of a half. `vectors` of GROUP
+   words are where sums start, then the orders, of each 8 words, that bring the words that pixels
+   begin with into their places, then the weights of each tap. */
+typedef struct {
+    int64_t first[2], taps, sources;
+    __m256i *vectors;
+} Group;
+
+static size_t groups_of(size_t width) { return (width + GROUP - 1) / GROUP; }
+
+/* Group the taps of a line; 0 if pixels next to each other begin too far from each other. */
+static int group_taps(Group *group, __m256i *vectors, const Taps *across, size_t width)
+{
+    for (size_t x = 0; x < width; x += GROUP, group++) {
+        const Taps *taps[GROUP];
+        *group = (Group){{INT64_MAX, INT64_MAX}, 0, 1, vectors};
+        for (size_t i = 0; i < GROUP; i++) {
+            taps[i] = &across[x + i < width ? x + i : width - 1];
+            int64_t *first = &group->first[i / 8];
+            *first = taps[i]->first < *first ? taps[i]->first : *first;
+            group->taps = taps[i]->count > group->taps ? taps[i]->count : group->taps;
+        }
+        for (size_t i = 0; i < GROUP; i++) {
+            int64_t sources = (taps[i]->first - group->first[i / 8]) / 8 + 1;
+            group->sources = sources > group->sources ? sources : group->sources;
+        }
+        if (group->sources > MOST_SOURCES)
+            return 0;
+        uint16_t *starts = (uint16_t *)vectors, *orders = starts + GROUP;
+        uint16_t *weights = orders + group->sources * GROUP;
+        vectors += 1 + group->sources + group->taps;
+        memset(orders, 0x80, (size_t)group->sources * sizeof *vectors); /* none: 0 */
+        memset(weights, 0, (size_t)group->taps * sizeof *vectors);
+        for (int64_t i = 0; i < GROUP; i++) {
+            int64_t place = taps[i]->first - group->first[i / 8];
+            starts[i] = (uint16_t)(taps[i]->count / 2 + 128);
+            orders[place / 8 * GROUP + i] = (uint16_t)(0x0100 + 0x0202 * (place % 8));
+            for (int64_t k = 0; k < taps[i]->count; k++)
+                weights[k * GROUP + i] = taps[i]->weights[k];
+        }
+    }
+    return 1;
+}
+
+/* As sum_lines, of at least BLOCK bytes. */
+USES_AVX2 static void sum_blocks(uint16_t *sum, const uint8_t *window, size_t stride,
+                                 const Taps *taps, size_t width)
+{
+    const __m256i zero = _mm256_setzero_si256();
+    for (size_t x = 0; x < width; x += BLOCK) {
+        x = x + BLOCK < width ? x : width - BLOCK;
+        const uint8_t *line = window + (size_t)taps->first * stride + x;
+        __m256i sums[4];
+        for (int i = 0; i < 4; i++)
+            sums[i] = _mm256_set1_epi16((short)(taps->count / 2));
+        for (int64_t k = 0; k < taps->count; k++, line += stride) {
+            __m256i weight = _mm256_set1_epi16((short)taps->weights[k]);
+            for (int i = 0; i < 4; i += 2) {
+                __m256i bytes = _mm256_loadu_si256((const __m256i *)(line + 16 * i));
+                __m256i low = _mm256_unpacklo_epi8(zero, bytes);
+                __m256i high = _mm256_unpackhi_epi8(zero, bytes);
+                sums[i] = _mm256_add_epi16(sums[i], _mm256_mulhi_epu16(low, weight));
+                sums[i + 1] = _mm256_add_epi16(sums[i + 1], _mm256_mulhi_epu16(high, weight));
+            }
+        }
+        __m256i *to = (__m256i *)(sum + x);
+        for (int i = 0; i < 4; i += 2) {
+            _mm256_storeu_si256(to + i, _mm256_permute2x128_si256(sums[i], sums[i + 1], 0x20));
+            _mm256_storeu_si256(to + i + 1, _mm256_permute2x128_si256(sums[i], sums[i + 1], 0x31));
+        }
+    }
+}
+
+/* Pixels of `step` words beside each other -> a plane of words for each. */
+USES_AVX2 static void separate(uint16_t *restrict planes, size_t pitch,
+                               const uint16_t *restrict line, size_t step, size_t width)
+{
+    if (step == 3) /* a constant, for which compilers know how to shuffle */
+        for (size_t x = 0; x < width; x++)
+            for (size_t c = 0; c < 3; c++)
+                planes[c * pitch + x] = line[3 * x + c];
+    else
+        for (size_t x = 0; x < width; x++)
+            for (size_t c = 0; c < step; c++)
+                planes[c * pitch + x] = line[step * x + c];
+}
+
+USES_AVX2 static inline __m256i sum_group(const uint16_t *line, const Group *group,
+                                          int64_t sources)
+{
+    const __m256i *orders = group->vectors + 1, *weights = orders + sources;
+    const uint16_t *low = line + group->first[0], *high = line + group->first[1];
+    __m256i sum = group->vectors[0];
+    for (int64_t k = 0; k < group->taps; k++) {
+        __m256i words = _mm256_setzero_si256();
+        for (int64_t source = 0; source < sources; source++) {
+            __m128i a = _mm_loadu_si128((const __m128i *)(low + k + 8 * source));
+            __m128i b = _mm_loadu_si128((const __m128i *)(high + k + 8 * source));
+            __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+            words = _mm256_or_si256(words, _mm256_shuffle_epi8(both, orders[source]));
+        }
+        sum = _mm256_add_epi16(sum, _mm256_mulhi_epu16(words, weights[k]));
+    }
+    return sum;
+}
+
+/* A line of words -> a line of bytes. */
+USES_AVX2 static void sum_groups(uint8_t *out, const uint16_t *line, const Group *group,
+                                 size_t width)
+{
+    for (size_t x = 0; x < width; x += GROUP, group++) {
+        __m256i sum;
+        if (group->sources == 1) /* constants, for which loops are unrolled */
+            sum = sum_group(line, group, 1);
+        else if (group->sources == 2)
+            sum = sum_group(line, group, 2);
+        else
+            sum = sum_group(line, group, group->sources);
+        sum = _mm256_srli_epi16(sum, 8);
+        __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(sum),
+                                         _mm256_extracti128_si256(sum, 1));
+        if (width - x >= GROUP)
+            _mm_storeu_si128((__m128i *)(out + x), bytes);
+        else
+            memcpy(out + x, &bytes, width - x);
+    }
+}
+
+#endif
+
 /* An image, planar (C, H, W) or interleaved (H, W, C), and what of it to resize. */
 typedef struct {
     const uint8_t *pixels;
@@ -913,59 +1056,119 @@ static int make_room(Scratch *scratch, size_t size)
     return scratch->memory != NULL;
 }
 
+/* What resizing a window takes. */
+typedef struct {
+    const uint8_t *window; /* its first pixel */
+    size_t stride, plane, step, channels, count;
+    const Taps *down, *across;
+    size_t height, width;
+} Plan;
+
+/* Resize LANES lines at a time, in columns; `lines` has room for twice LANES lines of `pitch`. */
+static void resize_columns(uint8_t *out, const Plan *plan, uint16_t *lines, size_t pitch)
+{
+    uint16_t *columns = lines + LANES * pitch;
+    size_t height = plan->height, width = plan->width, step = plan->step;
+    for (size_t channel = 0; channel < plan->channels; channel += step) {
+        const uint8_t *window = plan->window + channel * plan->plane;
+        for (size_t y = 0; y < height; y += LANES) {
+            size_t used = height - y < LANES ? height - y : LANES;
+            for (size_t i = 0; i < LANES; i++)
+                if (i < used)
+                    sum_lines(lines + i * pitch, window, plan->stride, &plan->down[y + i],
+                              plan->count);
+                else
+                    memset(lines + i * pitch, 0, pitch * sizeof(uint16_t));
+            for (size_t i = 0; i < LANES; i += 8)
+                for (size_t x = 0; x < plan->count; x += 8)
+                    turn_words(columns + x * LANES + i, lines + i * pitch + x, pitch);
+            for (size_t c = 0; c < step; c++)
+                sum_columns(out + ((channel + c) * height + y) * width, columns + c * LANES, step,
+                            plan->across, used, width);
+        }
+    }
+}
+
+#if defined(USES_AVX2)
+/* Resize line by line; words behind a line have no weight, and may be anything. */
+USES_AVX2 static void resize_lines(uint8_t *out, const Plan *plan, uint16_t *line, size_t pitch,
+                                   const Group *groups)
+{
+    size_t height = plan->height, width = plan->width, step = plan->step;
+    uint16_t *planes = step > 1 ? line + plan->count : line;
+    for (size_t channel = 0; channel < plan->channels; channel += step)
+        for (size_t y = 0; y < height; y++) {
+            sum_blocks(line, plan->window + channel * plan->plane, plan->stride, &plan->down[y],
+                       plan->count);
+            if (step > 1)
+                separate(planes, pitch, line, step, plan->count / step);
+            for (size_t c = 0; c < step; c++)
+                sum_groups(out + ((channel + c) * height + y) * width, planes + c * pitch, groups,
+                           width);
+        }
+}
+#endif
+
 /* Resize a window to planar `out`, of a height and width; 0 if there is no memory. */
 static int resize_window(uint8_t *out, const Window *in, Shape size, Scratch *scratch)
 {
     size_t channels = (size_t)in->shape.channels, step = in->interleaved ? channels : 1;
     size_t height = (size_t)size.height, width = (size_t)size.width;
     size_t high = most_taps(&in->down), wide = most_taps(&in->across);
-    size_t stride = (size_t)in->shape.width * step, plane = stride * (size_t)in->shape.height;
+    size_t stride = (size_t)in->shape.width * step;
     size_t count = (size_t)in->across.size * step, pitch = (count + 31) & ~(size_t)31;
     size_t taps_size = aligned((height + width) * sizeof(Taps));
     size_t weights_size = aligned((height * high + width * wide) * sizeof(uint16_t));
     size_t values_size = aligned((high > wide ? high : wide) * sizeof(double));
-    size_t lines_size = LANES * pitch * sizeof(uint16_t);
-    if (!make_room(scratch, taps_size + weights_size + values_size + 2 * lines_size))
+    size_t lines_size = 2 * LANES * pitch * sizeof(uint16_t);
+#if defined(USES_AVX2)
+    size_t groups_size = aligned(groups_of(width) * sizeof(Group));
+    size_t vectors_size = groups_of(width) * (1 + MOST_SOURCES + wide) * sizeof(__m256i);
+    size_t reach = (size_t)in->across.size + wide + 8 * MOST_SOURCES;
+    size_t line_size = aligned((count + step * reach) * sizeof(uint16_t));
+    size_t grouped_size = groups_size + aligned(vectors_size) + line_size;
+    lines_size = grouped_size > lines_size ? grouped_size : lines_size;
+#endif
+    if (!make_room(scratch, taps_size + weights_size + values_size + lines_size))
         return 0;
     uint8_t *at = scratch->memory;
     Taps *down = (Taps *)at, *across = down + height;
     uint16_t *weights = (uint16_t *)(at += taps_size);
     double *values = (double *)(at += weights_size);
-    uint16_t *lines = (uint16_t *)(at += values_size), *columns = (uint16_t *)(at + lines_size);
-    plan(down, weights, values, &in->down, size.height, 0);
-    plan(across, weights + height * high, values, &in->across, size.width, in->mirrored);
-    size_t corner = (size_t)in->down.first * stride + (size_t)in->across.first * step;
-    for (size_t channel = 0; channel < channels; channel += step) {
-        const uint8_t *window = in->pixels + channel * plane + corner;
-        uint8_t *planes = out + channel * height * width;
-        if (high > MOST_TAPS || wide > MOST_TAPS) {
-            for (size_t c = 0; c < step; c++)
-                sum_exactly(planes + c * height * width, window + c, stride, step, down, across,
-                            size);
-            continue;
-        }
-        for (size_t y = 0; y < height; y += LANES) {
-            size_t used = height - y < LANES ? height - y : LANES;
-            for (size_t i = 0; i < LANES; i++)
-                if (i < used)
-                    sum_lines(lines + i * pitch, window, stride, &down[y + i], count);
-                else
-                    memset(lines + i * pitch, 0, pitch * sizeof(uint16_t));
-            for (size_t i = 0; i < LANES; i += 8)
-                for (size_t x = 0; x < count; x += 8)
-                    turn_words(columns + x * LANES + i, lines + i * pitch + x, pitch);
-            for (size_t c = 0; c < step; c++)
-                sum_columns(planes + (c * height + y) * width, columns + c * LANES, step, across,
-                            used, width);
-        }
+    at += values_size;
+    plan_taps(down, weights, values, &in->down, size.height, 0);
+    plan_taps(across, weights + height * high, values, &in->across, size.width, in->mirrored);
+    Plan plan = {
+        .window = in->pixels + (size_t)in->down.first * stride + (size_t)in->across.first * step,
+        .stride = stride, .plane = stride * (size_t)in->shape.height, .step = step,
+        .channels = channels, .count = count, .down = down, .across = across,
+        .height = height, .width = width,
+    };
+    if (high > MOST_TAPS || wide > MOST_TAPS) {
+        for (size_t channel = 0; channel < channels; channel++)
+            sum_exactly(out + channel * height * width,
+                        plan.window + (step > 1 ? channel : channel * plan.plane), stride, step,
+                        down, across, size);
+        return 1;
     }
+#if defined(USES_AVX2)
+    Group *groups = (Group *)at;
+    if (HAS_AVX2 && count >= BLOCK &&
+        group_taps(groups, (__m256i *)(at + groups_size), across, width)) {
+        uint16_t *line = (uint16_t *)(at + groups_size + aligned(vectors_size));
+        resize_lines(out, &plan, line, reach, groups);
+        return 1;
+    }
+#endif
+    resize_columns(out, &plan, (uint16_t *)at, pitch);
     return 1;
 }
 
 PyDoc_STRVAR(resize_doc,
-"resize(images, shapes, boxes, places, mirrored, interleaved, out, height, width)\n--\n\n"
+"resize(sources, numbers, starts, shapes, boxes, places, mirrored, interleaved, out, height,\n"
+"       width)\n--\n\n"
 "Resize a window of each image by an antialiased triangle filter, and mirror some.\n\n"
-"`shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
+"Image i begins at `starts[i]` of `sources[numbers[i]]` (int64, n of each). `shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
 "`boxes` (n, 4) int64 top, left, height and width of the pixels that are used; `places` (n, 4)\n"
 "float64 start down and across, and pixels for each of the result down and across; `mirrored` (n,)\n"
 "bool. `out` takes (n, channels, height, width).");
@@ -973,19 +1176,20 @@ PyDoc_STRVAR(resize_doc,
 static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
-    Py_buffer shapes, boxes, places, mirrored, out;
+    Py_buffer numbers, starts, shapes, boxes, places, mirrored, out;
     Sources images;
     Shape size = {0, 0, 0};
     int interleaved;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*y*pw*nn:resize", &PyList_Type, &list, &shapes, &boxes,
-                          &places, &mirrored, &interleaved, &out, &size.height, &size.width))
+    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn:resize", &PyList_Type, &list, &numbers,
+                          &starts, &shapes, &boxes, &places, &mirrored, &interleaved, &out,
+                          &size.height, &size.width))
         return NULL;
-    if (open_sources(&images, list, NULL) == 0) {
+    if (open_sources(&images, list, &numbers) == 0) {
         Py_ssize_t count = images.count;
-        const int64_t *shape = shapes.buf, *box = boxes.buf;
+        const int64_t *start = starts.buf, *shape = shapes.buf, *box = boxes.buf;
         const double *place = places.buf;
         size.channels = count ? (Py_ssize_t)shape[0] : 1;
-        int fits = shapes.len == count * 24 && boxes.len == count * 32 &&
+        int fits = starts.len == numbers.len && shapes.len == count * 24 && boxes.len == count * 32 &&
                    places.len == count * 32 && mirrored.len == count &&
                    holds_rows(size, out.len) &&
                    out.len == count * size.channels * size.height * size.width;
@@ -993,7 +1197,7 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
         for (Py_ssize_t i = 0; windows && fits && i < count; i++) {
             Window *in = &windows[i];
             *in = (Window){
-                .pixels = images.views[i].buf,
+                .pixels = (const uint8_t *)images.views[i].buf + start[i],
                 .shape = {(Py_ssize_t)shape[3 * i], (Py_ssize_t)shape[3 * i + 1],
                           (Py_ssize_t)shape[3 * i + 2]},
                 .interleaved = interleaved,
@@ -1001,8 +1205,10 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
                 .down = {box[4 * i], box[4 * i + 2], place[4 * i], place[4 * i + 2]},
                 .across = {box[4 * i + 1], box[4 * i + 3], place[4 * i + 1], place[4 * i + 3]},
             };
-            fits = in->shape.channels == size.channels && holds_rows(in->shape, images.views[i].len) &&
-                   images.views[i].len == in->shape.channels * in->shape.height * in->shape.width &&
+            fits = in->shape.channels == size.channels && holds_rows(in->shape, 0) &&
+                   start[i] >= 0 && start[i] <= images.views[i].len &&
+                   in->shape.channels * in->shape.height * in->shape.width <=
+                       images.views[i].len - start[i] &&
                    is_window(&in->down, in->shape.height) &&
                    is_window(&in->across, in->shape.width);
         }
@@ -1024,6 +1230,8 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
         PyMem_Free(windows);
         close_sources(&images);
     }
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&starts);
     PyBuffer_Release(&shapes);
     PyBuffer_Release(&boxes);
     PyBuffer_Release(&places);

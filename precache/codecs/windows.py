@@ -83,15 +83,43 @@ def resize_windows(
         shapes = np.ascontiguousarray(shapes[:, [2, 0, 1]])
     if len(images) and (shapes[:, 0] != out.shape[1]).any():
         raise ValueError(f"images of {shapes[:, 0].max()} channels, and room for {out.shape[1]}")
-    functions = kernels.compiled().functions
-    if functions is None:
+    if kernels.compiled().functions is None:
         planes = [image.transpose(2, 0, 1) if interleaved else image for image in images]
         for number, image in enumerate(planes):
             _resize(image, windows, number, out[number])
         return
+    numbers = np.arange(len(images), dtype=np.int64)
+    sources = [image.reshape(-1).data for image in images]
+    starts = np.zeros_like(numbers)
+    resize_pieces(sources, numbers, starts, shapes, windows, out, interleaved=interleaved)
+
+
+def resize_pieces(
+    sources: list[memoryview],
+    numbers: np.ndarray,
+    starts: np.ndarray,
+    shapes: np.ndarray,
+    windows: Windows,
+    out: np.ndarray,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """Resize a window of each image, as `resize_windows`, by one call; needs compiled functions.
+
+    Parameters
+    ----------
+    numbers, starts
+        (n,) int64: the source that each image lies in, and its offset there in bytes.
+    shapes
+        (n, 3) int64: channels, height and width of each.
+    """
+    functions = kernels.compiled().functions
+    assert functions is not None
     functions.resize(
-        [image.reshape(-1).data for image in images],
-        shapes,
+        sources,
+        np.ascontiguousarray(numbers),
+        np.ascontiguousarray(starts),
+        np.ascontiguousarray(shapes),
         np.ascontiguousarray(windows.boxes, np.int64),
         np.concatenate([windows.starts, windows.scales], axis=1, dtype=np.float64),
         np.ascontiguousarray(windows.mirrored, np.bool_),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 from precache.codecs import kernels
 from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
 from precache.codecs.jpeg import import_simplejpeg
-from precache.codecs.windows import Windows, pick_pixels, resize_windows
+from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import Places, ShardFiles
@@ -24,9 +23,9 @@ from precache.store.version import Version
 LARGE_NBYTES = 1 << 30
 """Rows of so many bytes together are compared with the free memory before they are read."""
 
-CROPPED_TOGETHER = 8
-"""Rows of the mapped file that one call crops; decoded ones are cropped each while the CPU's caches
-hold it."""
+CHECKED_TOGETHER = 8
+"""Rows of the mapped file that are checked before they are cropped, while the CPU's caches hold
+them."""
 
 
 class PackedRows(NamedTuple):
@@ -120,22 +119,59 @@ class RaggedReader(ArrayReader):
         DamageError
             As `rows`.
         """
+        blended = self.array.dtype == "uint8" and not nearest
+        if blended and self._crop_mapped(rows, windows, out):
+            return
+        jpeg = self.array.decoder.jpeg
         with contextlib.closing(self.rows(rows)) as images:
-            jpeg = self.array.decoder.jpeg
-            views = self.array.decoder.codecs == ("crc32c",) and not jpeg
-            together = CROPPED_TOGETHER if views else 1
-            for start in range(0, len(rows), together):
-                part = slice(start, start + together)
-                several = list(itertools.islice(images, len(out[part])))
-                for row, image in zip(rows[part].tolist(), several, strict=True):
-                    if image.shape[0] != out.shape[1]:
-                        raise self.damage(row, f"it has {image.shape[0]} channels")
-                if self.array.dtype != "uint8" or nearest:
-                    pick_pixels(several, windows.part(part), out[part])
+            for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
+                part = slice(number, number + 1)
+                if image.shape[0] != out.shape[1]:
+                    raise self.damage(row, f"it has {image.shape[0]} channels")
+                if not blended:
+                    pick_pixels([image], windows.part(part), out[part])
                     continue
-                if jpeg:
-                    several = [image.transpose(1, 2, 0) for image in several]
-                resize_windows(several, windows.part(part), out[part], interleaved=jpeg)
+                pixels = image.transpose(1, 2, 0) if jpeg else image
+                resize_windows([pixels], windows.part(part), out[part], interleaved=jpeg)
+
+    def _crop_mapped(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> bool:
+        """Crop plain rows where they are mapped, all by one call once they are checked.
+
+        Returns False if they are not plain, or not what they should be, which `rows` says.
+        """
+        plain = self.array.decoder.codecs == ("crc32c",) and not self.array.decoder.jpeg
+        if not (plain and self._objects.mapped) or kernels.compiled().functions is None:
+            return False
+        rows = np.ascontiguousarray(rows, np.int64)
+        places, shapes, sources = (
+            self._objects.locate(rows),
+            self.shapes[rows],
+            self._objects.sources,
+        )
+        sizes = shapes.prod(axis=1)
+        whole = sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES
+        if (places.lengths != whole).any() or (shapes[:, 0] != out.shape[1]).any():
+            return False
+        checked = bool((self._checks(places) == kernels.UNCHECKED).all())
+        together = max(1, len(rows)) if checked else CHECKED_TOGETHER
+        heads = np.empty((len(rows), RAGGED_HEAD_NBYTES), np.uint8)
+        for start in range(0, len(rows), together):
+            part = slice(start, start + together)
+            if not checked:
+                self.check(rows[part])
+            objects, starts = places.objects[part], places.starts[part]
+            lengths = np.full(len(starts), RAGGED_HEAD_NBYTES)
+            try:
+                kernels.copy_pieces(sources, objects, starts, lengths, heads[part], 0)
+                if not _heads_hold(heads[part], sizes[part]):
+                    return False
+                resize_pieces(
+                    sources, objects, starts + RAGGED_HEAD_NBYTES, shapes[part],
+                    windows.part(part), out[part],
+                )  # fmt: skip
+            except ValueError:  # another iterator closed an object
+                return False
+        return True
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
@@ -215,10 +251,8 @@ class RaggedReader(ArrayReader):
         else:
             return None
         begins = np.cumsum(sizes) - sizes
-        heads = data[begins[:done, np.newaxis] + np.arange(RAGGED_HEAD_NBYTES)].view("<u4")
-        if done < len(sizes) or (heads[:, 0] != 1).any():
-            return None
-        if (heads[:, 1] != sizes - RAGGED_HEAD_NBYTES).any():
+        heads = data[begins[:done, np.newaxis] + np.arange(RAGGED_HEAD_NBYTES)]
+        if done < len(sizes) or not _heads_hold(heads, sizes - RAGGED_HEAD_NBYTES):
             return None
         self._mark_checked(places)
         return data
@@ -254,8 +288,18 @@ class RaggedReader(ArrayReader):
             raise self.damage(row, f"it is no UTF-8: {error}") from None
 
     def probe(self, row: int) -> None:
-        for _ in self.rows(np.array([row])):
+        self.check(np.array([row]))
+
+    def check(self, rows: np.ndarray) -> None:
+        """Decode rows, and raise as `rows` if one is damaged."""
+        for _ in self.rows(rows):
             pass
+
+
+def _heads_hold(heads: np.ndarray, sizes: np.ndarray) -> bool:
+    """Return whether heads of chunks (n, 8) are those of single rows of such sizes."""
+    stated = heads.view("<u4")
+    return bool((stated[:, 0] == 1).all() and (stated[:, 1] == sizes).all())
 
 
 def open_reader(

@@ -1,6 +1,11 @@
 /* Check the compiled kernels against plain loops, without an interpreter: for processors that are
    emulated. Exits with 0 if all agree, and prints what was checked. */
 
+#if defined(__x86_64__)
+static int with_avx2;
+#define HAS_AVX2 with_avx2
+#endif
+
 #include "../../precache/codecs/_rows.c"
 
 #include <stdio.h>
@@ -126,8 +131,8 @@ static void check_window(const uint8_t *pixels, uint8_t *out, Shape shape, Shape
     require(is_window(&in.down, shape.height) && is_window(&in.across, shape.width), "place", 0, 0);
     require(resize_window(out, &in, size, &scratch), "memory", 0, 0);
     free(scratch.memory);
-    plan(taps[0], weights[0], values, &in.down, size.height, 0);
-    plan(taps[1], weights[1], values, &in.across, size.width, mirrored);
+    plan_taps(taps[0], weights[0], values, &in.down, size.height, 0);
+    plan_taps(taps[1], weights[1], values, &in.across, size.width, mirrored);
     for (Py_ssize_t channel = 0; channel < shape.channels; channel++)
         for (Py_ssize_t y = 0; y < size.height; y++)
             for (Py_ssize_t x = 0; x < size.width; x++) {
@@ -137,6 +142,16 @@ static void check_window(const uint8_t *pixels, uint8_t *out, Shape shape, Shape
                 require(exact ? -1 <= difference && difference <= 1 : !difference, "window",
                         (size_t)shape.width, (size_t)size.width);
             }
+}
+
+static void check_windows(const uint8_t *in, uint8_t *out)
+{
+    for (Py_ssize_t channels = 1; channels <= 4; channels++)
+        for (Py_ssize_t width = 3; width < 190; width += 23)
+            for (Py_ssize_t side = 1; side < 60; side += 7)
+                for (int way = 0; way < 4; way++)
+                    check_window(in, out, (Shape){channels, width + 5, width},
+                                 (Shape){channels, side, 60 - side}, way & 1, way >> 1);
 }
 
 int main(void)
@@ -153,12 +168,11 @@ int main(void)
             check_filter(in, out, (Shape){channels, 5, width});
     if (HAS_CRC32C)
         require(plain_crc((const uint8_t *)"123456789", 9) == 0xe3069283, "known checksum", 9, 0);
-    for (Py_ssize_t channels = 1; channels <= 4; channels++)
-        for (Py_ssize_t width = 3; width < 190; width += 23)
-            for (Py_ssize_t side = 1; side < 60; side += 7)
-                for (int way = 0; way < 4; way++)
-                    check_window(in, out, (Shape){channels, width + 5, width},
-                                 (Shape){channels, side, 60 - side}, way & 1, way >> 1);
+    check_windows(in, out);
+#if defined(USES_AVX2)
+    with_avx2 = __builtin_cpu_supports("avx2") != 0;
+    check_windows(in, out);
+#endif
     printf("copies, filters, windows%s\n", HAS_CRC32C ? ", checksums" : "");
     return 0;
 }

@@ -53,8 +53,8 @@ def exact(pixels: np.ndarray, windows: Windows, size: tuple[int, int]) -> np.nda
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[np.ndarray, Windows, tuple[int, int]]:
-    height, width = draw(st.integers(1, 90)), draw(st.integers(1, 90))
-    size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    height, width = draw(st.integers(1, 90)), draw(st.integers(1, 300))
+    size = draw(st.integers(1, 40)), draw(st.integers(1, 150))
     h, w = draw(st.integers(1, height)), draw(st.integers(1, width))
     box = draw(st.integers(0, height - h)), draw(st.integers(0, width - w)), h, w
     pixels = image(draw(st.integers(0, 9)), height, width, draw(st.sampled_from([1, 3, 4])))

@@ -199,16 +199,18 @@ def test_every_way_of_reading_gives_the_same_rows(
             assert torch.equal(image, usual[int(row)])
 
 
+@pytest.mark.parametrize(("place", "verify"), [(500, True), (0, False), (5, False)])
 def test_a_chunk_is_checked_once_and_damage_is_named(
-    ragged: dict[str, Path], tmp_path: Path
+    place: int, verify: bool, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
+    """Without checksums, the number and the length before a row are still compared."""
     store = Path(shutil.copytree(ragged["raw"], tmp_path / "store"))
     shard = Path(precache.open(store).path) / "image/c/1"
     data = bytearray(shard.read_bytes())
-    data[500] ^= 1
+    data[place] ^= 2
     shard.write_bytes(data)
     with pytest.raises(DamageError, match="image/c/1 is damaged at row"):
-        batches(store, RandomResizedCrop(24))
+        batches(store, RandomResizedCrop(24), verify=verify)
 
 
 # --- refusals -----------------------------------------------------------------------------------
