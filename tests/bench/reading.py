@@ -34,7 +34,7 @@ from precache.store.columns import Texts
 from precache.store.layout import rows_per_shard
 from precache.store.locations import Container, Locations
 from precache.store.row_table import RowTable
-from precache.transforms import Compose, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop
+from precache.transforms import Compose, HorizontalFlip, Normalize, RandomCrop
 from tests.bench.costs import (
     Cost,
     anonymous_bytes,
@@ -535,93 +535,6 @@ def _stacked(samples: Sequence[Mapping[str, torch.Tensor]]) -> Any:
     return default_collate([dict(sample) for sample in samples])
 
 
-# --- whole photos -------------------------------------------------------------------------------
-
-LONGEST, KEPT_QUALITY = 500, 90
-PILLOW = "DataLoader, Pillow"
-
-
-class _Photos(Dataset[dict[str, Any]]):
-    """Random resized crops of photos by Pillow, with torchvision's draws, mirrored or not."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        draw = np.random.default_rng([index, time.time_ns()])
-        image = Image.open(self._files[index]).convert("RGB")
-        box = (0, 0, image.width, image.height)
-        for _ in range(10):
-            area = draw.uniform(0.08, 1) * image.width * image.height
-            aspect = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
-            wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-            if 0 < wide <= image.width and 0 < tall <= image.height:
-                left = draw.integers(image.width - wide + 1)
-                top = draw.integers(image.height - tall + 1)
-                box = (left, top, left + wide, top + tall)
-                break
-        crop = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box)
-        if draw.random() < 0.5:
-            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1))
-        return {"image": torch.from_numpy(pixels), "row": index}
-
-
-@part("crops", needs=["simplejpeg"])
-def crops(work: Work, rows: Rows = 800, rounds: Rounds = 5) -> Iterator[Table]:
-    """Random resized crops of whole photos, by codec, beside a DataLoader with Pillow.
-
-    Photos are at most 500 pixels long: as they are where they are not longer; and, as others store
-    them, all encoded at quality 90. CPU time is that of the process and its workers.
-    """
-    stores = {codec: {"max_size": LONGEST, "codec": codec} for codec in ("raw", "image", "jpeg")}
-    as_they_are, encoded = work.photos(rows), work.folder / f"encoded-{rows}"
-    for path in sorted(as_they_are.rglob("*")):
-        if path.is_file():
-            image, target = Image.open(path).convert("RGB"), encoded / path.relative_to(as_they_are)
-            image.thumbnail((LONGEST, LONGEST))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            image.save(target, "JPEG", quality=KEPT_QUALITY)
-    sources = {encoded: f"JPEGs of quality {KEPT_QUALITY}", as_they_are: "as they are"}
-    for folder, what in sources.items():
-        table = Table(
-            f"{rows:,} photos up to {LONGEST} px, {what}: RandomResizedCrop({CROP}), flip",
-            ("read by", *COSTS, "1st epoch, CPU-ms|.1f", "kB a photo|.1f"),
-            f"CPU-ms per 1,000 rows, its ratio to that of a {PILLOW}: medians of {rounds} epochs.",
-        )
-        sizes = {}
-        for codec, options in stores.items():
-            store = work.folder / f"{codec}-{folder.name}.store"
-            recipe = precache.Recipe.image(**options)  # type: ignore[arg-type]
-            precache.build(folder, store, recipe, address="serial", max_failures=0)
-            touch(files_of(store))
-            sizes[f"Loader, {codec}"] = sum(length for _, _, length in frames_of(store)) / rows
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        sizes[PILLOW] = statistics.mean(path.stat().st_size for path in files)
-        turns = in_clean_process(_crops, work.folder, folder.name, files, rounds)
-        for name in turns.costs:
-            first = turns.first[name].cpu_ms_per_1000
-            table.add(name, *turns.figures(name, PILLOW), first, sizes[name] / 1000)
-        table.costs |= {folder.name: turns.costs}
-        yield table
-
-
-def _crops(stores: Path, photos: str, files: Sequence[Path], rounds: int) -> Turns:
-    steps = Compose([RandomResizedCrop(CROP), HorizontalFlip()])
-    ways: dict[str, Epoch] = {}
-    for codec in ("raw", "image", "jpeg"):
-        loader = _loader(stores / f"{codec}-{photos}.store", transform=steps)
-        ways[f"Loader, {codec}"] = _loader_epoch(loader)
-    # Forked, as in a script: a clean process spawns.
-    forked: Any = {"multiprocessing_context": "fork", "persistent_workers": True}
-    peer: Any = DataLoader(_Photos(files), BATCH, shuffle=True, num_workers=2, **forked)
-    ways[PILLOW] = lambda: drain(peer)
-    return in_turns(ways, rounds, children=True)
-
-
 # --- checksums ----------------------------------------------------------------------------------
 
 ONCE, ALWAYS, GOOGLE = "checked before", "checked", "checked by google-crc32c"
@@ -1015,7 +928,7 @@ def _loader_of(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
     return loader
 
 
-PARTS = (warm, first, small, cold, datasets, crops, checksums, transforms, codec, shuffling, states)
+PARTS = (warm, first, small, cold, datasets, checksums, transforms, codec, shuffling, states)
 
 if __name__ == "__main__":
     main("reading", PARTS)

@@ -1,13 +1,15 @@
 """The same rows through other loaders, and the picture of their figures."""
 
 import contextlib
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import tests.bench.peers
-from tests.bench.harness import Rounds, Rows, Table, Work, log, main, part
+from tests.bench.harness import Rounds, Rows, Table, Work, log, main, median_ratio, part
+from tests.bench.peers.child import LONGEST
 from tests.bench.peers.environments import ENVIRONMENTS
-from tests.bench.peers.measure import Bench, Measurement, Peer, make_rows
+from tests.bench.peers.measure import Bench, Measurement, Peer, make_photos, make_rows
 from tests.bench.peers.plot import plot
 
 
@@ -36,6 +38,15 @@ PEERS = (
 )
 """In the order of the table."""
 NAMES = tuple(peer.name for peer in PEERS)
+CROPS = (
+    _peer("crops-raw", "precache Loader, raw", "precache_stores:CROPS_RAW"),
+    _peer("crops-image", "precache Loader, image", "precache_stores:CROPS_IMAGE"),
+    _peer("crops-jpeg", "precache Loader, jpeg", "precache_stores:CROPS_JPEG"),
+    _peer("crops-ffcv-raw", "FFCV, raw", "ffcv_beton:RAW_CROPS", "ffcv"),
+    _peer("crops-ffcv-jpg", "FFCV, jpg", "ffcv_beton:JPG_CROPS", "ffcv"),
+    _peer("crops-pillow", "DataLoader, Pillow", "torch_loaders:CROPS"),
+)
+"""Of photos, in the order of their table; the last three are what others are compared with."""
 COLUMNS = (
     "loader",
     "CPU-ms\nper 1,000|,.1f",
@@ -103,7 +114,48 @@ def _run(bench: Bench, peers: Sequence[Peer]) -> Iterator[tuple[Peer, Measuremen
             yield peer, bench.measure(peer, floor)
 
 
-PARTS = (loaders, plot)
+@part("crops")
+def crops(
+    work: Work,
+    rows: Rows = 840,
+    rounds: Rounds = 15,
+    install: Annotated[bool, "install peers into the folder"] = False,
+) -> Table:
+    """Random resized crops of whole photos by codec, beside FFCV and a DataLoader with Pillow.
+
+    RandomResizedCrop(224) and a flip of photos up to 500 pixels, encoded at quality 90, in batches
+    of 256. Whole loaders take turns, epoch by epoch, in processes of their own; CPU time is that of
+    all threads and workers. FFCV's first epoch compiles.
+    """
+    bench = Bench(work.folder, make_photos(work, rows), rounds, cold=False, install=install)
+    measured = bench.in_turns(CROPS)
+    peers = [peer for peer in CROPS[3:] if not isinstance(measured[peer.name], str)]
+    table = Table(
+        f"{rows:,} photos up to {LONGEST} px: RandomResizedCrop(224), flip",
+        (
+            "loader",
+            "CPU-ms\nper 1,000|,.0f",
+            *(f"of\n{peer.title}|.3f" for peer in peers),
+            "first epoch\nCPU-ms|,.0f",
+            "kB a\nphoto|,.0f",
+        ),
+        f"Medians of {rounds} epochs after the first, and of the ratios of neighbours in time.",
+    )
+    for peer in CROPS:
+        if isinstance(found := measured[peer.name], str):
+            table.add(peer.title, *[None] * (len(table.columns) - 1))
+            table.remarks.append(f"{peer.title}: {found}")
+            continue
+        (first, *later), nbytes = found
+        own = [cost.cpu_ms_per_1000 for cost in later]
+        others = [[c.cpu_ms_per_1000 for c in measured[p.name][0][1:]] for p in peers]  # type: ignore[union-attr]
+        ratios = [median_ratio(own, other) for other in others]
+        table.add(peer.title, statistics.median(own), *ratios, first.cpu_ms_per_1000, nbytes / 1000)
+        table.costs[peer.title] = {peer.name: [first, *later]}
+    return table
+
+
+PARTS = (loaders, crops, plot)
 
 if __name__ == "__main__":
     main("peers", PARTS)

@@ -8,6 +8,8 @@ a core.
 
 A batch's memory is used again, two batches later, whoever still holds it. Raw is therefore measured
 a second time with batches that stay what they are, as the other peers' do: copied by NumPy.
+
+Random resized crops cost least with one thread, both ways.
 """
 
 import os
@@ -18,12 +20,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from ffcv.fields import IntField, RGBImageField
-from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+from ffcv.fields.decoders import (
+    IntDecoder,
+    RandomResizedCropRGBImageDecoder,
+    SimpleRGBImageDecoder,
+)
 from ffcv.loader import Loader, OrderOption
-from ffcv.transforms import Squeeze, ToTensor
+from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
+from PIL import Image
 
-from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, photos, read_rows
 
 QUALITY = 90
 CORES = len(os.sched_getaffinity(0))
@@ -40,6 +47,17 @@ class _RowDataset:
         return np.asarray(self._rows[index]), index
 
 
+class _PhotoDataset:
+    def __init__(self, rows: Path) -> None:
+        self._photos = photos(rows)
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.asarray(Image.open(self._photos[index]).convert("RGB")), index
+
+
 def _copy(batch: Batch) -> Batch:
     images, numbers = batch
     return torch.from_numpy(images.numpy().copy()), numbers.clone()
@@ -49,27 +67,32 @@ def _copy(batch: Batch) -> Batch:
 class _Beton(Peer):
     mode: str
     copied: bool = False
+    cropped: bool = False
 
     @property
-    def exact(self) -> bool:
-        return self.mode == "raw"
+    def exact(self) -> bool | None:
+        return None if self.cropped else self.mode == "raw"
 
     def write(self, rows: Path, store: Path) -> None:
         image = RGBImageField(write_mode=self.mode, jpeg_quality=QUALITY)
         fields = {"image": image, "label": IntField()}
-        DatasetWriter(str(store), fields, num_workers=CORES).from_indexed_dataset(_RowDataset(rows))
+        dataset = _PhotoDataset(rows) if self.cropped else _RowDataset(rows)
+        DatasetWriter(str(store), fields, num_workers=CORES).from_indexed_dataset(dataset)
 
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        images = [SimpleRGBImageDecoder()]
+        if self.cropped:
+            images = [RandomResizedCropRGBImageDecoder(ROW_SHAPE[:2]), RandomHorizontalFlip()]
         loader = Loader(
             str(store),
             BATCH,
-            num_workers=1 if self.exact else CORES,
+            num_workers=CORES if self.exact is False else 1,
             os_cache=True,
             batches_ahead=1,
             order=OrderOption.RANDOM,
             drop_last=False,
             pipelines={
-                "image": [SimpleRGBImageDecoder(), ToTensor()],
+                "image": [*images, ToTensor()],
                 "label": [IntDecoder(), ToTensor(), Squeeze(1)],
             },
         )
@@ -78,3 +101,4 @@ class _Beton(Peer):
 
 
 RAW, COPIED, JPG = _Beton("raw"), _Beton("raw", copied=True), _Beton("jpg")
+RAW_CROPS, JPG_CROPS = _Beton("raw", cropped=True), _Beton("jpg", cropped=True)

@@ -12,7 +12,7 @@ import signal
 import statistics
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from PIL import Image
 
 from tests.bench.costs import Cost, evict, files_of, touch
 from tests.bench.harness import Work, log, median_ratio
-from tests.bench.peers.child import ROW_SHAPE, draw_crop
+from tests.bench.peers.child import LONGEST, ROW_SHAPE, draw_crop
 from tests.bench.peers.environments import ENVIRONMENTS, ROOT, NotInstalledError, python_of
 
 PART = 250
+QUALITY = 90
 LIMIT_SECONDS = 900
 """For one request: a peer that hangs fails, and does not end the run."""
 FAREWELL_SECONDS = 10
@@ -81,6 +83,23 @@ def make_rows(work: Work, count: int) -> Path:
     out.flush()
     making.rename(done)
     return done
+
+
+def make_photos(work: Work, count: int) -> Path:
+    """A folder with `count` photographs in ``photos/``, encoded at `QUALITY` and of at most
+    `LONGEST` pixels; each is a file of its own."""
+    folder = work.folder / f"photos-{LONGEST}-{count}"
+    _, files = work.files()
+    for number, path in enumerate(itertools.islice(itertools.cycle(files), count)):
+        target = folder / f"photos/{number:06d}.jpg"
+        if number >= len(files):
+            shutil.copyfile(folder / f"photos/{number % len(files):06d}.jpg", target)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.open(path).convert("RGB")
+        image.thumbnail((LONGEST, LONGEST))
+        image.save(target, "JPEG", quality=QUALITY)
+    return folder
 
 
 def _cut(rows: Path, some: range) -> np.ndarray:
@@ -247,6 +266,37 @@ class Bench:
             return str(error)
         finally:
             _remove(store)
+
+    def in_turns(self, peers: Sequence[Peer]) -> dict[str, tuple[list[Cost], float] | str]:
+        """Costs of each peer's epochs, all of which take turns, and bytes stored of a row; or in a
+        line why there are none."""
+        measured: dict[str, Any] = {}
+        with contextlib.ExitStack() as ends:
+            children = {}
+            for peer in peers:
+                store = self.folder / "stores" / peer.name
+                store.parent.mkdir(exist_ok=True)
+                _remove(store)
+                ends.callback(_remove, store)
+                try:
+                    with self.start(peer, store) as child:
+                        count = Cost(**child.ask("write")).samples
+                    nbytes = sum(path.stat().st_size for path in files_of(store))
+                    children[peer.name] = ends.enter_context(self.start(peer, store))
+                    measured[peer.name] = ([], nbytes / count)
+                except (NotInstalledError, ChildError) as error:
+                    measured[peer.name] = str(error)
+            for request in (*["epoch"] * (1 + self.epochs), "check"):
+                for name, child in list(children.items()):
+                    try:
+                        answer = child.ask(request)
+                    except ChildError as error:
+                        measured[name] = str(error)
+                        del children[name]
+                        continue
+                    if request == "epoch":
+                        measured[name][0].append(Cost(**answer))
+        return measured
 
     def _read(self, child: Child, store: Path, floor: Child | None, written: Cost) -> Measurement:
         files = files_of(store)

@@ -2,7 +2,8 @@
 
 A `Loader` has its defaults, with checksums on, and undoes the image filter on the CPU. A
 `CachedDataset` is read by a plain `DataLoader`, and by one that is given its own collate function.
-The rows go in as the arrays they are, by ``python:``.
+The rows go in as the arrays they are, by ``python:``; photos of which crops are taken, as they lie
+in their folder.
 """
 
 import os
@@ -10,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 import precache
-from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
+from precache.transforms import Compose, HorizontalFlip, RandomResizedCrop
+from tests.bench.peers.child import BATCH, LONGEST, ROW_SHAPE, Batch, Peer, photos, read_rows
 
 ROWS_VARIABLE = "PRECACHE_BENCH_ROWS"
 
@@ -64,5 +67,25 @@ class _DatasetStore(_Store):
             yield ((batch["image"], batch["label"]) for batch in loader)
 
 
+@dataclass(frozen=True)
+class _Crops(Peer):
+    codec: str
+    exact = None
+
+    def write(self, rows: Path, store: Path) -> None:
+        recipe = precache.Recipe.image(max_size=LONGEST, codec=self.codec)
+        precache.build(rows / "photos", store, recipe, address="serial", max_failures=0)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        numbers = {path.name: number for number, path in enumerate(photos(rows))}
+        keys = precache.open(store).keys
+        number_of = np.array([numbers[key] for key in keys])
+        transform = Compose([RandomResizedCrop(ROW_SHAPE[0]), HorizontalFlip()])
+        loader = precache.Loader(store, BATCH, device="cpu", transform=transform)
+        while True:
+            yield ((batch["image"], number_of[batch["row"].numpy()]) for batch in loader)
+
+
 RAW, ZSTD, IMAGE = _Store("raw"), _Store("zstd"), _Store("image")
 DATASET, COLLATE = _DatasetStore("raw"), _DatasetStore("raw", plain=False)
+CROPS_RAW, CROPS_IMAGE, CROPS_JPEG = _Crops("raw"), _Crops("image"), _Crops("jpeg")

@@ -14,6 +14,7 @@ takes three to thirty times as long, indexed by whole batches seven times. `np.m
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.bench.peers.child import BATCH, Batch, Peer, draw_crop
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, draw_crop, photos
 
 
 def stack(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
@@ -111,4 +112,50 @@ class _Jpegs(Peer):
             yield loader
 
 
-TAKE, MEMMAP, TENSORS, JPEGS = _Take(), _Memmap(), _Tensors(), _Jpegs()
+class _CropDataset(Dataset[tuple[np.ndarray, int]]):
+    """Random resized crops by Pillow, with torchvision's draws, mirrored or not."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        from PIL import Image
+
+        draw = np.random.default_rng([index, time.time_ns()])
+        image = Image.open(self._files[index]).convert("RGB")
+        box = (0, 0, image.width, image.height)
+        for _ in range(10):
+            area = draw.uniform(0.08, 1) * image.width * image.height
+            aspect = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
+            wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+            if 0 < wide <= image.width and 0 < tall <= image.height:
+                left = draw.integers(image.width - wide + 1)
+                top = draw.integers(image.height - tall + 1)
+                box = (left, top, left + wide, top + tall)
+                break
+        crop = image.resize(ROW_SHAPE[:2], Image.Resampling.BILINEAR, box=box)
+        if draw.random() < 0.5:
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(crop), index
+
+
+class _Crops(Peer):
+    exact = None
+
+    def write(self, rows: Path, store: Path) -> None:
+        shutil.copytree(rows / "photos", store, copy_function=os.link)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        dataset, workers = _CropDataset(photos(rows)), len(os.sched_getaffinity(0))
+        loader = DataLoader(
+            dataset, BATCH, shuffle=True, num_workers=workers, collate_fn=stack,
+            persistent_workers=True,
+        )  # fmt: skip
+        while True:
+            yield loader
+
+
+TAKE, MEMMAP, TENSORS, JPEGS, CROPS = _Take(), _Memmap(), _Tensors(), _Jpegs(), _Crops()
