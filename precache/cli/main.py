@@ -139,14 +139,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = getattr(calls, f"run_{options.command}", calls.run)
             status: int = run(options.command, options)
     except PrecacheError as error:
-        from precache.runtime.terminal import say
+        from precache.runtime.terminal import Terminal, say
 
         say(f"precache: {_with_flags(str(error), given)}", stderr=True)
         if isinstance(error, UsageError):
             from precache.cli.remedies import remedies
 
-            for line in remedies(error, options, given, parse):
-                say(line, stderr=True)
+            waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
+            with contextlib.suppress(KeyboardInterrupt), waits:
+                lines = [*remedies(error, options, given, parse)]
+                waits.stop()
+                for line in lines:
+                    say(line, stderr=True)
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"

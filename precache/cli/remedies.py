@@ -94,7 +94,7 @@ def _refusal(options: argparse.Namespace) -> UsageError | None:
             if "://" not in str(options.source):  # whose requests may be made again
                 timeout = keywords.get("sample_timeout", SAMPLE_SECONDS)
                 keywords["sample_timeout"] = min(timeout, SAMPLE_SECONDS)
-            keywords |= {"progress": False, "timing": False, "address": "serial"}
+            keywords |= {"progress": False, "timing": False, "rate": None, "address": "serial"}
             function_of("plan")(**keywords)
     except UsageError as error:
         return error
