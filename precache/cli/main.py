@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, NoReturn
 
 import precache
 from precache.cli.commands import COMMANDS
-from precache.errors import ChoiceError, PrecacheError, RecipeError
+from precache.errors import PrecacheError, UsageError
 from precache.messages import did_you_mean, printable, without_secrets
 
 _LISTED = [name for group in COMMANDS.values() for name in group]
@@ -107,36 +105,6 @@ def _help_or_refuse(name: str) -> NoReturn:
     parser.error(f"there is no command {name.partition('=')[0]}{did_you_mean(name, _LISTED)}")
 
 
-def _other_commands(
-    error: PrecacheError, options: argparse.Namespace, given: Sequence[str]
-) -> list[str]:
-    """Return commands by which a source builds that can be read in two ways; none with secrets."""
-    source = getattr(options, "source", None)
-    secret = any(text.startswith("--storage-options") for text in given)
-    if not isinstance(error, ChoiceError | RecipeError) or secret or source is None:
-        return []
-    if isinstance(error, RecipeError) and hasattr(options, "recipe"):
-        return []  # flags do not go with it
-    unpack = error.unpack if isinstance(error, ChoiceError) else ()
-    [place] = (place for place, word in enumerate(given) if word is source)
-    end = next((number for number, word in enumerate(given) if word == "--"), len(given))
-    here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
-
-    def relative(text: str) -> str:
-        short = text.removeprefix(here)
-        return f"./{short}" if short != text and short.startswith("-") else short  # no flag
-
-    commands = []
-    for way in error.ways:
-        words, before, flags = ["precache", *given], list[str](), [*map(relative, way)]
-        if not flags[0].startswith("-"):
-            words[1 + place] = flags.pop(0)
-            before = [shlex.join(map(relative, command)) for command in unpack]
-        words[1 + end : 1 + end] = flags
-        commands.append(" && ".join([*before, shlex.join(words)]))
-    return [text for text in commands if text == printable(without_secrets(text))]
-
-
 def _with_flags(message: str, given: Sequence[str]) -> str:
     """Name parameters in a message by their flags, if these were given.
 
@@ -171,11 +139,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = getattr(calls, f"run_{options.command}", calls.run)
             status: int = run(options.command, options)
     except PrecacheError as error:
-        from precache.runtime.terminal import say
+        from precache.runtime.terminal import Terminal, say
 
         say(f"precache: {_with_flags(str(error), given)}", stderr=True)
-        for command in _other_commands(error, options, given):
-            sys.stderr.write(f"  {command}\n")
+        if isinstance(error, UsageError):
+            from precache.cli.remedies import remedies
+
+            waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
+            with contextlib.suppress(KeyboardInterrupt), waits:
+                lines = [*remedies(error, options, given, parse)]
+                waits.stop()
+                for line in lines:
+                    say(line, stderr=True)
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"

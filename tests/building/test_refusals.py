@@ -12,25 +12,43 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from precache_workers.sources import label_evidence
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import Rule
-from tests.support.building import REPOSITORY, write
+from tests.support.building import REPOSITORY, cut, encoded, write
 from tests.support.layouts import Builds, commands_in, photo, put, put_csv
 
 Case = Callable[[Path], str]
 """Writes a source; returns the arguments of the build that refuses it."""
 
 
-def files(names: str, arguments: str, tables: Mapping[str, str] | None = None) -> Case:
+def mask(name: str) -> bytes:
+    values = np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((20, 16), np.uint8))
+    return encoded(Image.fromarray(values), "PNG")
+
+
+def of_12_bits(name: str) -> bytes:
+    values = np.asarray(cut(sum(name.encode()) % 200).convert("L"), np.uint16) << 4
+    return encoded(Image.fromarray(values), "PNG")
+
+
+def files(
+    names: str,
+    arguments: str,
+    tables: Mapping[str, str] | None = None,
+    picture: Callable[[str], bytes] = photo,
+) -> Case:
     """Photographs by name, and tables whose lines are separated by spaces."""
 
     def lay(root: Path) -> str:
-        put(root, *names.split())
+        for name in names.split():
+            write(root / name, picture(Path(name).stem))
         for name, text in (tables or {}).items():
             put_csv(root / name, *text.replace("ROOT", str(root)).split())
         return arguments
@@ -172,6 +190,22 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         tar(" ".join(f"a.{n}.png" for n in range(257)),
             {f"a.{n}": f"00{n % 3}" for n in range(257)}), 2,
     ),
+    # pixels, which are read after labels
+    "masks with leading zeros": (
+        files(THREE, "in --labels l.csv --resize 16",
+              {"l.csv": "id,label 0,007 1,010 2,007"}, mask), 2,
+    ),
+    "masks of a tar archive with leading zeros": (
+        packed(files("in/a.png in/b.png", "in --resize 16", {"in/a.cls": "007", "in/b.cls": "010"},
+                     mask), "tar"), 2,
+    ),
+    "splits of images of 12 bits": (
+        files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in", None, of_12_bits), 4,
+    ),
+    "splits of masks and of photographs": (
+        lambda root: (files("in/a/train/x.png in/a/val/y.png", "", None, mask)(root)
+                      + files("in/b/train/x.png in/b/val/y.png", "in --resize 16")(root)), 4,
+    ),
     # arguments
     "a source called as a value": (
         files(" ".join(f"0/{n}{end}.png" for n in "abcd" for end in ("", "_cut")),
@@ -292,15 +326,14 @@ def test_a_source_is_told_from_a_value_before_it(builds: Builds) -> None:
 
 def test_a_name_of_samples_by_which_labels_are_lost_says_so(builds: Builds) -> None:
     names = "a.1.png a.2.png b.1.png b.2.png c.png"
-    lost = ".cls members of tar archives have no image beside them"
+    lost = "2 .cls members of tar archives have no image beside them"
     for labels, said in (({"a": "x", "b": "y"}, True), ({"a": "x", "b": "y", "c": "x"}, False)):
         choices = builds.choices(tar(names, labels)(builds.root))
         assert [all(label is None for label in found.values()) for found in choices] == [
             False, said, said,
         ]  # fmt: skip
-        printed = " ".join(builds.printed.split())
-        whole = f"`--sample-name whole` if each image is a sample (2 {lost}"
-        assert f"{whole}{', and no sample gets a label' * said})" in printed
+        builds.labels("in.tar --sample-name whole")
+        assert lost in " ".join(builds.printed.split())
 
 
 def test_no_doubt_is_without_a_case(

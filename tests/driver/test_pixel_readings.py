@@ -670,7 +670,8 @@ def test_masks_of_sixteen_bits_keep_their_values(
             assert "look like masks of 16 bits" in text
     status, text = run(capfd, "build", source, tmp_path / "no", *recipe, *HERE)
     assert ("unchanged" in flags_after("Masks", text)) == (values is INSTANCES)
-    paste(capfd, text, tmp_path / "m", tmp_path / "p")
+    stores = [tmp_path / "m", tmp_path / "p"]  # one, if both readings are stated alike
+    paste(capfd, text, *stores[: len(commands_in(text))])
     found = {int(value) for row in pixels(tmp_path / "m").values() for value in np.unique(row)}
     assert found == set(values)
 

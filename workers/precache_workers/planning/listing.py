@@ -69,15 +69,10 @@ from precache_workers.sources.name_readings import (
     partners_among,
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
-from precache_workers.sources.sample_inputs import WHEN
 from precache_workers.sources.splits import is_split, split_name
-from precache_workers.sources.tar_archives import LONE_LABELS, TarFormat
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 60.0
-"""Time to list a source again by another name of its samples."""
 
 SPLIT_DEPTH = 3
 """Folders of a path that are looked at for a split, from the last."""
@@ -255,10 +250,7 @@ def list_rows(
     """
     began = time.perf_counter()
     name = _index_name(request, source)
-    try:
-        listing = source.list(tick, index=store.get(name) if name else None)
-    except ChoiceError as error:
-        raise choice_error([_settled(request, source, doubt) for doubt in error.doubts]) from None
+    listing = source.list(tick, index=store.get(name) if name else None)
     _require_few_bad(request, listing)
     recipe = _with_current_variants(request.recipe, store)
     code, decided = function_digests(recipe), decides(recipe)
@@ -313,42 +305,6 @@ def list_rows(
         if isinstance(source, DatasetSource) and listing.file_states is None
         else recalled,
     )
-
-
-def _settled(request: Request, source: Source, doubt: Doubt) -> Doubt:
-    """Add to choices between names of samples the flags that settle what else is in doubt by each.
-
-    One by which the source is refused is no command.
-    """
-    if not isinstance(source, ContainerSource) or not isinstance(source.format, TarFormat):
-        return doubt
-    rules = {("--sample-name", rule): rule for rule in WHEN}
-    choices, unpack = list[tuple[tuple[str, ...], str]](), doubt.unpack
-    for way, when in doubt.choices:
-        choices.append((way, when))
-        if way not in rules:
-            continue
-        named = request.model_copy(update={"sample_name": rules[way]})
-        other = replace(source, format=replace(source.format, sample_name=rules[way]))
-        try:
-            listing = other.list(lambda count: None, LOOK_SECONDS)
-            _require_few_bad(named, listing)
-            _, of_names = _read_names(named, other, listing)
-            table = _labelled(named, other, listing, listing.table, of_names)
-            if lost := [note for note in listing.notes if note.endswith(LONE_LABELS)]:
-                none = "" if has_label(table.labels).any() else ", and no sample gets a label"
-                choices[-1] = way, f"{when} ({lost[0]}{none})"
-        except ChoiceError as error:
-            first, what = error.ways[0] if error.ways else (), error.doubts[0].what
-            if is_flag(first) and first[:1] not in ((), way[:1]):
-                choices[-1] = (*way, *first), f"{when} (also: {error})"
-            elif first and not is_flag(first) and len(error.doubts) == 1:
-                choices[-1], unpack = (first, f"{when} (also: {what})"), error.unpack
-            else:
-                choices[-1] = (), f"{when}, settle this first: {what}"
-        except SourceError as error:
-            choices[-1] = (), f"{when}, correct the source first: {error}"
-    return replace(doubt, choices=tuple(choices), unpack=unpack)
 
 
 def _require_images_alone(request: Request, source: FolderSource) -> None:

@@ -125,6 +125,8 @@ class _Pixels:
     ----------
     jpegs
         Number of JPEG files.
+    coloured
+        Number of other files of images in colours.
     palettes, blended
         Palette images of few values; samples of few values of which an op makes others.
     drawn
@@ -145,7 +147,8 @@ class _Pixels:
         first = self._ops[0] if self._ops else None
         self._decode = first if isinstance(first, Decode) else None
         self._blends = any(map(_blends, self._ops))
-        self.tried = self.jpegs = self.drawn = self.wide = self.transparent = self.animated = 0
+        self.tried = self.jpegs = self.coloured = self.drawn = self.wide = 0
+        self.transparent = self.animated = 0
         self.palettes, self.blended, self.noisy = list[str](), list[str](), list[str]()
         self.grey, self.widest = True, (0, "")
         self.wide_masks: list[tuple[str, list[int]]] = []
@@ -165,6 +168,7 @@ class _Pixels:
                     self.noisy.append(f"{file} has nearly all pixels near {levels}")
                 return
             facts = picture_facts(data, self._decode)
+        self.coloured += facts.mode in COLOURED
         self.transparent += facts.transparent
         self.animated += facts.animated
         wide = list[int]()
@@ -245,7 +249,7 @@ class _Pixels:
         looks = max(self.blended, self.palettes, key=len)
         is_open = self._decode is not None and not self._decode.states("mode")
         keeps = "P" if is_open and (self.palettes or self.grey) else None
-        if keeps and self.jpegs:
+        if keeps and (self.jpegs or self.coloured):
             keeps = "RGB" if self.palettes else None
         mask = self._options("nearest", mode=keeps)
         picture = self._options("bilinear", mode="RGB" if self.palettes else None)
@@ -253,8 +257,9 @@ class _Pixels:
             f"{len(looks)} of {self.tried} samples tried look like masks: {looks[0]}. State which "
             f"they are. Masks: {mask}. Pictures: {picture}"
         )
-        if self.jpegs and is_open:
-            text += f". {self.jpegs} are JPEG files, which mode P does not take: build masks apart"
+        for count, what in ((self.jpegs, "JPEG files"), (self.coloured, "images in colours")):
+            if count and is_open and (self.palettes or self.grey):
+                text += f". {count} are {what}, which mode P does not take: build masks apart"
         return text, mask, picture
 
     def _options(self, interpolation: str = "", **of_decode: str | int | None) -> Stated:

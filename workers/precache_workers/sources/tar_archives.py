@@ -87,8 +87,6 @@ COMPRESSED_NOTE = (
     "the last sample that it needs, so decompress large ones first"
 )
 
-LONE_LABELS = ".cls members of tar archives have no image beside them"
-
 MOST_IMAGES = 256
 """Most inputs of a sample."""
 
@@ -447,7 +445,7 @@ class _ArchiveSamples:
             ] += bare
         lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
         if lone:
-            members.notes[f"{{count}} {LONE_LABELS}"] += lone
+            members.notes["{count} .cls members of tar archives have no image beside them"] += lone
         return texts.take(pa.array(found[kept], mask=found[kept] < 0))
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:

@@ -1,0 +1,140 @@
+"""Commands by which a source builds that was refused: each is planned before it is printed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from precache.cli import calls
+from precache.cli.signatures import function_of
+from precache.errors import ChoiceError, PrecacheError, RecipeError, UsageError
+from precache.messages import printable, without_secrets
+
+SECONDS = 60.0
+"""Time for plans; commands that are left are printed without one."""
+
+SAMPLE_SECONDS = 10.0
+"""Limit for a sample of a plan, which this process reads."""
+
+ROUNDS = 4
+"""Refusals, one after another, whose first ways out a command takes."""
+
+PUBLIC_OPTIONS = (
+    "account_host", "account_name", "anon", "endpoint_url", "profile", "project", "requester_pays"
+)  # fmt: skip
+"""Storage options whose values are no secrets."""
+
+Parse = Callable[[Sequence[str]], argparse.Namespace]
+
+
+class _Command(NamedTuple):
+    """Words of a command, and commands that go before it."""
+
+    words: Sequence[str]
+    before: Sequence[str]
+
+    def __str__(self) -> str:
+        return " && ".join([*self.before, shlex.join(["precache", *self.words])])
+
+
+def remedies(
+    error: PrecacheError, options: argparse.Namespace, given: Sequence[str], parse: Parse
+) -> Iterator[str]:
+    """Yield lines with the commands by which a refused source builds.
+
+    What a plan of a command refuses, such as pixels that are read after labels, is said before it,
+    and the command takes the first way out of that, too; one that has none is left out.
+
+    Parameters
+    ----------
+    options
+        The arguments `given` of the refused command, parsed.
+    """
+    end, seconds = time.monotonic() + SECONDS, 0.0
+    plans = options.command in ("build", "plan") and getattr(options, "store", None) is not None
+    said = {str(error)}
+    for way, first in _commands(error, options, given):
+        command: _Command | None = first
+        for _ in range(ROUNDS if plans else 0):
+            if command is None or command.before or time.monotonic() + seconds > end:
+                break
+            own, began = parse(command.words), time.monotonic()
+            refusal = _refusal(own)
+            seconds = time.monotonic() - began  # that of the next may take as long
+            if refusal is None:
+                break
+            further = next(_commands(refusal, own, command.words), None)
+            if further is not None and not further[0][0].startswith("-"):
+                # Another source begins anew: it may not take the flags of ways before.
+                further = next(_commands(refusal, options, given))
+            command = None if further is None else further[1]
+            text = "also" if command else f"`{shlex.join(way)}` is refused, too"
+            text += f": {refusal}"
+            if text not in said:
+                said.add(text)
+                yield f"precache: {text}"
+        if command is not None and (line := f"  {command}") not in said:
+            said.add(line)
+            yield line
+
+
+def _refusal(options: argparse.Namespace) -> UsageError | None:
+    """Return why a plan of a build is refused; None if it is not, or cannot be told."""
+    silent = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+            keywords = calls.arguments("plan", options)
+            if "://" not in str(options.source):  # whose requests may be made again
+                timeout = keywords.get("sample_timeout", SAMPLE_SECONDS)
+                keywords["sample_timeout"] = min(timeout, SAMPLE_SECONDS)
+            keywords |= {"progress": False, "timing": False, "rate": None, "address": "serial"}
+            function_of("plan")(**keywords)
+    except UsageError as error:
+        return error
+    except Exception:  # of a service, or a sample that takes long: the build says it again
+        return None
+    return None
+
+
+def _commands(
+    error: PrecacheError, options: argparse.Namespace, given: Sequence[str]
+) -> Iterator[tuple[Sequence[str], _Command]]:
+    """Yield the ways out of a refusal, each with its command; none with secrets."""
+    source = getattr(options, "source", None)
+    if not isinstance(error, ChoiceError | RecipeError) or source is None or _has_secret(given):
+        return
+    if isinstance(error, RecipeError) and hasattr(options, "recipe"):
+        return  # flags do not go with it
+    unpack = error.unpack if isinstance(error, ChoiceError) else ()
+    [place] = (place for place, word in enumerate(given) if word is source)
+    end = next((number for number, word in enumerate(given) if word == "--"), len(given))
+    here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
+
+    def relative(text: str) -> str:
+        short = text.removeprefix(here)
+        return f"./{short}" if short != text and short.startswith("-") else short  # no flag
+
+    for way in error.ways:
+        words, before, flags = [*given], list[str](), [*map(relative, way)]
+        if not flags[0].startswith("-"):
+            words[place] = type(source)(flags.pop(0))
+            before = [shlex.join(map(relative, command)) for command in unpack]
+        words[end:end] = flags
+        command = _Command(words, before)
+        if str(command) == printable(without_secrets(str(command))):
+            yield way, command
+
+
+def _has_secret(given: Sequence[str]) -> bool:
+    """Return True for arguments with a storage option whose value may be one."""
+    flag = "--storage-options"
+    values = [text.removeprefix(f"{flag}=") for text in given if text.startswith(f"{flag}=")]
+    values += [text for before, text in itertools.pairwise(given) if before == flag]
+    return any(text.partition("=")[0] not in PUBLIC_OPTIONS for text in values)
