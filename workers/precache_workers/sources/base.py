@@ -526,6 +526,15 @@ def container_noun(name: str) -> str:
     return CONTAINER_NOUNS.get(container_suffix(name), "")
 
 
+def unread_container(path: str) -> str:
+    """Return what a file with many samples is, of a kind that is not read, and the way out."""
+    if path.lower().endswith(".npz"):
+        folder = f"{path[:-4]}_arrays"
+        command = shlex.join(["python3", "-m", "zipfile", "-e", path, folder])
+        return f"a NumPy archive: unpack it by `{command}`, and name one of the arrays in {folder}"
+    return f"{container_noun(path)}: {BY_DATASET}"
+
+
 def first_folder(name: str) -> str:
     """Return the first folder of a name, which is its class; empty if the name has no folder."""
     folder, slash, _ = name.partition("/")
