@@ -361,6 +361,17 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
             r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
         ),
         ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [[2**63, -1]] * 6, "a list with 9223372036854775808, which no int64 holds"),
+        (
+            {"kind": "ragged"},
+            [[7, -(2**64)]] * 6,
+            "a list with -18446744073709551616, which no int",
+        ),
+        *[
+            ({"ops": [{"op": "to_dtype", "dtype": "float32"}]}, [value] * 6, f"values of {of}, wh")
+            for value, of in (([300, None], "object"), (np.array([1 + 2j]), "complex128"))
+        ],
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
