@@ -175,6 +175,9 @@ class NumpyFormat(ArrowFormat):
         own = Array.of(folder, file, texts=True)
         arrays = {name: self._column(folder, own, name) for name in self.names}
         inputs = {name: arrays[name] for name in columns.inputs.names}
+        beside = [n for n in columns.inputs.unnamed if folder.info(file_of(file.name, n))]
+        stem = file.name.rpartition("/")[2].removesuffix(".npy")
+        columns.inputs.require_clear(beside, stem, where)
         if columns.inputs.image:
             inputs = {IMAGE: own, **inputs}
         for array in inputs.values():
