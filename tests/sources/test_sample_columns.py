@@ -530,7 +530,7 @@ def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path
         "2": "has no 'txt'; it has 'jpg'",
         "3": "its 'txt' is not UTF-8 (at byte 0); save it as UTF-8",
         "4": "last",
-        "7": "marked",
+        "7": "\ufeffmarked",
         "8": "",
         "9": "has no 'txt'; it has 'jpg'",
     }

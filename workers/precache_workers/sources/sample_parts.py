@@ -84,14 +84,14 @@ def value_of(name: str, data: bytes) -> bytes | str | np.ndarray | SampleError:
     """Return the value of a member or file, by the last suffix of its name."""
     suffix = name.rpartition(".")[2].lower()
     if suffix in TEXT_SUFFIXES:
-        return text_of(data, "utf-8-sig")
+        return text_of(data)
     return _array(data) if suffix == "npy" else data
 
 
-def text_of(data: bytes, coding: str = "utf-8") -> str | SampleError:
+def text_of(data: bytes) -> str | SampleError:
     """Return the text that bytes are, or an error in its place."""
     try:
-        return data.decode(coding)
+        return data.decode()
     except UnicodeDecodeError as error:
         return SampleError(f"is not UTF-8 (at byte {error.start:,}); save it as UTF-8")
 
