@@ -634,6 +634,10 @@ class ToDType(Operation):
 
     def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
         array = np.asarray(value)
+        if array.dtype.kind not in "biufSU":
+            raise SampleError(
+                f"to_dtype was given values of {array.dtype}, which are not all real numbers"
+            )
         if self.scale and array.dtype.kind in "iu":
             array = array / np.iinfo(array.dtype).max
         converts = array.dtype.kind in "iuf" and self.dtype != "bool"

@@ -112,6 +112,12 @@ def several_splits(root: Path) -> str:
     return "'in/*.parquet' --key-column id"
 
 
+def arrays(root: Path) -> str:
+    for name in "ab":
+        np.save(write(root / f"in/{name}.npy", b""), np.zeros((8, 8, 3), np.uint8))
+    return "in/*.npy"
+
+
 def two_orders(root: Path) -> str:
     for name, order in (("a", ["low", "high"]), ("b", ["high", "low"])):
         label = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), order, ordered=True)
@@ -257,6 +263,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "numbers and a word": (labels("0", "1", "unclear"), 2),
     "amounts": (labels("$1.50", "$20", "-$3"), 1),
     "several numbers": (labels("0.1 0.9", "0.5 0.5"), 1),
+    "arrays": (arrays, 2),
     "durations": (labels("0 days 01:00:00", "-1 days 23:00:00"), 1),
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
     "dates as numbers": (labels("20240501", "20240611"), 1),

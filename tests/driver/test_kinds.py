@@ -351,7 +351,11 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
     [
         ({}, ["a"] * 6, 'values of type str.*kind = "text" in \\[fields.value\\]'),
         ({}, [b"a"] * 6, 'or give the field kind = "bytes"'),
-        ({}, [[1] * n for n in range(1, 7)], 'give the field kind = "ragged"'),
+        (
+            {},
+            [[1] * n for n in range(1, 7)],
+            '5 of 6 samples tried have other rows, such as 1: .* give the field kind = "ragged"',
+        ),
         ({"kind": "bytes"}, ["a"] * 6, "the text 'a', .* of kind bytes; kind = \"text\" takes it"),
         ({"kind": "text"}, [1] * 6, "it is the int 1, and its field is of kind text"),
         ({"kind": "ragged"}, ["abc"] * 6, "no array or list of numbers"),
@@ -361,6 +365,17 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
             r"ndarray object \(1,\), which begins with 1, and no array or list of numbers",
         ),
         ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [[2**63, -1]] * 6, "a list with 9223372036854775808, which no int64 holds"),
+        (
+            {"kind": "ragged"},
+            [[7, -(2**64)]] * 6,
+            "a list with -18446744073709551616, which no int",
+        ),
+        *[
+            ({"ops": [{"op": "to_dtype", "dtype": "float32"}]}, [value] * 6, f"values of {of}, wh")
+            for value, of in (([300, None], "object"), (np.array([1 + 2j]), "complex128"))
+        ],
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
         ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
@@ -373,6 +388,7 @@ def test_rows_that_are_no_such_kind_are_refused(
     built = precache.Recipe.from_dict({"fields": {"value": field}})
     with pytest.raises((RecipeError, SourceError, BuildError), match=message):
         build(rows, tmp_path / "store", built, max_failures=0)
+    assert not (tmp_path / "store").exists(), "nothing was computed"
 
 
 def test_rows_of_which_all_that_are_tried_are_empty_are_built_as_the_refusal_says(

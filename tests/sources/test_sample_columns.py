@@ -434,6 +434,39 @@ def test_a_column_of_another_type_is_refused_with_its_type(name: str, tmp_path: 
     assert ("such as" in str(error.value)) is (name in ("box", "images"))
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+def test_a_picture_that_has_a_column_of_its_name_names_its_input(kind: str, tmp_path: Path) -> None:
+    source, _ = WRITERS[kind](tmp_path)
+    options = {"address": "serial", **OPTIONS.get(kind, {})}
+    with pytest.raises(SourceError, match=r"although there is a column 'mask'") as error:
+        precache.build(source, tmp_path / "store", recipe_of({}, "image", "mask"), **options)
+    for column in re.findall(r"input = (\S+?),? (?:or|in)", str(error.value)):
+        recipe = recipe_of({"mask": json.loads(column)}, "mask")
+        assert len(parts_of(opened(source, *Inputs.of(recipe).names, image=False))) == COUNT
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "folder"])
+def test_bytes_start_from_the_column_of_their_name(kind: str, tmp_path: Path) -> None:
+    images, column = (
+        [parts["image"] for parts in SAMPLES.values()],
+        [b"%d" % n for n in range(COUNT)],
+    )
+    if kind == "tar":
+        files = [(f"{stem}.jpg", data) for stem, data in zip(SAMPLES, images, strict=True)]
+        files += [(f"{stem}.audio", data) for stem, data in zip(SAMPLES, column, strict=True)]
+        source = write_tar(tmp_path / "a.tar", files)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"image": images, "audio": column}), tmp_path / "a.parquet")
+        source = str(tmp_path / "a.parquet")
+    else:  # it has no columns
+        source, column = f"{write_folders(tmp_path)[0].partition('{')[0]}image", images
+    fields = {"image": {"ops": [{"op": "decode"}]}, "audio": {"kind": "bytes"}}
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    dataset = precache.CachedDataset(tmp_path / "store")
+    assert {dataset[number]["audio"] for number in range(COUNT)} == {*column}
+
+
 def test_an_item_that_a_list_lacks_is_missing(tmp_path: Path) -> None:
     image = {"bytes": b"a", "path": ""}
     of = pa.table({"images": [[image, image], [image], None], "caption": ["a", "b", "c"]})
@@ -497,7 +530,7 @@ def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path
         "2": "has no 'txt'; it has 'jpg'",
         "3": "its 'txt' is not UTF-8 (at byte 0); save it as UTF-8",
         "4": "last",
-        "7": "marked",
+        "7": "\ufeffmarked",
         "8": "",
         "9": "has no 'txt'; it has 'jpg'",
     }

@@ -17,7 +17,7 @@ from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode, frame_of
 from precache_workers.ops.entries import moved, require_inside
-from precache_workers.ops.kinds import row_of, stored_value, value_of
+from precache_workers.ops.kinds import require_exact, row_of, stored_value, value_of
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
@@ -198,7 +198,10 @@ class FieldRecipe:
             raise SampleError(str(value))
         # A custom function may modify its argument, from which other fields start, too.
         value = copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
-        return value if self._field.kind is None else value_of(self._field.kind, value)
+        if self._field.kind is not None:
+            return value_of(self._field.kind, value)
+        require_exact(value)
+        return value
 
     def _following(self, value: np.ndarray, _: np.random.Generator | None) -> np.ndarray:
         """Return the entries that are left where the ops of their picture move them."""
@@ -300,6 +303,7 @@ class _UserFunction:
         try:
             result = self._call(value, **({} if random is None else {"random": random}))
             if self._kind is None and result is not None:
+                require_exact(result)
                 result = np.asarray(result)
         except MemoryError:
             raise

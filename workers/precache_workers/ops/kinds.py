@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,7 @@ def _numbers(value: Any) -> np.ndarray:
 
     Lists of arrays have that of the arrays.
     """
-    if np.ma.is_masked(value):
-        raise SampleError("it has masked values, and a row has no mask: fill them in the dataset")
+    require_exact(value)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
@@ -60,6 +60,28 @@ def _numbers(value: Any) -> np.ndarray:
         first = first[0]
     untyped = isinstance(first, float) or (isinstance(first, int) and array.dtype == np.float64)
     return array.astype(np.float32) if untyped else array
+
+
+def require_exact(value: Any) -> None:
+    """Raise `SampleError` for values that NumPy would change while it makes an array of them.
+
+    These are masked ones, which would lose their mask, and whole numbers of a list that no int64
+    holds, which would become floats.
+    """
+    if np.ma.is_masked(value):
+        raise SampleError("it has masked values, and a row has no mask: fill them in the dataset")
+    if not isinstance(value, list | tuple):
+        return
+    with contextlib.suppress(TypeError, ValueError):  # it is no array, which others refuse
+        array = np.asarray(value)
+        if array.dtype.kind in "fuO" and (np.abs(array) >= 2.0**63).any():
+            whole = (number for number in np.array(value, object).flat if isinstance(number, int))
+            beyond = next((n for n in whole if not -(2**63) <= n < 2**63), None)
+            if beyond is not None:
+                raise SampleError(
+                    f"it is a list with {beyond}, which no int64 holds: return an array of uint64, "
+                    "or floats"
+                )
 
 
 def row_of(kind: FieldKind, value: Any) -> np.ndarray:

@@ -171,6 +171,8 @@ def _require_table(path: str, where: str) -> None:
         raise SourceError(
             f"{where} is {noun}, and a file of labels is CSV, TSV, JSON lines or Parquet: write it "
             "as lines key,label with the names of the samples"
+            + "; --label-column NAME takes NAME.npy beside an array that is the source"
+            * path.lower().endswith(".npy")
         )
 
 

@@ -309,7 +309,9 @@ def list_rows(
 
 def _require_images_alone(request: Request, source: FolderSource) -> None:
     """Raise `SourceError` for a recipe that reads other parts than the images of a folder."""
-    names = Inputs.of(request.recipe).names
+    fields = request.recipe.fields.items()
+    files = {name for name, field in fields if field.kind == "bytes" and field.input is None}
+    names = [name for name in Inputs.of(request.recipe).names if name not in files]
     if names:
         suffix = names[0].rpartition(".")[2]
         patterns = braced(["**/*.*", f"**/*.{suffix}"])

@@ -30,6 +30,7 @@ from precache_workers.profiling.harness import run_samples
 from precache_workers.profiling.own_draws import OwnDraws
 from precache_workers.profiling.pixel_readings import MASKS, PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
+from precache_workers.shards.field_writer import fault_of
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
 from precache_workers.sources.dataset import DatasetSource
@@ -148,7 +149,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    stored, reasons, tried = list[float](), list[str](), dict[str, dict[str, tuple[int, ...]]]()
+    stored, reasons, alike = list[float](), list[str](), dict[str, dict[str, np.ndarray]]()
     typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
@@ -166,7 +167,10 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 reasons.append(f"{key}: {rows}")
                 continue
             _check_dtypes(rows)
-            tried[key] = {name: row.shape for name, row in rows.items()}
+            alike[key] = {
+                name: np.broadcast_to(np.zeros((), row.dtype), row.shape)
+                for name, row in rows.items()
+            }
             for name, row in rows.items():
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
@@ -188,6 +192,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     if first is None:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     fields = job.recipe.fields
+    tried = {key: {name: row.shape for name, row in own.items()} for key, own in alike.items()}
     seen = {name: {own[name] for own in tried.values()} for name in fields}
     shapes = {
         name: _shape_by_length(field_of(name), fields[name], typical[name], reasons)
@@ -196,6 +201,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         for name, row in first.items()
     }
     _check_declared(job.recipe, shapes)
+    _require_alike(fields, shapes, alike)
     if not job.refreshes:
         draws.require_none()
     pixels = () if job.refreshes else (*readings.notes(), *files.notes())
@@ -258,6 +264,31 @@ def _shape_by_length(name: str, field: Field, row: np.ndarray, failed: Sequence[
         row = np.empty((1, *row.shape[1:]), row.dtype)
     length = max(1, field.usual_nbytes // row[0].nbytes)
     return RowShape((length, *row.shape[1:]), row.dtype.name, ragged=True)
+
+
+def _require_alike(
+    fields: Mapping[str, Field],
+    shapes: Mapping[str, RowShape],
+    tried: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+    """Raise `RecipeError` if a quarter of the samples tried have rows unlike the first ones.
+
+    Parameters
+    ----------
+    tried
+        Arrays of the shapes and dtypes of the rows of each sample.
+    """
+    faults = {
+        key: fault
+        for key, own in tried.items()
+        for name, row in own.items()
+        if (fault := fault_of(row, field_of(name), fields[name], shapes[name]))
+    }
+    if faults and MASKS * len(faults) >= len(tried):
+        key, fault = min(faults.items())
+        raise RecipeError(
+            f"{len(faults)} of {len(tried)} samples tried have other rows, such as {key}: {fault}"
+        )
 
 
 def _is_image(row: RowShape) -> bool:

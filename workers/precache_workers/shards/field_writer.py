@@ -88,6 +88,26 @@ class Sums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
 
 
+def fault_of(row: np.ndarray, name: str, field: Field, shape: RowShape) -> str:
+    """Return why a row cannot be one of a field's, with the way out; empty if it can."""
+    by_length = field.kind is not None
+    if shape.admits(row, by_length=by_length) or (by_length and row.ndim and not len(row)):
+        return ""
+    way = "bring all to one shape and type, by a function in its ops, or in the dataset"
+    if by_length:
+        way = "bring all to one dtype by to_dtype in its ops, or in the dataset"
+    elif row.ndim and RowShape(shape.shape, shape.dtype, ragged=True).admits(row, by_length=True):
+        way += '; or give the field kind = "ragged", if rows are to differ in length'
+    if shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
+        way = "give --resize and --crop, or resize and center_crop in its ops"
+        if field.ragged_size is not None:
+            way += "; or --max-size to store rows of many shapes"
+    return (
+        f"its {name} is {row.dtype.name} {row.shape}, and the rows of this store are "
+        f"{shape.described(field.kind)}; {way}"
+    )
+
+
 def copy_row(row: np.ndarray, out: np.ndarray) -> None:
     """Copy a row to where it is encoded from."""
     pixels = row.dtype == np.uint8 and row.ndim == 3 and (len(row), *row.strides[::2]) == (3, 1, 3)
@@ -220,25 +240,10 @@ class FieldWriter:
         SampleError
             It is of another shape or type than the rows of the store.
         """
-        by_length = self._field.kind is not None
-        if by_length and row.ndim and not len(row):  # of whatever dtype, as it has no values
-            row = np.empty((0, *self._shape.shape[1:]), self._shape.dtype)
-        if not self._shape.admits(row, by_length=by_length):
-            way = "bring all to one shape and type, by a function in its ops, or in the dataset"
-            if by_length:
-                way = "bring all to one dtype by to_dtype in its ops, or in the dataset"
-            elif row.ndim and RowShape(self._shape.shape, self._shape.dtype, ragged=True).admits(
-                row, by_length=True
-            ):
-                way += '; or give the field kind = "ragged", if rows are to differ in length'
-            if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
-                way = "give --resize and --crop, or resize and center_crop in its ops"
-                if self._field.ragged_size is not None:
-                    way += "; or --max-size to store rows of many shapes"
-            raise SampleError(
-                f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape.described(self._field.kind)}; {way}"
-            )
+        if self._field.kind is not None and row.ndim and not len(row):
+            row = np.empty((0, *self._shape.shape[1:]), self._shape.dtype)  # of whatever dtype
+        elif fault := fault_of(row, self._name, self._field, self._shape):
+            raise SampleError(fault)
         if self._shape.ragged and row.nbytes > MAX_EXPANDED and not self._as_jpeg:
             self._require_plausible(row)
         self._copy_now()

@@ -115,8 +115,12 @@ class ArrowFormat:
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = wanted.places.to_pylist()
-        held = [part for place in places for part in place.values() if part["size"] >= 0]
-        ranges = [(container.name, part["start"], part["size"]) for part in held]
+        ranges = [
+            (self.file_of(container.name, name), part["start"], part["size"])
+            for place in places
+            for name, part in place.items()
+            if part["size"] >= 0
+        ]
         if any(start < 0 for _, start, _ in ranges):
             return [None] * len(places)
         read = iter(read_parts(folder, ranges))
@@ -127,6 +131,10 @@ class ArrowFormat:
             parts = {n: _value(d, place[n]["kind"]) for n, d in data.items()} if not cut else {}
             samples.append(joined(parts) if parts else None)
         return samples
+
+    def file_of(self, container: str, part: str) -> str:
+        """Return the name of the file that has a part of the samples of a container."""
+        return container
 
 
 def _value(data: bytes | StorageError | None, kind: str) -> Any:
@@ -139,7 +147,7 @@ def _value(data: bytes | StorageError | None, kind: str) -> Any:
         return text_of(data) if name == "text" else data
     if name == "bit":
         return np.array(bool(data[0] >> int(shape) & 1))
-    array = np.frombuffer(data, np.dtype(name))
+    array = np.frombuffer(data, name).astype(np.dtype(name).newbyteorder("="), copy=False)
     sizes = [*map(int, shape.split(","))] if shape else []
     return array.reshape([0, *sizes[1:]] if sizes and not len(array) else sizes)
 

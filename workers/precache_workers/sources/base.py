@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import os
 import re
@@ -282,23 +283,44 @@ class Inputs:
         Columns that fields name, but for ``bytes``, as the image is called where no name has it.
     image
         True if some field names that, or none.
+    unnamed
+        Fields that name none, and start from the image.
     """
 
     names: tuple[str, ...] = ()
     image: bool = True
+    unnamed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, recipe: Recipe) -> Inputs:
         """Return what the fields of a recipe start from, whatever their order.
 
-        Those of a kind that no image has start from the column of their name if they name no other.
+        Those of a kind start from the column of their name if they name no other.
         """
         inputs = {
-            name if field.input is None and field.kind not in (None, "bytes") else field.input
+            name if field.input is None and field.kind is not None else field.input
             for name, field in recipe.fields.items()
         }
         names = sorted(name for name in inputs if isinstance(name, str) and name != IMAGE)
-        return cls(tuple(names), image=not inputs <= {*names})
+        plain = (n for n, field in recipe.fields.items() if field.input is None and not field.kind)
+        return cls(tuple(names), not inputs <= {*names}, tuple(sorted(plain)))
+
+    def require_clear(self, columns: Collection[str], image: str | None, where: str) -> None:
+        """Raise `SourceError` if a field would start from the image, and has a column of its name.
+
+        Parameters
+        ----------
+        image
+            Column of images.
+        """
+        for name in self.unnamed:
+            if name in columns and name != image and name not in self.names:
+                way = f", or input = {json.dumps(image)}" if image else ""
+                raise SourceError(
+                    f"{where}: the field {name!r} names no input, and would start from the image, "
+                    f"although there is a column {name!r}: state input = {json.dumps(name)}{way} "
+                    f"in [fields.{name}]"
+                )
 
 
 IMAGE = "bytes"
@@ -524,6 +546,15 @@ def container_suffix(name: str) -> str:
 def container_noun(name: str) -> str:
     """Return the noun for a file that holds many samples; empty for any other file."""
     return CONTAINER_NOUNS.get(container_suffix(name), "")
+
+
+def unread_container(path: str) -> str:
+    """Return what a file with many samples is, of a kind that is not read, and the way out."""
+    if path.lower().endswith(".npz"):
+        folder = f"{path[:-4]}_arrays"
+        command = shlex.join(["python3", "-m", "zipfile", "-e", path, folder])
+        return f"a NumPy archive: unpack it by `{command}`, and name one of the arrays in {folder}"
+    return f"{container_noun(path)}: {BY_DATASET}"
 
 
 def first_folder(name: str) -> str:

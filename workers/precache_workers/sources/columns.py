@@ -140,6 +140,7 @@ def choose(
     folders = {name: _folder_value(value) for name, _, value in pairs if name not in names}
     _require_columns(schema, columns, folders, where)
     image, named = columns.image or guess_image(schema, features), columns.inputs.names
+    columns.inputs.require_clear(names, image, where)
     labels = tuple(filter(None, columns.labels((*names, *folders))))
     kinds = {field.name: kind_of(field.type) for field in schema}
     declared = [name for name in names if _is_class(features.get(name))]

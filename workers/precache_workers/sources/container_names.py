@@ -134,6 +134,10 @@ class Containers:
             )
         return [infos[name] for name in names if name in infos]
 
+    def info(self, name: str) -> FileInfo | None:
+        """Return a file as `files` does; None if it does not exist."""
+        return self.folder.info(name)
+
     @property
     def patterns(self) -> list[str]:
         """Names and patterns of the files, as the user gave them, below the folder of all."""

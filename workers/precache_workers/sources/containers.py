@@ -513,7 +513,7 @@ class ContainerSource(Source):
         except (ArithmeticError, LookupError, TypeError, ValueError):  # as a forged index has them
             read = [None] * len(wanted.keys)
         if not self.format.checks_members:  # after it was read: it may be replaced meanwhile
-            now = self.folder.info(container.name)
+            now = self.containers.info(container.name)
             if now is None or container_etag(now) != container.etag:
                 read = [None] * len(wanted.keys)
         return [

@@ -42,6 +42,7 @@ from precache_workers.sources.base import (
     is_image,
     is_utf8,
     source_of,
+    unread_container,
 )
 from precache_workers.sources.label_readings import Bare, bare_folders
 from precache_workers.sources.listings import Members, labels_of_folders
@@ -275,7 +276,7 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
     noun, kind = container_noun(name), kind_of_name(name)
     if not kind:
-        return f"{name} is {noun}: {BY_DATASET}"
+        return f"{name} is {unread_container(folder.path(name))}"
     suffix = name[-len(container_suffix(name)) :]
     pattern = f"**/*{suffix}" if suffix.startswith(".") else f"**/{suffix}"
     return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"

@@ -20,7 +20,6 @@ from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
-    BY_DATASET,
     IMAGES_ALONE,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -30,12 +29,14 @@ from precache_workers.sources.base import (
     LabelRules,
     Source,
     container_noun,
+    unread_container,
 )
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import ContainerSource, Format
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.lmdb_databases import LMDBFormat
+from precache_workers.sources.numpy_arrays import ArrayFiles, NumpyFormat
 from precache_workers.sources.paired_folders import open_paired
 from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.sample_inputs import SampleName
@@ -59,6 +60,7 @@ class SourceSpec:
     columns: Columns = NO_COLUMNS
     sample_name: SampleName | None = None
     rules: LabelRules = NO_RULES
+    kind: str | None = None
 
     @property
     def inputs(self) -> Inputs:
@@ -151,6 +153,14 @@ def _open_arrow(spec: SourceSpec) -> Source:
     return replace(source, containers=saved)
 
 
+def _open_arrays(spec: SourceSpec) -> Source:
+    format_ = NumpyFormat(spec.columns)
+    source = open_containers(spec, format_)
+    of = source.containers
+    of = ArrayFiles(of.folder, of.uri, of.suffixes, (), format_.names, spec.kind is not None)
+    return replace(source, containers=of)
+
+
 def _open_lmdb(spec: SourceSpec) -> Source:
     # A database is a file, or a folder that contains data.mdb.
     inside = Path(spec.uri, "data.mdb")
@@ -179,6 +189,7 @@ KINDS: dict[str, SourceKind] = {
     "tar": _containers(TarFormat, "sample_name", "inputs"),
     "parquet": _containers(ParquetFormat, "columns"),
     "arrow": SourceKind(_open_arrow, ArrowFormat.suffixes),
+    "npy": SourceKind(_open_arrays, NumpyFormat.suffixes),
     "tfrecord": _containers(TFRecordFormat, "columns"),
     "lmdb": SourceKind(_open_lmdb, LMDBFormat.suffixes, columns=False),
     "zip": _containers(ZipFormat),
@@ -216,7 +227,7 @@ def open_source(
         The kind cannot be read, or its plug-in cannot be loaded.
     """
     spec = SourceSpec(
-        source, storage_options, follow_links, most_bytes, columns, sample_name, rules
+        source, storage_options, follow_links, most_bytes, columns, sample_name, rules, kind
     )
     chosen = _kind_of(spec, kind)
     if rules.level is not None and chosen is KINDS["python"]:
@@ -267,9 +278,9 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
         return KINDS[own]
     if "{" in source:
         return KINDS["folders"]
-    noun = container_noun(shown(source))
-    if noun and open_folder(source, spec.storage_options).kind() == "file":
-        raise SourceError(f"the source {shown(source)} is {noun}: {BY_DATASET}")
+    file = shown(source)
+    if container_noun(file) and open_folder(source, spec.storage_options).kind() == "file":
+        raise SourceError(f"the source {file} is {unread_container(file)}")
     return KINDS["folder"]
 
 

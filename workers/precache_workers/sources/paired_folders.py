@@ -248,7 +248,8 @@ def open_paired(
     open_one = functools.partial(open_folder, options=options, follow_links=follow_links)
     uri = uri.rstrip("/")
     places = expand_braces(uri)
-    if len(places) == 1:
+    alone = len(places) == 1 and _names_suffix(_folder_and_pattern(places[0])[1])
+    if len(places) == 1 and not alone:
         [uri] = places
         folder = open_one(uri)
         inside = (n for n in folder.names("") if not in_service_folder(f"{n}/"))
@@ -258,8 +259,8 @@ def open_paired(
         places = [f"{uri}/{name}" for name in names]
         uri = f"{uri}/{braced(names)}"
     split = [_folder_and_pattern(place) for place in places]
-    names = _names_of(split)
-    if len(names) < 2 or len({*names}) < len(names):
+    names = [split[0][1]] if alone else _names_of(split)
+    if (len(names) < 2 and not alone) or len({*names}) < len(names):
         raise UsageError(
             f"{shown(uri)} has {'no two folders of images' if names else 'no folders of images'}, "
             "whose files would be columns of samples; name them, such as 'data/{images,masks}'"
@@ -391,7 +392,7 @@ def _paired(
     if 2 * count < least or not count:
         raise _no_pairs(files, where, columns, count, least)
     of_all = f"Samples are the {count:,} names that are in all of {quoted([*files])}"
-    lines = [f"{of_all}, as columns; fields that name no input start from {first!r}"]
+    lines = [f"{of_all}, as columns; fields that name no input start from {first!r}"] * bool(others)
     for name, of in files.items():
         if name in stripped:
             lines.append(f"Names are compared without the {ends[name]!r} that ends all in {name!r}")

@@ -84,22 +84,50 @@ def value_of(name: str, data: bytes) -> bytes | str | np.ndarray | SampleError:
     """Return the value of a member or file, by the last suffix of its name."""
     suffix = name.rpartition(".")[2].lower()
     if suffix in TEXT_SUFFIXES:
-        return text_of(data, "utf-8-sig")
+        return text_of(data)
     return _array(data) if suffix == "npy" else data
 
 
-def text_of(data: bytes, coding: str = "utf-8") -> str | SampleError:
+def text_of(data: bytes) -> str | SampleError:
     """Return the text that bytes are, or an error in its place."""
     try:
-        return data.decode(coding)
+        return data.decode()
     except UnicodeDecodeError as error:
         return SampleError(f"is not UTF-8 (at byte {error.start:,}); save it as UTF-8")
 
 
 def _array(data: bytes) -> np.ndarray | SampleError:
-    """Return the array of an .npy file, in the memory of its bytes.
+    """Return the array of an .npy file, in the memory of its bytes."""
+    try:
+        shape, by_columns, dtype, start = array_header(data)
+    except SampleError as error:
+        return error
+    held = len(data) - start
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held:
+        return SampleError(f"is said to be {shape} of {dtype}, and has {held:,} bytes of values")
+    array = np.frombuffer(data, dtype, offset=start)
+    array = array.reshape(shape, order="F" if by_columns else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def array_header(
+    data: bytes, *, texts: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, order and dtype of the array of an .npy file, and where its values begin.
+
+    The order is True for Fortran's. The shape is not checked against the file.
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+
+    Parameters
+    ----------
+    texts
+        Values may be text.
+
+    Raises
+    ------
+    SampleError
+        It is no array of numbers.
     """
     stream = io.BytesIO(data)
     try:
@@ -108,15 +136,11 @@ def _array(data: bytes) -> np.ndarray | SampleError:
         shape, by_columns, dtype = read(stream)
     except (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError,
             ValueError, tokenize.TokenError) as error:  # fmt: skip
-        return SampleError(f"is no NumPy array: {error}")
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.shape:
-        return SampleError(f"is an array of {dtype}, and not of numbers; nothing is unpickled")
-    held = len(data) - stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held:
-        return SampleError(f"is said to be {shape} of {dtype}, and has {held:,} bytes of values")
-    array = np.frombuffer(data, dtype, offset=stream.tell())
-    array = array.reshape(shape, order="F" if by_columns else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False)
+        raise SampleError(f"is no NumPy array: {error}") from None
+    is_text = texts and dtype.kind == "U" and dtype.itemsize > 0
+    if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.shape):
+        raise SampleError(f"is an array of {dtype}, and not of numbers; nothing is unpickled")
+    return shape, by_columns, dtype, stream.tell()
 
 
 # --- cells of tables ----------------------------------------------------------------------------

@@ -246,6 +246,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     images: Sequence[memoryview] = ()
     if columns.inputs.image:
         image_name = columns.image or _guess_image(features, named)
+        columns.inputs.require_clear(features, image_name, "a record")
         images = _values(image_name, features)
         if len(images) != 1:
             raise ValueError(f"its feature {image_name!r} has {len(images)} images")
