@@ -277,10 +277,13 @@ class _Build:
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(self, target: TargetVersion, **more: Any) -> BuildResult:
+    def _result(
+        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **more: Any
+    ) -> BuildResult:
         total = Totals.of(self.monitor.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        return replace(committed_result(target, self.listed.ignored), **{**made, **more})
+        result = committed_result(target, self.listed.ignored, receipts)
+        return replace(result, **{**made, **more})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -455,8 +458,8 @@ class _Build:
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
         self._mend_others(target, receipts)
-        fetched = (receipts[shard].content for shard in range(target.shards))
-        self.listed.keep_record(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
+        ordered = [receipts[shard] for shard in range(target.shards)]
+        self.listed.keep_record(self.store, lambda: [c for made in ordered for c in made.content])
         self._clean_up(lease, target)
         if self.listed.fetches_labels:
             built = replace(
@@ -466,6 +469,7 @@ class _Build:
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
+            ordered,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,11 +117,7 @@ def _write(
 ) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
     labels, reasons = narrow(_labels(target, ordered) if labels is None else labels), holes(ordered)
-    sums = {
-        name: np.array([receipt.sums[name].flat() for receipt in ordered], np.float64)
-        for name in target.shapes
-        if all(name in receipt.sums for receipt in ordered)
-    }
+    sums = channel_sums(target.shapes, ordered)
     objects = small_objects(target, ordered, labels, reasons, sums)
     leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
     own = _attributes(target, ordered, labels, len(reasons), sums)
@@ -255,6 +251,15 @@ def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
             recorded.setdefault(name, set()).add(version)
     joined = {name: ", ".join(sorted(versions)) for name, versions in recorded.items()}
     return {**installed_versions(), **joined}
+
+
+def channel_sums(fields: Iterable[str], receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Return field of images -> (shards, 1 + 2 C) float64 sums of its receipts."""
+    return {
+        name: np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+        for name in fields
+        if all(name in receipt.sums for receipt in receipts)
+    }
 
 
 def channel_statistics(
