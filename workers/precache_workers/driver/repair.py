@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from precache.errors import DamageError, StoreError
 from precache.storage.base import Folder
-from precache.store.commit_log import BUILD, ROOT, Log
+from precache.store.commit_log import BUILD, ROOT
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
@@ -19,15 +19,9 @@ from precache_workers.planning.stored_versions import (
     StoredObjects,
     committed_versions,
 )
-from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_restorable
+from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 # --- small objects ------------------------------------------------------------------------------
-
-
-def restore_root(log: Log, target: TargetVersion) -> None:
-    """Put the lost root of a committed version again of its spare copy, if its shards are there."""
-    if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
-        target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
 
 
 class UnmendedError(StoreError):
