@@ -69,11 +69,11 @@ from precache_workers.planning.listing import ListedSource, forget_index, list_r
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import (
     StoredObjects,
-    committed_versions,
     compare_objects,
     is_committed,
     is_whole,
     rows_of,
+    stored_versions,
 )
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -442,10 +442,10 @@ class _Build:
         self.progress.begin(done, target.table.samples)
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
-        for folder, attributes in itertools.islice(committed_versions(self.store), 1):
-            for function in edited_functions(attributes, target.spec):
+        for stored in itertools.islice(stored_versions(self.store), 1):
+            for function in edited_functions(stored.attributes, target.spec):
                 self.progress.say(
-                    f"The code of {function} was edited since version {short(folder.name)}: "
+                    f"The code of {function} was edited since version {short(stored.folder.name)}: "
                     f"{target.table.samples - done:,} rows are computed again"
                 )
         return receipts

@@ -17,7 +17,7 @@ from precache.store.version import Version
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     StoredObjects,
-    committed_versions,
+    stored_versions,
 )
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
@@ -61,7 +61,7 @@ def _mended(store: Folder, version: Version, leaf: Leaf) -> bytes:
     try:
         return version.read_checked(leaf.name)
     except DamageError:
-        others = (folder.get(leaf.name) for folder, _ in committed_versions(store))
+        others = (stored.folder.get(leaf.name) for stored in stored_versions(store))
         found = next((data for data in others if data and not leaf.fault(data)), None)
     if found is None:
         raise UnmendedError(
@@ -93,8 +93,9 @@ def copy_to_other_versions(
     """
     mended = set()
     for item, leaf in rebuilt.items():
-        for other, attributes in committed_versions(store):
-            if other.name == target.version or item[0] not in attributes.fields:
+        for stored in stored_versions(store):
+            other = stored.folder
+            if other.name == target.version or item[0] not in stored.attributes.fields:
                 continue
             if _shard_in(other, item) != leaf or leaf.is_in(other):
                 continue
