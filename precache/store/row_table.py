@@ -378,11 +378,6 @@ def read_parts(data: bytes, where: str) -> list[str]:
     return _read_column(data, where, "parts") if has_parts else []
 
 
-def read_etags(data: bytes, where: str) -> list[str]:
-    """Read the etags of a table, by row."""
-    return _read_column(data, where, "etag")
-
-
 def _read_column(data: bytes, where: str, column: str) -> list[str]:
     with _reading(where):
         values: list[str] = _read(data, [column])[column].to_pylist()

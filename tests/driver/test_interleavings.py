@@ -51,7 +51,6 @@ from precache.store.tree import Leaf
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import _Build
-from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.report import RunMonitor
 from precache_workers.planning.listing import ListedSource
@@ -437,12 +436,6 @@ def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
     return dict.fromkeys(names, json_of_the_actor(list(goal.shapes)))
 
 
-def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
-    """The id of a committed version, without reading it."""
-    counts = ("samples", "failed", "shards", "shards_skipped", "raw_bytes", "stored_bytes")
-    return BuildResult(version=goal.version, path="", **dict.fromkeys(counts, 0))
-
-
 def tidied(build: _Build, goal: TargetVersion) -> TargetVersion:
     """As `_Build._nothing_to_do`, without reading the version."""
     remove_abandoned_scratch(goal.folder)
@@ -475,7 +468,6 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
     )
     monkeypatch.setattr(_Build, "_nothing_to_do", tidied)
-    monkeypatch.setattr(precache_workers.driver.build, "committed_result", bare_result)
     actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
     every_order(actors, require_minimal)
 

@@ -990,7 +990,7 @@ def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
     monkeypatch.setattr(
         PixelReadings,
         "look",
-        lambda self, sample, key: (tried.append(key), look(self, sample, key)),
+        lambda self, key, sample: (tried.append(key), look(self, key, sample)),
     )
     photos = as_folder(tmp_path, files_of(photo, "a", 40))
     store = tmp_path / "store"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from precache.maintenance.gc import remove_folder
 from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
-from precache.storage.base import Folder, left_out_text
+from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
@@ -40,7 +40,7 @@ from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
-from precache.store.tree import Leaf
+from precache.store.tree import Leaf, spare_root
 from precache.units import local_time, size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
@@ -53,7 +53,6 @@ from precache_workers.driver.repair import (
     mend_small,
     objects_of,
     recorded_leaf,
-    restore_root,
 )
 from precache_workers.driver.report import (
     RunMonitor,
@@ -70,11 +69,11 @@ from precache_workers.planning.listing import ListedSource, forget_index, list_r
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import (
     StoredObjects,
-    committed_versions,
     compare_objects,
     is_committed,
     is_whole,
     rows_of,
+    stored_versions,
 )
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -82,6 +81,7 @@ from precache_workers.planning.target_version import (
     description_of,
     find_target,
     is_recomputed,
+    is_restorable,
     new_target,
 )
 from precache_workers.planning.work_plan import (
@@ -171,7 +171,9 @@ class _Build:
         self.timings: dict[str, float] = {}
         self.retried: frozenset[int] = frozenset()
         self.mended: list[str] = []
-        self.verifies = _verifies(request, self.store)
+        path = self.store.local("")
+        here = path is not None and not is_on_network(path)
+        self.verifies = here if request.verify is None else request.verify
         self.checked: int | None = None
         self.waited = False
         self.before: LogEntry | None = None
@@ -277,10 +279,13 @@ class _Build:
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(self, target: TargetVersion, **more: Any) -> BuildResult:
+    def _result(
+        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **more: Any
+    ) -> BuildResult:
         total = Totals.of(self.monitor.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        return replace(committed_result(target, self.listed.ignored), **{**made, **more})
+        result = committed_result(target, self.listed.ignored, receipts)
+        return replace(result, **{**made, **more})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -331,21 +336,18 @@ class _Build:
         if isinstance(source, DatasetSource) and source.leaves_starts_open and not found:
             self.probe.find_starts(self.listed.spec)
 
-    def _check_space(self, needed: int) -> None:
-        free = self.store.free_bytes()
-        left = "" if free is None else f"; {size(free)} free"
-        self.progress.say(f"About {size(needed)} to be stored{left}")
-        if free is not None and needed > free and self.request.check_space:
-            raise StorageError(
-                f"{shown(self.request.store)} needs about {size(needed)} and its disk has "
-                f"{size(free)} free; choose another disk, a smaller --resize or --codec image, or "
-                "go ahead with --no-check-space"
-            )
-
     def _make(self, run: RunTasks, work: Work) -> BuildResult | None:
         """Build a version; None if another build committed it, and its holes are to be retried."""
-        if work.needed is not None:
-            self._check_space(work.needed)
+        if (needed := work.needed) is not None:
+            free = self.store.free_bytes()
+            rest = "" if free is None else f"; {size(free)} free"
+            self.progress.say(f"About {size(needed)} to be stored{rest}")
+            if free is not None and needed > free and self.request.check_space:
+                raise StorageError(
+                    f"{shown(self.request.store)} needs about {size(needed)} and its disk has "
+                    f"{size(free)} free; choose another disk, a smaller --resize or --codec image, "
+                    "or go ahead with --no-check-space"
+                )
         self._decide_starts()
         target = work.target
         require_create_only(target.folder, SCRATCH)
@@ -386,7 +388,8 @@ class _Build:
             lease.end()
             remove_folder(self.store, target.version)
             work = replace(work, target=new_target(self.store, target, recompute=recompute))
-        restore_root(log, target)
+        if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
+            target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
@@ -395,7 +398,12 @@ class _Build:
         lease.require()
         target.begin(refreshes=self.listed.refreshes, recompute=recompute)
         left = remaining(work)
-        _remove_shards(target, left.todo, lease)
+        there = target.folder.sizes() if left.todo else {}
+        for shard in left.todo:
+            names = [target.object_name(field, shard) for field in target.shapes]
+            for name in there.keys() & {receipt_name(shard), *names}:
+                lease.require()
+                target.folder.remove(name)
         return lease, left
 
     def _take_lease(self, target: TargetVersion) -> Lease:
@@ -420,18 +428,24 @@ class _Build:
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
         target = work.target
-        self.retried = _retried_rows(work, self.barred)
+        receipts, keys = dict(work.receipts), target.table.keys
+        rows = work.retried if work.failed is None else failed_rows(work.failed)
+        self.retried = frozenset(row for row in rows if keys[row] not in self.barred)
         if self.retried:
-            self.progress.say(_retry_line(work, self.retried))
-        receipts = dict(work.receipts)
+            already = sum(row // target.rows_per_shard in receipts for row in self.retried)
+            more = f"; {already:,} more are in shards that were done before this run"
+            self.progress.say(
+                f"{len(self.retried) - already:,} samples that failed before are tried again"
+                + more * bool(already)
+            )
         done = sum(target.samples_of(shard) for shard in receipts)
         self.progress.begin(done, target.table.samples)
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
-        for folder, attributes in itertools.islice(committed_versions(self.store), 1):
-            for function in edited_functions(attributes, target.spec):
+        for stored in itertools.islice(stored_versions(self.store), 1):
+            for function in edited_functions(stored.attributes, target.spec):
                 self.progress.say(
-                    f"The code of {function} was edited since version {short(folder.name)}: "
+                    f"The code of {function} was edited since version {short(stored.folder.name)}: "
                     f"{target.table.samples - done:,} rows are computed again"
                 )
         return receipts
@@ -454,10 +468,15 @@ class _Build:
         self.progress.phase("Committing")
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
-        self._mend_others(target, receipts)
-        fetched = (receipts[shard].content for shard in range(target.shards))
-        self.listed.keep_record(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
-        self._clean_up(lease, target)
+        if spoiled := [receipt for receipt in receipts.values() if receipt.spoiled]:
+            self._mend_others(target, spoiled)
+        ordered = [receipts[shard] for shard in range(target.shards)]
+        self.listed.keep_record(self.store, lambda: [c for made in ordered for c in made.content])
+        lease.end()
+        try:
+            remove_scratch(target.folder)
+        except StorageError as error:  # `gc` removes it
+            self.progress.say(f"The version is committed, but {error}")
         if self.listed.fetches_labels:
             built = replace(
                 self.listed, labels=open_own(target.folder).labels, fetches_labels=False
@@ -466,20 +485,18 @@ class _Build:
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
+            ordered,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
             mended=mended,
         )
 
-    def _mend_others(self, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-        """Restore damaged objects of other versions that this version has made again.
+    def _mend_others(self, target: TargetVersion, spoiled: Sequence[Receipt]) -> None:
+        """Restore damaged objects of other versions that these shards of this version have anew.
 
         Damage that stays is said.
         """
-        spoiled = [receipt for receipt in receipts.values() if receipt.spoiled]
-        if not spoiled:
-            return
         names = sorted({name for receipt in spoiled for name in receipt.spoiled})
         places = [(version, name) for version, _, name in (n.partition("/") for n in names)]
         left: dict[str, list[str]] = {}
@@ -511,14 +528,6 @@ class _Build:
                 "was taken over. Once it is not needed, precache gc removes it"
                 + (keep if usable else "")
             )
-
-    def _clean_up(self, lease: Lease, target: TargetVersion) -> None:
-        """Remove the build's scratch files; `gc` removes what cannot be removed now."""
-        lease.end()
-        try:
-            remove_scratch(target.folder)
-        except StorageError as error:
-            self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
         self, lease: Lease, target: TargetVersion, before: TargetVersion
@@ -662,42 +671,8 @@ class _Build:
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
 
 
-def _verifies(request: Request, store: Folder) -> bool:
-    """Return whether a build compares bytes: by default where that takes no network."""
-    path = store.local("")
-    if request.verify is None:
-        return path is not None and not is_on_network(path)
-    return request.verify
-
-
 def _taken_by_another(target: TargetVersion) -> StoreError:
     return StoreError(
         f"another build took version {short(target.version)} meanwhile, and may not recompute what "
         "this one does; run the same command again"
     )
-
-
-def _remove_shards(target: TargetVersion, shards: Sequence[int], lease: Lease) -> None:
-    left = target.folder.sizes() if shards else {}
-    for shard in shards:
-        names = [
-            receipt_name(shard),
-            *(target.object_name(field, shard) for field in target.shapes),
-        ]
-        for name in left.keys() & set(names):
-            lease.require()
-            target.folder.remove(name)
-
-
-def _retried_rows(work: Work, barred: Collection[str]) -> frozenset[int]:
-    """Rows whose samples failed before and are tried again, as those of `barred` keys are not."""
-    table = work.target.table
-    rows = work.retried if work.failed is None else failed_rows(work.failed)
-    return frozenset(row for row in rows if table.keys[row] not in barred)
-
-
-def _retry_line(work: Work, retried: Collection[int]) -> str:
-    """Number of failed samples that this run tries again, and of those that it does not."""
-    done = sum(row // work.target.rows_per_shard in work.receipts for row in retried)
-    more = f"; {done:,} more are in shards that were done before this run" if done else ""
-    return f"{len(retried) - done:,} samples that failed before are tried again{more}"

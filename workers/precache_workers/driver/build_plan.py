@@ -19,7 +19,6 @@ from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_log, short
-from precache.store.open import open_own
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import cluster_cpus
 from precache_workers.driver.plan_text import plan_text
@@ -33,7 +32,7 @@ from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
-from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
+from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 from precache_workers.planning.target_version import find_target
 from precache_workers.planning.work_plan import (
     Work,
@@ -395,16 +394,16 @@ def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> 
 
 def _differences(store: Folder, listed: ListedSource, base: str | None) -> BuildDifferences | None:
     """Compare to the current version; libraries are compared to those of the base."""
-    versions = list(committed_versions(store))
+    versions = list(stored_versions(store))
     if not versions:
         return None
-    folder, attributes = versions[0]
-    table = None
-    if attributes.rows_digest != listed.spec.rows_digest:
+    current, table = versions[0], None
+    if current.attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(*UNREADABLE):
-            table, _ = rows_of(open_own(folder))
-    of_base = next((a for own, a in versions if own.name == base), attributes)
-    return compare_with_committed(listed.spec, attributes, table, of_base.libraries)
+            table, *_ = current.rows
+    of_base = next((stored for stored in versions if stored.folder.name == base), current)
+    libraries = of_base.attributes.libraries
+    return compare_with_committed(listed.spec, current.attributes, table, libraries)
 
 
 def _base_reason(
@@ -424,7 +423,7 @@ def _base_reason(
         return "lost objects are built again, with the same rows"
     if request.recompute:
         return "--recompute"
-    if not any(committed_versions(store)):
+    if not any(stored_versions(store)):
         return "the store has no version yet"
     if work.found is None or not work.found.arrays:
         return "no version has a field by these ops, code and libraries, or the first of them"

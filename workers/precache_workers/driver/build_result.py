@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precache.messages import aligned, as_text, hole_lines, row_types_text, statistics_text
+from precache.recipe.variants import pool_statistics
 from precache.store.open import open_own
+from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache.units import size
+from precache_workers.driver.commit import channel_statistics, channel_sums
+from precache_workers.driver.totals import Totals, failed_samples
 from precache_workers.planning.target_version import TargetVersion
 
 
@@ -104,26 +108,45 @@ class BuildResult:
         return as_text([*aligned(rows), *hole_lines(self.holes)])
 
 
-def committed_result(target: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
-    """Result of a build whose version is committed already."""
-    version = open_own(target.folder)
-    failed = [version.holes[row] for row in sorted(version.holes)]
-    failed = [hole for hole in failed if hole[1] != REMOVED]
-    fields = version.fields.values()
+def committed_result(
+    target: TargetVersion,
+    ignored: Mapping[str, int],
+    receipts: Sequence[Receipt] | None = None,
+) -> BuildResult:
+    """Return the result of a build whose version is committed.
+
+    Parameters
+    ----------
+    receipts
+        Of all its shards, in order; None to read what they say from the version.
+    """
+    if receipts is None:
+        version = open_own(target.folder)
+        assert version.attributes is not None  # as precache wrote it
+        failed = [hole for _, hole in sorted(version.holes.items()) if hole[1] != REMOVED]
+        arrays = version.attributes.fields.values()
+        nbytes = sum(array.raw for array in arrays), sum(array.stored for array in arrays)
+        mean, std = version.attributes.mean, version.attributes.std
+    else:
+        failed = failed_samples(target.table.keys, receipts)
+        total = Totals.of(receipts)
+        nbytes = total.raw, total.stored
+        mean, std = channel_statistics(channel_sums(target.shapes, receipts))
+    statistics = pool_statistics(mean, std)
     return BuildResult(
         version=target.version,
-        path=version.path,
+        path=str(target.folder),
         samples=target.table.samples,
         failed=len(failed),
         removed=len(target.table.removed),
         shards=target.shards,
         shards_skipped=target.shards,
-        raw_bytes=sum(field.raw_nbytes for field in fields),
-        stored_bytes=sum(field.stored_nbytes for field in fields),
+        raw_bytes=nbytes[0],
+        stored_bytes=nbytes[1],
         holes=failed,
         ignored=ignored,
-        classes=version.classes,
-        mean=version.mean,
-        std=version.std,
+        classes=tuple(target.table.classes),
+        mean={name: of_field for name, (of_field, _) in statistics.items()},
+        std={name: of_field for name, (_, of_field) in statistics.items()},
         row_types=target.row_types,
     )

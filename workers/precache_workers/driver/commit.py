@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,13 @@ def _write(
     lease: Lease | None,
 ) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
-    labels, reasons = narrow(_labels(target, ordered) if labels is None else labels), holes(ordered)
-    sums = {
-        name: np.array([receipt.sums[name].flat() for receipt in ordered], np.float64)
-        for name in target.shapes
-        if all(name in receipt.sums for receipt in ordered)
-    }
+    if labels is None:
+        labels = target.table.labels
+        if are_classes(labels) and any(receipt.labels for receipt in ordered):
+            fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in ordered])
+            labels = np.where(fetched < 0, labels, fetched)
+    labels, reasons = narrow(labels), holes(ordered)
+    sums = channel_sums(target.shapes, ordered)
     objects = small_objects(target, ordered, labels, reasons, sums)
     leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
     own = _attributes(target, ordered, labels, len(reasons), sums)
@@ -140,17 +141,9 @@ def _write(
     deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
     if lease is not None:
         lease.require()
-    if target.folder.create(ROOT, [root], scratch=SCRATCH):
-        try:
-            _require_whole(target, receipts)
-        except BuildError:
-            target.folder.remove(ROOT)
-            raise
-
-
-def _require_whole(target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Raise `BuildError` if an object disappeared after its receipt."""
-    if lost := shards_to_do(target.shards, receipts, target.sizes()):
+    created = target.folder.create(ROOT, [root], scratch=SCRATCH)
+    if created and (lost := shards_to_do(target.shards, receipts, target.sizes())):
+        target.folder.remove(ROOT)
         raise BuildError(
             f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "
             "others were made; run the same command again to make them"
@@ -213,14 +206,6 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
     objects.update({f"{folder}/{name}": data for name, data in files.items()})
 
 
-def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
-    labels = target.table.labels
-    if are_classes(labels) and any(receipt.labels for receipt in receipts):
-        fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
-        labels = np.where(fetched < 0, labels, fetched)
-    return labels
-
-
 def _attributes(
     target: TargetVersion,
     receipts: Sequence[Receipt],
@@ -229,6 +214,10 @@ def _attributes(
     sums: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     mean, std = channel_statistics(sums)
+    recorded: dict[str, set[str]] = {}  # of the nodes that built the shards, several of one joined
+    for name, version in (item for receipt in receipts for item in receipt.libraries.items()):
+        recorded.setdefault(name, set()).add(version)
+    joined = {name: ", ".join(sorted(versions)) for name, versions in recorded.items()}
     own, total = target.describe(), Totals.of(receipts)
     for name, described in own["fields"].items():
         described["raw"] = total.raw_of[name]
@@ -241,20 +230,19 @@ def _attributes(
         "label": label_attributes(labels),
         "mean": mean,
         "std": std,
-        "libraries": _libraries(receipts),
+        "libraries": {**installed_versions(), **joined},
         "decides": dict(target.spec.decides),
         "behaviours": behaviours(target.spec.declared),
     }
 
 
-def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Return versions of libraries on the nodes that built the shards, several of one joined."""
-    recorded: dict[str, set[str]] = {}
-    for receipt in receipts:
-        for name, version in receipt.libraries.items():
-            recorded.setdefault(name, set()).add(version)
-    joined = {name: ", ".join(sorted(versions)) for name, versions in recorded.items()}
-    return {**installed_versions(), **joined}
+def channel_sums(fields: Iterable[str], receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
+    """Return field of images -> (shards, 1 + 2 C) float64 sums of its receipts."""
+    return {
+        name: np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+        for name in fields
+        if all(name in receipt.sums for receipt in receipts)
+    }
 
 
 def channel_statistics(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from precache.errors import DamageError, StoreError
 from precache.storage.base import Folder
-from precache.store.commit_log import BUILD, ROOT, Log
+from precache.store.commit_log import BUILD, ROOT
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
@@ -17,17 +17,11 @@ from precache.store.version import Version
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     StoredObjects,
-    committed_versions,
+    stored_versions,
 )
-from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_restorable
+from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 # --- small objects ------------------------------------------------------------------------------
-
-
-def restore_root(log: Log, target: TargetVersion) -> None:
-    """Put the lost root of a committed version again of its spare copy, if its shards are there."""
-    if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
-        target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
 
 
 class UnmendedError(StoreError):
@@ -67,7 +61,7 @@ def _mended(store: Folder, version: Version, leaf: Leaf) -> bytes:
     try:
         return version.read_checked(leaf.name)
     except DamageError:
-        others = (folder.get(leaf.name) for folder, _ in committed_versions(store))
+        others = (stored.folder.get(leaf.name) for stored in stored_versions(store))
         found = next((data for data in others if data and not leaf.fault(data)), None)
     if found is None:
         raise UnmendedError(
@@ -99,8 +93,9 @@ def copy_to_other_versions(
     """
     mended = set()
     for item, leaf in rebuilt.items():
-        for other, attributes in committed_versions(store):
-            if other.name == target.version or item[0] not in attributes.fields:
+        for stored in stored_versions(store):
+            other = stored.folder
+            if other.name == target.version or item[0] not in stored.attributes.fields:
                 continue
             if _shard_in(other, item) != leaf or leaf.is_in(other):
                 continue

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from precache.codecs.image import import_zstd
+from precache.errors import PrecacheError, SampleError, SourceError
+from precache.messages import shown
 from precache.store.layout import RowShape
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.progress import BuildProgress
@@ -100,15 +102,22 @@ class SampleProbe:
         self, function: Callable[[Any], Any], spec: VersionSpec, rows: list[int] | None = None
     ) -> Any:
         """Return the outcome of a function of `row_probe` on samples of some rows, or of all."""
-        from precache_workers.profiling import row_probe
+        from precache_workers.planning.rows import sample_for_probe
+        from precache_workers.profiling.row_probe import PROBE_SAMPLES
+        from precache_workers.shards.samples import FetchAllTask
 
         for name in REQUIRED_MODULES:
             import_module(name)
         import_zstd()
-        task = row_probe.probe_task(self._job(), spec.table, rows)
+        chosen = sample_for_probe(spec.table, PROBE_SAMPLES, rows)
+        task = FetchAllTask.of(self._job(), spec.table, chosen)
         run, began = self._run(), time.perf_counter()
         self._progress.phase("Measuring a few samples")
         [(task, outcome)] = run(function, [replace(task, barred=self._barred)])
         self.seconds += time.perf_counter() - began
         self._barred |= task.barred
-        return row_probe.probed(outcome, self._request.source)
+        if isinstance(outcome, SampleError):
+            raise SourceError(f"{shown(self._request.source)}: {outcome}") from None
+        if isinstance(outcome, PrecacheError):
+            raise outcome
+        return outcome

@@ -68,15 +68,20 @@ class MaskFrames:
     ----------
     fields, recipes
         By name, or by array of a variant.
+
+    Attributes
+    ----------
+    pairs
+        Each mask with its image.
     """
 
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self._fields, self._recipes = fields, recipes
-        self._pairs = mask_pairs(fields)
+        self.pairs = mask_pairs(fields)
 
     def of(self, sample: Sample) -> Iterator[Pair]:
         """Yield the masks that come from another part of a sample than their image."""
-        for mask, image in self._pairs:
+        for mask, image in self.pairs:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
@@ -100,7 +105,7 @@ class MaskFrames:
         shapes
             (C, H, W) of its rows, of fields whose rows have shapes of their own.
         """
-        for mask, image in self._pairs:
+        for mask, image in self.pairs:
             of_mask, of_image = shapes.get(mask), shapes.get(image)
             if of_mask and of_image and (*of_mask[1:],) != (*of_image[1:],):
                 (_, rows, others), (_, height, width) = of_mask, of_image

@@ -26,19 +26,14 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
-from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
 from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
-    add_receipts,
-    begun_versions,
-    committed_versions,
     open_finished,
-    parts_of,
-    rows_of,
+    stored_versions,
 )
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import ended_workers
@@ -370,7 +365,7 @@ class Catalogue:
         made
             Id of the version that is made: no rows are taken of it.
         """
-        versions = [*_committed(store, spec, made), *_begun(store, spec, made)]
+        versions = [*_samples(store, spec, made)]
         content, known, labels, parts = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, content, known, labels, retries or pinned is not None, parts)
 
@@ -527,51 +522,33 @@ def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) 
     return np.repeat(whole, ends - starts)
 
 
-def _committed(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
-    """Read the committed versions that have rows of some field, or samples that ended workers, the
-    latest first; damaged ones are left out."""
+def _samples(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
+    """Read the versions that have rows of some field, or samples that ended workers: the committed,
+    the latest first, then the finished shards of those that were begun; damaged ones are left out.
+    """
     wanted = _wanted_digests(spec)
-    for folder, attributes in committed_versions(store):
-        matches = match_arrays(spec.recipe, wanted, folder, attributes)
-        if not (matches or attributes.holes):
+    for stored in stored_versions(store, begun=True):
+        attributes, is_made = stored.attributes, stored.folder.name == made
+        matches = match_arrays(spec.recipe, wanted, stored.folder, attributes)
+        if not (matches or attributes.holes) or (is_made and stored.begun is not None):
             continue
-        matches = {} if folder.name == made else matches
-        try:
-            version = open_own(folder)
+        matches = {} if is_made else matches
+        with contextlib.suppress(*UNREADABLE, ValueError):  # `verify` says why
+            version = stored.version
             ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended or folder.name == made):
+            if not (matches or ended or is_made):
                 continue
-            table, contents = rows_of(version)
-            content = halves_of(contents)
-            rows = table.keys.find(spec.table.keys)
-            parts = _parts_of(content, parts_of(version), attributes.recipe)
+            table, contents, part_texts, finished = stored.rows
+            content, rows = halves_of(contents), table.keys.find(spec.table.keys)
+            rows[~finished[rows]] = -1
+            parts = _parts_of(content, part_texts, attributes.recipe)
             samples = StoredSamples(version, attributes, table, content, rows, matches, parts)
             for array in (array for of_field in matches.values() for array in of_field):
                 version.shard_leaves(array.name)
                 if array.shape.ragged:
                     version.row_shapes(array.name)
             samples.is_hole  # noqa: B018 - these are read here, where damage is expected
-        except (*UNREADABLE, ValueError):
-            continue  # `verify` says why
-        yield samples
-
-
-def _begun(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
-    """Read the finished shards of versions that were begun."""
-    wanted = _wanted_digests(spec)
-    for version in begun_versions(store):
-        attributes = version.attributes
-        assert attributes is not None  # as precache wrote it
-        matches = match_arrays(spec.recipe, wanted, version.folder, attributes)
-        if not matches or version.id == made:
-            continue
-        with contextlib.suppress(*UNREADABLE, ValueError):
-            contents, part_texts, done = add_receipts(version)
-            rows = version.table.keys.find(spec.table.keys)
-            rows[~done[rows]] = -1
-            content = halves_of(contents)
-            parts = _parts_of(content, part_texts, attributes.recipe)
-            yield StoredSamples(version, attributes, version.table, content, rows, matches, parts)
+            yield samples
 
 
 def halves_of(contents: Texts, count: int = 1) -> np.ndarray:

@@ -13,11 +13,9 @@ from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
-from precache.store.open import open_own
-from precache.store.row_table import RowTable, read_etags
-from precache.store.version import ROW_TABLE
+from precache.store.row_table import RowTable
 from precache_workers.planning.source_record import listed_as, stored_tables, with_label
-from precache_workers.planning.stored_versions import UNREADABLE, latest_of
+from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Fetched, Sample, Tick
 from precache_workers.sources.dataset import DatasetSource
@@ -100,19 +98,19 @@ def _facts(sample: Fetched) -> str:
 def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> tuple[str, ...]:
     """Return a line if what a dataset holds changed since the latest version, so that all samples
     are read."""
-    latest = latest_of(store, table.source)
+    latest = next(stored_versions(store, table.source), None)
     if latest is None or not table.etags[0].startswith(source.etag):
         return ()
     try:
-        stored = read_etags(open_own(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
+        stored, *_ = latest.rows
     except UNREADABLE:
         return ()
-    before, now = ({listed_as(etag) for etag in etags} for etags in (stored, table.etags))
+    before, now = ({listed_as(etag) for etag in of.etags} for of in (stored, table))
     if now <= before or not any(etag.startswith(source.etag) for etag in before):
         return ()
     line = (
         f"{source.factory}: what its attributes hold, or a file that they name, changed since "
-        f"version {short(latest[0].name)}: all {len(table):,} samples are read and compared by "
+        f"version {short(latest.folder.name)}: all {len(table):,} samples are read and compared by "
         "content, and those that are the same are not decoded again. A method fingerprint(i) of "
         "the dataset spares reading them"
     )
@@ -130,8 +128,8 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
     SourceError
         One differs from the latest version that reads the same parts of samples.
     """
-    latest = latest_of(store, table.source)
-    if latest is None or _inputs(latest[1].recipe) != read.source.fields:
+    latest = next(stored_versions(store, table.source), None)
+    if latest is None or _inputs(latest.attributes.recipe) != read.source.fields:
         return
     stored = next(stored_tables(store, table.source, read.brings_labels, deep=False), None)
     if stored is None:
@@ -148,7 +146,7 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
         if first[0] not in ("", contents[place]):
             raise SourceError(
                 f"sample {table.keys[row]} of {read.source.factory} is not what version "
-                f"{short(latest[0].name)} has of it, although the code is the same: its data "
+                f"{short(latest.folder.name)} has of it, although the code is the same: its data "
                 "changed, or it reads by relative paths in another folder. Build with --compare, "
                 "which reads all samples, or give the dataset a method fingerprint(i)"
             )

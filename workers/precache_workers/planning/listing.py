@@ -44,7 +44,7 @@ from precache_workers.planning.request import Request, label_rules, source_has_c
 from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import (
     Doubt,
@@ -404,11 +404,11 @@ def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:
 
 def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[str]:
     """Return the line about classes that the latest version has, or has by other numbers."""
-    current = next(committed_versions(store), None)
+    current = next(stored_versions(store), None)
     if current is None or request.classes is not None:
         return []
-    before = {name: number for number, name in enumerate(current[1].classes)}
-    version = short(current[0].name)
+    before = {name: number for number, name in enumerate(current.attributes.classes)}
+    version = short(current.folder.name)
     if before and not table.classes:
         without = f"Samples have no classes, and those of version {version} have {len(before):,}"
         return [f"{without}: to keep them, give the options for labels that it was built with"]
@@ -532,10 +532,10 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     new have those of the others, so that a mask has the draws of its image.
     """
     undeclared = {name for name, field in recipe.fields.items() if field.leaves_variants_open}
-    current = next(committed_versions(store), None) if undeclared else None
+    current = next(stored_versions(store), None) if undeclared else None
     if current is None:
         return recipe
-    before = current[1].recipe.fields
+    before = current.attributes.recipe.fields
     varied = {name for name in undeclared & before.keys() if before[name].variants > 1}
     numbers = {name: before[name].first_variant for name in varied}
     new = dict.fromkeys(undeclared - varied, max(numbers.values(), default=0))

@@ -10,16 +10,14 @@ import numpy as np
 from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
-from precache.store.json_documents import Attributes
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
-from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
-from precache_workers.planning.stored_versions import UNREADABLE, committed_versions, rows_of
+from precache_workers.planning.stored_versions import UNREADABLE, StoredVersion, stored_versions
 
 LEAST_KEPT = 0.5
 """Share of a version's samples that a listing must have, or all rows are laid down anew."""
@@ -68,7 +66,10 @@ def place_rows(
     if compact:
         return Placed(fresh)
     placed = None
-    for folder, attributes in _earlier_versions(store, listing):
+    versions = list(stored_versions(store))
+    of_source = [stored for stored in versions if stored.attributes.source == listing.source]
+    for stored in of_source or versions[:1]:
+        attributes = stored.attributes
         shapes = {name: field.row for name, field in attributes.fields.items()}
         if not may_have(attributes.rows_per_shard, shapes):
             continue
@@ -78,33 +79,28 @@ def place_rows(
         fewest = attributes.rows - attributes.holes
         if placed is not None and not fewest <= len(listing) <= attributes.rows:
             continue
-        own = _placed_as_in(folder, attributes, listing, fresh, keep_order)
+        own = _placed_as_in(stored, listing, fresh, keep_order)
         if own is not None and own.table.digest == attributes.rows_digest:
             return own
         placed = placed or own
     return placed or Placed(fresh)
 
 
-def _earlier_versions(store: Folder, listing: RowTable) -> list[tuple[Folder, Attributes]]:
-    """List the versions of a source, the latest first; without one, the latest version."""
-    versions = list(committed_versions(store))
-    return [v for v in versions if v[1].source == listing.source] or versions[:1]
-
-
 def _placed_as_in(
-    folder: Folder, attributes: Attributes, listing: RowTable, fresh: RowTable, keep_order: bool
+    stored: StoredVersion, listing: RowTable, fresh: RowTable, keep_order: bool
 ) -> Placed | None:
     """Place samples in the rows that they have in a version; None if it has too few of them."""
     try:
-        parent, _ = rows_of(open_own(folder))
+        parent, *_ = stored.rows
     except UNREADABLE:
         return None
     table = keep_rows(parent, listing, keep_order)
     if table is None or (keep_order and table.present_keys != listing.keys):
         return None
+    attributes = stored.attributes
     if table.digest == attributes.rows_digest:
         parent = table
-    changed = f"Since version {short(folder.name)}: {source_changes(parent, table)}"
+    changed = f"Since version {short(stored.folder.name)}: {source_changes(parent, table)}"
     return Placed(table, attributes.rows_per_shard, changed, table.digest != fresh.digest)
 
 

@@ -25,17 +25,9 @@ import xxhash
 from precache.errors import StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_columns, record_name
-from precache.store.version import Version
 from precache.units import size as in_units
-from precache_workers.planning.stored_versions import (
-    UNREADABLE,
-    add_receipts,
-    begun_versions,
-    committed_versions,
-    rows_of,
-)
+from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "file_state": "int64",
@@ -288,33 +280,17 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
     deep
         Also those that were begun, and earlier ones.
     """
-    versions = [folder for folder, of in committed_versions(store) if of.source == source]
-    yield from _committed(versions[:1], brings)
-    if deep:
-        yield from _begun(store, source, brings)
-        yield from _committed(versions[1:], brings)
-
-
-def _committed(versions: Sequence[Folder], brings: bool) -> Iterator[Any]:
-    for folder in versions:
+    versions = [*stored_versions(store, source, begun=deep)]
+    committed = [stored for stored in versions if stored.begun is None]
+    begun = versions[len(committed) :]
+    for stored in (*committed[:1], *begun, *committed[1:]) if deep else committed[:1]:
         with contextlib.suppress(*UNREADABLE):
-            version = open_own(folder)
-            yield _compared(version, *rows_of(version), brings)
-
-
-def _begun(store: Folder, source: str, brings: bool) -> Iterator[Any]:
-    for version in begun_versions(store):
-        if version.table.source == source:
-            contents, _, _ = add_receipts(version)
-            yield _compared(version, version.table, contents, brings)
-
-
-def _compared(version: Version, table: RowTable, contents: Texts, brings: bool) -> Any:
-    if brings and table.labels_with_samples:
-        contents = _labelled(contents, version.labels)
-    elif brings:
-        contents = Texts.repeated([""], [len(table)])
-    return as_record(table, contents)
+            table, contents, _, _ = stored.rows
+            if brings and table.labels_with_samples:
+                contents = _labelled(contents, stored.version.labels)
+            elif brings:
+                contents = Texts.repeated([""], [len(table)])
+            yield as_record(table, contents)
 
 
 def as_record(table: RowTable, contents: Texts) -> Any:

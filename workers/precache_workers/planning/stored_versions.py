@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,25 +39,62 @@ UNREADABLE = DamageError, StorageError, StoreError
 """Raised where a version is read that is damaged, was removed, or is of a newer release."""
 
 
-def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
-    """Yield the versions of a store that can be read, the latest first."""
+@dataclass(frozen=True)
+class StoredVersion:
+    """A version of a store; what it says of its rows is read when it is first asked for.
+
+    Attributes
+    ----------
+    begun
+        The version, if it was begun and not committed.
+    """
+
+    folder: Folder
+    attributes: Attributes
+    begun: LiveVersion | None = None
+
+    @functools.cached_property
+    def version(self) -> Version:
+        """The version; raises one of `UNREADABLE`, as `rows` does."""
+        return open_own(self.folder) if self.begun is None else self.begun
+
+    @functools.cached_property
+    def rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
+        """Row table; contents of each row's sample and of its parts (hex), empty where unknown;
+        and whether its shard is finished: (rows,) bool."""
+        if self.begun is not None:
+            return self.begun.table, *add_receipts(self.begun)
+        table, contents, parts = rows_of(self.version)
+        return table, contents, parts, np.ones(len(table), np.bool_)
+
+
+def stored_versions(
+    store: Folder, source: str | None = None, *, begun: bool = False
+) -> Iterator[StoredVersion]:
+    """Yield the committed versions of a store that can be read, the latest first; then others.
+
+    Parameters
+    ----------
+    source
+        As `RowTable.source` names it: only versions of this one.
+    begun
+        Also those that were begun and not committed.
+    """
     log = read_log(store, appends=True)
     for name in log.versions:
         if name not in log.removed:
             folder = store.folder(name)
             with contextlib.suppress(*UNREADABLE):
-                yield folder, read_attributes(folder.read(ROOT), folder)
-
-
-def begun_versions(store: Folder) -> Iterator[LiveVersion]:
-    """Yield the versions of a store that were begun and not committed, without their receipts."""
-    log = read_log(store, appends=True)
-    for name in store.names():
+                attributes = read_attributes(folder.read(ROOT), folder)
+                if source in (None, attributes.source):
+                    yield StoredVersion(folder, attributes)
+    for name in store.names() if begun else ():
         known = name in log.versions or name in log.removed
         if VERSION.fullmatch(name) and not known and not is_link(store, name):
             with contextlib.suppress(*UNREADABLE):
-                if (begun := open_begun(store.folder(name))) is not None:
-                    yield begun
+                live = open_begun(store.folder(name))
+                if live is not None and live.attributes and source in (None, live.table.source):
+                    yield StoredVersion(live.folder, live.attributes, live)
 
 
 def add_receipts(begun: LiveVersion) -> tuple[Texts, Texts, np.ndarray]:
@@ -86,22 +125,12 @@ def open_finished(folder: Folder) -> Version:
     return open_own(folder)
 
 
-def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
-    """Return the latest version of a source, as `RowTable.source` names it; None if it has none."""
-    versions = committed_versions(store)
-    return next((version for version in versions if version[1].source == source), None)
-
-
-def rows_of(version: Version) -> tuple[RowTable, Texts]:
-    """Read the row table of a version, and the content of each row's sample (hex)."""
+def rows_of(version: Version) -> tuple[RowTable, Texts, Texts]:
+    """Read the row table of a version, and the contents of each row's sample and its parts (hex),
+    none of the latter if no sample has several."""
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
-    return RowTable.from_parquet(data, where), Texts(read_contents(data, where))
-
-
-def parts_of(version: Version) -> Texts:
-    """Read the contents of the parts of each row's sample (hex); none if no sample has several."""
-    where = version.folder.path(ROW_TABLE)
-    return Texts(read_parts(version.read_checked(ROW_TABLE), where))
+    table = RowTable.from_parquet(data, where)
+    return table, Texts(read_contents(data, where)), Texts(read_parts(data, where))
 
 
 def is_committed(target: TargetVersion) -> bool:

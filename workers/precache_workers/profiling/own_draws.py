@@ -55,12 +55,16 @@ class OwnDraws:
             inputs = sample.inputs if self._dataset is None else {}
             self._first[key] = replace(sample, inputs=inputs, unread={}), rows
 
-    def require_none(self) -> None:
+    def require_clear(self) -> None:
         """Make the samples again, and raise `RecipeError` if one has another row or label."""
         with contextlib.closing(run_samples(self._again(), self._drawn)) as runs:
             for _, drawn in runs:
                 if isinstance(drawn, str):
                     raise RecipeError(drawn)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return no lines: what draws is refused."""
+        return ()
 
     def _again(self) -> FetchedSamples:
         if self._dataset is None:  # files do not draw

@@ -94,13 +94,13 @@ class PixelReadings:
         self._frames = MaskFrames(fields, recipes)
         self._masks: dict[str, _Frames] = {}
 
-    def look(self, sample: Sample, key: str) -> None:
+    def look(self, key: str, sample: Sample) -> None:
         """Add a sample; one that cannot be decoded is left to the ops, which say why."""
         for seen in self._seen:
             with contextlib.suppress(Exception):
                 seen.look(sample, key)
         key = ", ".join(sample.files.values()) or key
-        for pair in self._frames.of(sample):
+        for pair in self._frames.of(sample) if self._frames.pairs else ():
             masks = self._masks.setdefault(pair.mask, _Frames(pair.mask, self._frames))
             masks.look(pair, key)
 

@@ -14,17 +14,15 @@ import numpy as np
 
 from precache.codecs.chunk import encoder, ragged_encoder
 from precache.codecs.jpeg import CHANNELS
-from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
-from precache.messages import SHOWN, shown
+from precache.errors import RecipeError, SampleError, SourceError
+from precache.messages import SHOWN
 from precache.recipe.ops import DTYPES, ToDType
 from precache.recipe.recipe import Field, ImageCodec, JpegCodec, Recipe
 from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
-from precache.store.row_table import RowTable
 from precache.store.shard_writer import jpeg_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
-from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import run_samples
 from precache_workers.profiling.own_draws import OwnDraws
@@ -46,11 +44,6 @@ from precache_workers.sources.dataset_items import (
 Result = TypeVar("Result")
 
 PROBE_SAMPLES = 24
-
-
-def probe_task(job: Job, table: RowTable, rows: list[int] | None) -> FetchAllTask:
-    """Return the task for samples from all over a table, or some rows of it."""
-    return FetchAllTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES, rows))
 
 
 def run_probe(task: FetchAllTask) -> MeasuredRows:
@@ -100,15 +93,6 @@ def run_starts(task: FetchAllTask) -> Starts:
     return run_in_time(find, task.job.sample_seconds)
 
 
-def probed(outcome: Result | PrecacheError, source: str) -> Result:
-    """Return the outcome of `run_probe` or `run_readings`, or raise it if it is an error."""
-    if isinstance(outcome, SampleError):
-        raise SourceError(f"{shown(source)}: {outcome}") from None
-    if isinstance(outcome, PrecacheError):
-        raise outcome
-    return outcome
-
-
 def _looked(
     task: FetchAllTask, look: Callable[[str, Sample], Result]
 ) -> Generator[tuple[str, Result | Exception], None, None]:
@@ -118,34 +102,41 @@ def _looked(
 
 
 def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
-    recipes = recipes_of(task.job)
-    readings = _readings(task.job.recipe, recipes)
-    draws, files = OwnDraws(task, recipes if twice else {}), _Files(task.job.recipe, recipes)
+    evidence = _evidence(task, recipes_of(task.job), twice)
 
     def look(key: str, sample: Sample) -> None:
-        readings.look(sample, key)
-        draws.look(key, sample)
-        files.look(key, sample)
+        for seen in evidence:
+            seen.look(key, sample)
 
     deque(_looked(task, look), maxlen=0)
-    readings.require_clear()
-    draws.require_none()
-    return (*readings.notes(), *files.notes())
+    for seen in evidence:
+        seen.require_clear()
+    return tuple(line for seen in evidence for line in seen.notes())
 
 
-def _readings(recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> PixelReadings:
-    """Return the evidence of no samples yet; variants of a field have the same readings."""
+def _evidence(
+    task: FetchAllTask, recipes: Mapping[str, FieldRecipe], twice: bool
+) -> tuple[PixelReadings, *tuple[OwnDraws | _Files, ...]]:
+    """Return the evidence, of no samples yet, that a recipe and a source may need."""
+    job, recipe = task.job, task.job.recipe
     arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
-    return PixelReadings(
+    readings = PixelReadings(  # variants of a field have the same
         {name: recipe.fields[array] for name, array in arrays.items()},
         {name: recipes[array] for name, array in arrays.items()},
     )
+    others: list[OwnDraws | _Files] = []
+    if twice and (isinstance(job.source, DatasetSource) or recipe.functions):
+        others.append(OwnDraws(task, recipes))
+    if any(isinstance(field.stored_as, JpegCodec) for field in recipe.fields.values()):
+        others.append(_Files(recipe, recipes))
+    return readings, *others
 
 
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
-    readings, draws = _readings(job.recipe, recipes), OwnDraws(task, recipes)
-    files = _Files(job.recipe, recipes)
+    readings, *others = evidence = _evidence(task, recipes, twice=True)
+    files = (other.nbytes for other in others if isinstance(other, _Files))
+    jpeg_nbytes = next(files, dict[str, int]())
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
@@ -154,10 +145,9 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
         parts.add(key, sample)
-        readings.look(sample, key)
+        for each in evidence:
+            each.look(key, sample)
         rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
-        draws.look(key, sample)
-        files.look(key, sample, rows)
         firsts.setdefault(tuple(sample.inputs), rows)
         return rows
 
@@ -174,12 +164,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
             for name, row in rows.items():
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
-            nbytes = files.nbytes
-            stored.append(
-                sum(
-                    nbytes.get(name) or _stored_nbytes(job, name, row) for name, row in rows.items()
-                )
-            )
+            nbytes = (jpeg_nbytes.get(n) or _stored_nbytes(job, n, row) for n, row in rows.items())
+            stored.append(sum(nbytes))
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
@@ -202,13 +188,20 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     }
     _check_declared(job.recipe, shapes)
     _require_alike(fields, shapes, alike)
+    pixels: tuple[str, ...] = ()
     if not job.refreshes:
-        draws.require_none()
-    pixels = () if job.refreshes else (*readings.notes(), *files.notes())
-    notes = (*parts.notes(starts), *_ragged_notes(fields, shapes, seen))
-    notes = (*notes, *_entry_notes(fields, tried.values()))
-    if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
-        notes = (*notes, unlike)
+        for other in others:
+            other.require_clear()
+        pixels = tuple(line for each in evidence for line in each.notes())
+    notes = parts.notes(starts)
+    if any(row.ragged for row in shapes.values()):
+        notes = (
+            *notes,
+            *_ragged_notes(fields, shapes, seen),
+            *_entry_notes(fields, tried.values()),
+        )
+        if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
+            notes = (*notes, unlike)
     return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
 
 
@@ -392,16 +385,19 @@ class _Files:
         self._tried, self._kept = Counter[str](), Counter[str]()
         self.nbytes: dict[str, int] = {}
 
-    def look(self, key: str, sample: Sample, rows: Mapping[str, np.ndarray] | None = None) -> None:
-        """Add a sample, of which rows may be made already."""
+    def look(self, key: str, sample: Sample) -> None:
+        """Add a sample."""
         for name, codec in self._codecs.items():
-            row = rows[name] if rows else self._recipes[name](sample, key)
+            row = self._recipes[name](sample, key)
             if row.dtype == np.uint8 and row.ndim == 3 and len(row) in CHANNELS:
                 given = self._recipes[name].input(sample)
                 file, _ = jpeg_of(row, given, codec.quality)
                 self.nbytes[name] = len(file)
                 self._tried[name] += 1
                 self._kept[name] += isinstance(given, bytes) and file == given
+
+    def require_clear(self) -> None:
+        """Raise nothing: all files can be stored."""
 
     def notes(self) -> list[str]:
         """Return a line for each field."""

@@ -14,10 +14,9 @@ import numpy as np
 from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
 from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field, JpegCodec
-from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
-from precache.store.receipts import ChannelSums, ShardObject
+from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import JpegWriter, RaggedWriter, ShardWriter
 from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -348,19 +347,15 @@ class FieldWriter:
             self._count(stored, range(stored.count))
             return FinishedObject((), stored.stored, stored)
         self._copy_now(last=True)
-        own = FinishedObject(*self._finished())
-        for stored in self._copied.values():
-            same = (own.stored.size, own.stored.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
-            if same and stored.array.encoded:
-                return FinishedObject(own.parts, own.stored, stored)
-        return own
-
-    def _finished(self) -> tuple[list[Buffer], ShardObject]:
-        parts, stored = self._writer.finish()
+        parts, made = self._writer.finish()
         if self._shape.ragged:
             itemsize = np.dtype(self._shape.dtype).itemsize
-            stored = replace(stored, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
-        return parts, stored
+            made = replace(made, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
+        for stored in self._copied.values():
+            same = (made.size, made.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
+            if same and stored.array.encoded:
+                return FinishedObject(parts, made, stored)
+        return FinishedObject(parts, made)
 
     def row_shapes(self, rows: int) -> list[list[int]] | None:
         """Shapes of the first rows, if they are ragged."""

@@ -267,26 +267,20 @@ def fetch_ahead(
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     """Load the ops of every field, with all libraries that they need."""
-    if loads_torch(job.recipe):
+    fields, functions = job.recipe.fields, job.recipe.functions
+    if functions or any("torch" in op.libraries for f in fields.values() for op in f.ops):
         import torch  # noqa: F401 - here, so that it does not count as the work of its first user
 
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
     require_same_outputs(job.recipe, job.behaviours)
-    fields, seed = job.recipe.fields, job.recipe.seed
     variants = Counter(map(field_of, fields))
     common = {name: Common() for name, count in variants.items() if count > 1}
     return {
-        name: FieldRecipe(name, declared, seed, job.code, common.get(field_of(name)))
+        name: FieldRecipe(name, declared, job.recipe.seed, job.code, common.get(field_of(name)))
         for name, declared in fields.items()
     }
-
-
-def loads_torch(recipe: Recipe) -> bool:
-    """Return True if an op is computed by torch, or may be, as a function."""
-    ops = (op for field in recipe.fields.values() for op in field.ops)
-    return bool(recipe.functions) or any("torch" in op.libraries for op in ops)
 
 
 @contextlib.contextmanager

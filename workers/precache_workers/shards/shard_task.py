@@ -104,11 +104,6 @@ class ShardTask(FetchAllTask):
         return {name: object_name(name, self.shapes[name], self.shard) for name in made}
 
     @property
-    def first_row(self) -> int:
-        """Row of the version that the shard begins with."""
-        return self.shard * self.rows_per_shard
-
-    @property
     def memory(self) -> int:
         """Bytes that its process may need: libraries, a large photograph, and whole shards."""
         built = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
@@ -169,7 +164,8 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     assembly = assemble(recipe, stored, task.removed, barred)
     linked, objects_of_others = assembly.linked, StoredObjects(assembly)
     if task.check_stored:
-        objects_of_others.check(assembly.links)
+        for array, number in assembly.links.values():  # which would be linked unread
+            objects_of_others.object(array, number).open()
     ops = {} if linked else recipes_of(task.job)
     timing = Timing()
     writers = {
@@ -184,7 +180,8 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         )
         for name, declared in recipe.fields.items()
     }
-    rows = _Rows(task, assembly, writers, timing, MaskFrames(recipe.fields, ops) if ops else None)
+    frames = MaskFrames(recipe.fields, ops) if ops else None
+    rows = _Rows(task, assembly, writers, timing, frames if frames and frames.pairs else None)
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     if rows.unfetched and not task.accept_missing:
@@ -277,6 +274,7 @@ class _Rows:
 
     def _make_row(self, row: Run, place: int, fetched: Fetched | None) -> None:
         task, timing, key = self._task, self._timing, self._task.keys[place]
+        row_number = task.shard * task.rows_per_shard + place
         timing.charge("fetch")
         sample, content = None, self._assembly.rows.contents[place]
         parts = self._stored_parts(place) if fetched is None else ""
@@ -293,13 +291,13 @@ class _Rows:
         self.parts.append(parts)
         self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
         if reason:
-            self.holes[task.first_row + place] = reason
+            self.holes[row_number] = reason
         spent = timing.charge("ops")
         keep_rows(self._writers, range(place, place + 1))
         self._at_work.end()
         spent += timing.charge("encode")
         if sample is not None:
-            timing.note(task.first_row + place, spent, sample.nbytes)
+            timing.note(row_number, spent, sample.nbytes)
 
     def _stored_parts(self, place: int) -> str:
         rows = self._assembly.rows
@@ -334,7 +332,17 @@ class _Rows:
             return Sample({}), f"{UNFETCHED}: {fetched}"
         if isinstance(fetched, SampleError):
             return Sample({}), str(fetched)
-        _require_unchanged(task, place, key, fetched)
+        pinned = task.pinned[place] if place < len(task.pinned) else ""
+        if pinned and fetched.content and fetched.content != pinned:
+            if task.read_before:
+                raise differs(key)
+            source = task.job.source
+            unseen = isinstance(source, DatasetSource) and not source.compares
+            how = ", with --compare" if unseen else ""
+            raise BuildError(
+                f"{key} is not what it was when this version was built; have the change built "
+                f"first, by the same precache build as then{how}"
+            )
         if fetched.label is not None:
             self.labels[place] = fetched.label
         return fetched, task.barred.get(key, "")
@@ -343,20 +351,6 @@ class _Rows:
 def _joined(content: str, parts: Mapping[str, str]) -> str:
     """Return the contents of parts as a receipt has them."""
     return "" if {*parts.values()} <= {content} or not content else "".join(parts.values())
-
-
-def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) -> None:
-    """Raise if a sample is not the one that its row is pinned to."""
-    pinned = task.pinned[place] if place < len(task.pinned) else ""
-    if pinned and sample.content and sample.content != pinned:
-        if task.read_before:
-            raise differs(key)
-        source = task.job.source
-        unseen = isinstance(source, DatasetSource) and not source.compares
-        raise BuildError(
-            f"{key} is not what it was when this version was built; have the change built first, "
-            f"by the same precache build as then{', with --compare' if unseen else ''}"
-        )
 
 
 def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:

@@ -7,7 +7,7 @@ import functools
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -249,11 +249,6 @@ class StoredObjects:
             )
             self._opened[key] = StoredObject(self, array, shard, planned)
         return self._opened[key]
-
-    def check(self, links: Mapping[str, tuple[StoredArray, int]]) -> None:
-        """Check the objects that would be linked unread."""
-        for array, shard in links.values():
-            self.object(array, shard).open()
 
     def open_all(self) -> int:
         """Read and check all objects of which rows are taken; returns their bytes."""
