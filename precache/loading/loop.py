@@ -281,6 +281,10 @@ def require_same(own: Mapping[str, Any], state: Any, owner: str) -> None:
             way = "open the same version with the same settings, or start a new epoch"
             if name == "version" and state.get(name):
                 way = f"open that version, as 'STORE@{state[name]}', or start a new epoch"
+            if name == "global_batch":
+                way = (
+                    "the sources of a mixture go on with the same batch_size times number of ranks"
+                )
             raise UsageError(
                 f"the saved state has {name}={state.get(name)!r} and {owner} has {value!r}; {way}"
             )

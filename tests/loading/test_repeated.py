@@ -207,8 +207,7 @@ def test_a_tuple_of_a_transform_without_the_mark_has_no_mark(
         marks = {"image": batch["repeated"], "label": batch["label"]}
         return {**change(batch), "repeated": change(marks)["image"]}
 
-    mixtures = [precache.mix([tuples(change)], by=by) for by in ("batch", "sample")]
-    for batches in (tuples(change), *mixtures):
+    for batches in (tuples(change), precache.mix([tuples(change)])):
         with batches:
             for batch in batches:
                 assert type(batch) is precache.TupleBatch
@@ -251,10 +250,9 @@ def test_a_dict_that_is_no_image_and_label_is_refused(stores: dict[str, BuiltSto
 
 
 @pytest.mark.parametrize("output", ["dict", "tuple"])
-@pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_mixtures_mark_what_fills_up_an_epoch_of_a_source(
-    output: str, by: str, drop_last: bool, stores: dict[str, BuiltStore]
+    output: str, drop_last: bool, stores: dict[str, BuiltStore]
 ) -> None:
     marked = []
     for rank in range(2):
@@ -262,7 +260,7 @@ def test_mixtures_mark_what_fills_up_an_epoch_of_a_source(
             _loader(stores["raw"], rank, 2, output=output),
             _loader(stores["image"], rank, 2, output=output, drop_last=drop_last),
         ]
-        with precache.mix(loaders, by=by, until="all") as mixture:
+        with precache.mix(loaders, until="all") as mixture:
             again = []
             for batch in mixture:
                 label = batch["label"] if output == "dict" else batch[1]
