@@ -14,7 +14,6 @@ from typing import Any
 from precache.errors import UsageError
 from precache.loading.loader import Loader
 from precache.loading.loop import Arrived, Counters, Loop, require_same
-from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
 from precache.sampling.mix_schedule import MixSchedule, shares_of
 
@@ -138,6 +137,8 @@ class Mixture(Loop):
         The sources.
     counts
         Batches of each in an epoch; divided by ``len(loader)``, how often it is read.
+    repeated
+        Mark of the batch that was handed out last, as of a `Loader`.
     """
 
     unit = "batch"
@@ -253,8 +254,7 @@ def _add_source(batch: Any, source: int) -> Any:
             )
         return {**batch, "source": source}
     if isinstance(batch, tuple):
-        parts = (*batch, source)
-        return batch.with_parts(parts) if isinstance(batch, TupleBatch) else parts
+        return (*batch, source)
     raise UsageError(
         f"the transform of source {source} returns a {type(batch).__name__}; return a dict or a "
         "tuple, to which the number of the source can be added"
