@@ -25,7 +25,6 @@ from precache.loading.sequences import Sequences
 from precache.loading.shard_order import CommittedShards, ShardOrder
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
-from precache.loading.tuple_batch import TupleBatch
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
@@ -77,7 +76,7 @@ class BatchSource:
     marks_repeated
         Whether batches say which of their rows are repeated.
     output
-        Fields of a batch that is a `TupleBatch`; None for a dict.
+        Fields of a batch that is a tuple; None for a dict.
     """
 
     def __init__(
@@ -257,11 +256,12 @@ class BatchSource:
                         return
                     batch = map_tensors(decoded, copy) if self._copied else decoded
                     early = self._transforms_early
-                    count, repeated, output = batch if early else self._finish(epoch, start, batch)
-                    del decoded, batch  # what the caller drops is gone
+                    made = batch if early else self._finish(epoch, start, batch)
+                    count, repeated, mark, output = made
+                    del decoded, batch, made  # what the caller drops is gone
                     self._repeated += repeated
                     nbytes, after = count * self._row_nbytes, next(following, None)
-                    yield Arrived(after, count, nbytes, ready, output)
+                    yield Arrived(after, count, nbytes, ready, mark, output)
                     start, ready = after or 0, self.stream.ready
 
     def _runs(self, epoch: int, first: int) -> Iterator[Rows]:
@@ -290,8 +290,12 @@ class BatchSource:
                 self._require_labels(numbers)
                 yield numbers
 
-    def _finish(self, epoch: int, first: int, batch: Batch) -> tuple[int, int, list[Any]]:
-        """Apply the transform, and shape the output; returns its rows, and those repeated."""
+    def _finish(self, epoch: int, first: int, batch: Batch) -> tuple[int, int, Any, list[Any]]:
+        """Apply the transform, and shape the output.
+
+        Returns the rows that were read, how many of them are repeated, the mark of these in what
+        the transform returns, and the output.
+        """
         rows = len(batch["row"])
         repeated = self.order.repeated(first)
         mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
@@ -305,8 +309,8 @@ class BatchSource:
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)
-        output = self._tuple_of(batch, mark is not None) if self.output is not None else batch
-        return rows, count, [output]
+        mark = batch.get("repeated") if isinstance(batch, Mapping) else None
+        return rows, count, mark, [batch if self.output is None else self._tuple_of(batch)]
 
     def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:
         """Return the random numbers of the batch from a position on, by its row numbers."""
@@ -317,8 +321,8 @@ class BatchSource:
         step = first // self.order.global_batch
         return Draw((self.order.seed, epoch), step, rows, self._followers)
 
-    def _tuple_of(self, batch: Any, marked: bool) -> Any:
-        """Return a dict as a tuple, with the mark that it has; anything else as it is."""
+    def _tuple_of(self, batch: Any) -> Any:
+        """Return a dict as a tuple; anything else as it is."""
         if not isinstance(batch, Mapping):
             return batch
         wanted = self.output or ()
@@ -329,9 +333,7 @@ class BatchSource:
                 f"{', '.join(map(str, batch)) or 'nothing'}, without {missing[0]!r}: return it as "
                 "well, return a tuple of your own, or use output='dict'"
             )
-        parts = [batch[name] for name in wanted]
-        lost = marked and "repeated" not in batch
-        return TupleBatch(parts) if lost else TupleBatch.of(parts, batch.get("repeated"))
+        return tuple(batch[name] for name in wanted)
 
     def _require_mark(self, batch: Any) -> None:
         """Log a warning if the transform left out the mark of repeated rows, once."""

@@ -9,10 +9,8 @@ import multiprocessing
 import operator
 import os
 import reprlib
-import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FrameType, MethodType
 from typing import Any, overload
 
 import numpy as np
@@ -196,52 +194,13 @@ class _OpenedVersion:
 
 
 class _AtHand(threading.local):
-    """(dataset, epoch, index) -> rows that were read together and that no sample has taken yet."""
+    """(dataset, epoch, index) -> row that was read with others and that no sample has taken yet."""
 
-    rows: Mapping[tuple[int, int, int], list[RowOfBatch]] = {}
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int, int], RowOfBatch] = {}
 
 
 _at_hand = _AtHand()
-
-
-class _ByName:
-    """A method that only code finds which names it, and holds the dataset itself.
-
-    A wrapper that passes on any name, by a ``__getattr__`` or in C, does not: torch, which looks
-    for the method, calls the wrapper's own ``__getitem__``.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        functools.update_wrapper(self, function)
-
-    def __get__(self, dataset: Any, kind: Any = None) -> Any:
-        if dataset is None:
-            return self
-        if not _reaches(sys._getframe(1), "__getitems__", dataset):
-            raise AttributeError(
-                "__getitems__ is found by code that names it, and holds the dataset in a variable "
-                "or an attribute",
-                name="__getitems__",
-                obj=dataset,
-            )
-        return MethodType(self, dataset)
-
-    def __call__(self, dataset: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
-        samples: Sequence[Any] = self._function(dataset, indices)
-        return samples
-
-
-def _reaches(frame: FrameType, name: str, value: Any) -> bool:
-    """Return True if the code of a frame names an attribute of a value that it can reach."""
-    if name not in frame.f_code.co_names and name not in frame.f_code.co_consts:
-        return False
-    near = list(frame.f_locals.values())
-    for local in frame.f_locals.values():
-        with contextlib.suppress(AttributeError):  # it has no such dict
-            near += object.__getattribute__(local, "__dict__").values()
-    return any(one is value for one in (*near, *frame.f_globals.values()))
-
 
 _OF_STORE = "build with --labels FILE"
 _OF_READING = "give it as CachedDataset(…)"
@@ -326,27 +285,13 @@ class CachedDataset(Dataset[Batch]):
             )  # fmt: skip
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make `__getitem__` and `__getitems__`, which a `DataLoader` prefers, give the same.
-
-        A class that overrides one of them gets the other one as well, made from its own; so
-        ``super()`` in either is its base. A `__getitem__` may also be set later.
-        """
         super().__init_subclass__(**options)
-        several_alone = "__getitems__" in vars(cls) and "__getitem__" not in vars(cls)
-        if "__getitems__" not in vars(cls):
-
-            def read_several(self: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
-                """Return the samples at `indices`, with their rows read together."""
-                return self.__samples(cls, indices)
-
-            cls.__getitems__ = _ByName(read_several)  # type: ignore[method-assign]
-        if several_alone or (cls.__getitem__ is _ROW and _own_method(cls.__mro__)):
-
-            def read_one(self: CachedDataset, index: int) -> Any:
-                """Return a sample."""
-                return cls.__getitems__(self, [index])[0]
-
-            cls.__getitem__ = read_one  # type: ignore[method-assign]
+        if cls.__getitems__ is not CachedDataset.__getitems__:
+            raise UsageError(
+                f"{cls.__name__} has a __getitems__, which dataset[i] would not follow: make "
+                "samples in __getitem__, which a DataLoader gets with its rows read together, and "
+                "batches in a collate_fn"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what samples would not follow, unless a subclass makes them itself."""
@@ -412,24 +357,25 @@ class CachedDataset(Dataset[Batch]):
         if isinstance(index, list | tuple | range) or getattr(index, "ndim", None):
             return self.__read(_indices(index, len(self))).batch
         number = _number(index)
-        rows = _at_hand.rows and _at_hand.rows.get((id(self), self.__epoch, number))
-        return dict(rows.pop() if rows else self.__read([number])[0])
+        row = _at_hand.rows.pop((id(self), self.__epoch, number), None)
+        return dict(self.__read([number])[0] if row is None else row)
 
-    @_ByName
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Return the samples at `indices`, read together."""
-        return self.__samples(CachedDataset, indices)
-
-    def __samples(self, kind: type[CachedDataset], indices: Sequence[int]) -> Sequence[Any]:
-        """Return samples as `kind` and its bases make them, whichever of the two has a method."""
-        classes = type(self).__mro__
-        name, method = _own_method(classes[classes.index(kind) :]) or ("", None)
-        if method is None:
+        """Return the samples at `indices`, with their rows read together."""
+        if type(self).__getitem__ is _ROW:
             return self.__read(indices)
-        if name == "__getitem__":
-            return self.__own_samples(method.__get__(self), indices)
-        samples: Sequence[Any] = method.__get__(self)(indices)
-        return samples
+        # What cannot be read is read again below, where the subclass may handle the error.
+        with contextlib.suppress(Exception):
+            if self.__reads_together:
+                keys = [(id(self), self.__epoch, operator.index(index)) for index in indices]
+                _at_hand.rows = dict(zip(keys, self.__read(indices), strict=True))
+        count = len(_at_hand.rows)
+        try:
+            return [self[index] for index in indices]
+        finally:
+            if count and len(_at_hand.rows) == count:  # it has others in mind
+                self.__reads_together = False
+            _at_hand.rows = {}
 
     def __read(self, indices: Sequence[int]) -> _RowsOfBatch:
         reader = self.__opened.reader.at_epoch(self.__epoch)
@@ -451,24 +397,6 @@ class CachedDataset(Dataset[Batch]):
             for name, values in reader.read_whole(rows).items()
         }
         return _RowsOfBatch(batch=batch, sequences=reader.sequences)
-
-    def __own_samples(self, one: Callable[[int], Any], indices: Sequence[int]) -> Sequence[Any]:
-        """Return the samples that a `__getitem__` of the user makes."""
-        rows: dict[tuple[int, int, int], list[RowOfBatch]] = {}
-        # What cannot be read is read again below, where the subclass may handle the error.
-        with contextlib.suppress(Exception):
-            if self.__reads_together:
-                for index, row in zip(indices, self.__read(indices), strict=True):
-                    key = id(self), self.__epoch, operator.index(index)
-                    rows.setdefault(key, []).append(row)
-        outer, _at_hand.rows = _at_hand.rows, rows
-        try:
-            samples = [one(index) for index in indices]
-        finally:
-            _at_hand.rows = outer
-        if rows and sum(map(len, rows.values())) == len(indices):  # it has others in mind
-            self.__reads_together = False
-        return samples
 
     def collate(self, samples: Sequence[Batch]) -> dict[str, Any]:
         """Return field -> (n, ...) tensor, as a `DataLoader` does by default.
@@ -518,7 +446,7 @@ def _indices(given: Any, count: int) -> list[int]:
 
 def _require_followed(name: str, kind: type) -> None:
     """Refuse an attribute that samples do not follow, unless a class makes them itself."""
-    if _own_method(kind.__mro__) is None:
+    if kind.__getitem__ is _ROW:
         raise UsageError(
             f"{name} was set on a {kind.__name__}, and its samples do not follow it: "
             f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
@@ -527,18 +455,3 @@ def _require_followed(name: str, kind: type) -> None:
 
 _ROW = CachedDataset.__getitem__
 """The method itself, which a user may replace."""
-
-
-def _own_method(classes: Sequence[type]) -> tuple[str, Any] | None:
-    """Return the first `__getitems__` or `__getitem__` of a user among classes, with its name.
-
-    Those behind `CachedDataset` are replaced by its own.
-    """
-    for base in classes:
-        for name in ("__getitems__", "__getitem__"):
-            method = vars(base).get(name, _ROW)
-            if method is not _ROW and not isinstance(method, _ByName):
-                return name, method
-        if base is CachedDataset:
-            break
-    return None

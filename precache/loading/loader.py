@@ -74,8 +74,8 @@ class Loader(Loop):
         (float32), or uint8 (N, classes) of several classes. With several ranks and without
         `drop_last`, and of a version that is still being built, also `repeated` (N,), bool: True
         for rows that only fill up the epoch. ``tuple``: (image, label) of the dict that the
-        transform returns, as a `TupleBatch`, whose attribute `repeated` is that mark, or None. What
-        is no dict is handed out as the transform returns it.
+        transform returns; the attribute `repeated` of this has its mark. What is no dict is handed
+        out as the transform returns it.
     verify
         Check the checksum of each chunk the first time that this process reads it; otherwise only
         those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.
@@ -127,6 +127,12 @@ class Loader(Loop):
         end. A version whose fields have another shape or dtype, or whose class numbers mean other
         classes, is skipped, and logged. By default all epochs read the version that was current
         when the loader was made.
+
+    Attributes
+    ----------
+    repeated
+        Mark of the batch that was handed out last: (N,) bool on its device, True for rows that only
+        fill up the epoch. None where no row can be repeated, and where a transform left it out.
 
     Notes
     -----

@@ -64,6 +64,8 @@ class Arrived(NamedTuple):
         Where the one after it begins; None after the last of an epoch.
     ready
         Batches that were decoded when it was requested.
+    repeated
+        (N,) bool: its rows that only fill up the epoch; None where there is no such mark.
     output
         A list that holds the batch alone, so that it can be dropped.
     """
@@ -72,6 +74,7 @@ class Arrived(NamedTuple):
     rows: int
     nbytes: int
     ready: float
+    repeated: torch.Tensor | None
     output: list[Any]
 
 
@@ -82,7 +85,15 @@ class Loop(ABC):
     """Iterates over batches; one iterator is one epoch.
 
     A position is an epoch and a place in it, counted in the loop's `unit`.
+
+    Attributes
+    ----------
+    repeated
+        Mark of the batch that was handed out last: (N,) bool on its device, True for rows that only
+        fill up the epoch. None where no row can be repeated, and where a transform left it out.
     """
+
+    repeated: torch.Tensor | None = None
 
     unit: ClassVar[str]
 
@@ -147,7 +158,7 @@ class Loop(ABC):
         check.begin(turn, place, chosen=chosen)
         with contextlib.closing(self.batches(epoch, place)) as batches, check.passing():
             self._clock.begin()
-            for following, rows, nbytes, ready, output in batches:
+            for following, rows, nbytes, ready, self.repeated, output in batches:
                 self._last, place = (epoch, place), following or 0
                 self._clock.arrived(rows, nbytes, ready)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
@@ -281,6 +292,10 @@ def require_same(own: Mapping[str, Any], state: Any, owner: str) -> None:
             way = "open the same version with the same settings, or start a new epoch"
             if name == "version" and state.get(name):
                 way = f"open that version, as 'STORE@{state[name]}', or start a new epoch"
+            if name == "global_batch":
+                way = (
+                    "the sources of a mixture go on with the same batch_size times number of ranks"
+                )
             raise UsageError(
                 f"the saved state has {name}={state.get(name)!r} and {owner} has {value!r}; {way}"
             )

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from precache.errors import UsageError
-from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.usage import available_bytes
 from precache.store.layout import align
 from precache.transforms import SIGNED
@@ -69,8 +68,6 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, change) for value in batch))
-    if isinstance(batch, TupleBatch):
-        return batch.map(lambda value: map_tensors(value, change))
     if isinstance(batch, list | tuple):
         return type(batch)(map_tensors(value, change) for value in batch)
     return batch

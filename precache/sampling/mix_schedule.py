@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -41,27 +41,6 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Positions of the sources in an epoch that is resumed with other batch sizes, by source.
-
-    Attributes
-    ----------
-    epoch
-        Epoch of the mixture, in which `counts` batches of each source are left.
-    epochs, rows
-        Epoch of each source, and the rows of it that were received.
-    left
-        Batches that are left of that epoch.
-    """
-
-    epoch: int
-    counts: tuple[int, ...]
-    epochs: tuple[int, ...]
-    rows: tuple[int, ...]
-    left: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class MixSchedule:
     """The batches of an epoch of a mixture: an order over several sources.
 
@@ -74,28 +53,12 @@ class MixSchedule:
     until
         End of an epoch. ``all``: every source was read at least once; ``first``: the first source
         is exhausted; or a number of steps.
-    together
-        True if every step takes a batch of every source.
-    sizes
-        Rows of a batch of each source, over all ranks; by default one.
-    start
-        The epoch that was resumed with other batch sizes, if one was.
     """
 
     lengths: tuple[int, ...]
     weights: tuple[Fraction, ...] | None = None
     until: str | int = "all"
     seed: int = 0
-    together: bool = False
-    sizes: tuple[int, ...] = ()
-    start: Start | None = None
-
-    @property
-    def _shares(self) -> Sequence[Fraction]:
-        """Source -> share of the steps."""
-        if self.together:
-            return [Fraction(1)] * len(self.lengths)
-        return self.weights or [Fraction(n, sum(self.lengths)) for n in self.lengths]
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
@@ -106,7 +69,8 @@ class MixSchedule:
         UsageError
             A source would have no batch.
         """
-        shares, steps = self._shares, self.until
+        steps = self.until
+        shares = self.weights or [Fraction(n, sum(self.lengths)) for n in self.lengths]
         if isinstance(steps, str):
             reach = [length / share for length, share in zip(self.lengths, shares, strict=True)]
             steps = math.ceil(max(reach)) if steps == "all" else math.floor(min(reach))
@@ -114,7 +78,7 @@ class MixSchedule:
         exact = [steps * share for share in shares]
         counts = [math.floor(value) for value in exact]
         rest = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])
-        for source in () if self.together else rest[: steps - sum(counts)]:
+        for source in rest[: steps - sum(counts)]:
             counts[source] += 1
         if 0 in counts:
             raise UsageError(
@@ -125,28 +89,10 @@ class MixSchedule:
 
     def __len__(self) -> int:
         """Number of steps of an epoch."""
-        return self._steps(self.counts)
-
-    def steps(self, epoch: int) -> int:
-        """Return the number of steps of an epoch, or of the rest of one that was resumed."""
-        return self._steps(self._counts(epoch))
-
-    def _steps(self, counts: Sequence[int]) -> int:
-        return max(counts) if self.together else sum(counts)
-
-    def _counts(self, epoch: int) -> tuple[int, ...]:
-        start = self._begun(epoch)
-        return start.counts if epoch == start.epoch else self.counts
-
-    def _begun(self, epoch: int) -> Start:
-        """Return what an epoch goes on from."""
-        if self.start is not None and epoch >= self.start.epoch:
-            return self.start
-        zeros = (0,) * len(self.lengths)
-        return Start(0, self.counts, zeros, zeros, self.lengths)
+        return sum(self.counts)
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the source of each batch of an epoch, and the epoch and row there it begins at.
+        """Return the source of each batch of an epoch, and the epoch there and the batch of it.
 
         Sources are drawn from a shuffled deck with one card per batch, so that counts are exact. A
         source that is read at least once per epoch starts each epoch of the mixture with a new one
@@ -155,59 +101,12 @@ class MixSchedule:
         Returns
         -------
         tuple[np.ndarray, np.ndarray, np.ndarray]
-            (batches,) int64, step by step: one a step, or with `together` one of each source.
+            (batches,) int64, step by step.
         """
-        counts, steps = self._counts(epoch), self.steps(epoch)
-        deck = np.repeat(np.arange(len(counts)), counts)
-        if self.together:
-            source = np.tile(np.arange(len(counts)), steps)
-        else:
-            source = deck[Permutation(steps, "mix", self.seed, epoch)(np.arange(steps))]
+        counts, lengths = np.array((self.counts, self.lengths), np.int64)
+        deck, steps = np.repeat(np.arange(len(counts)), counts), len(self)
+        source = deck[Permutation(steps, "mix", self.seed, epoch)(np.arange(steps))]
         nth = np.empty_like(source)
         nth[np.argsort(source, kind="stable")] = np.concatenate([np.arange(n) for n in counts])
-        return source, *self._places(epoch, source, nth)
-
-    def _places(
-        self, epoch: int, source: np.ndarray, nth: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the epoch of a source, and the row there, at which its nth batch begins."""
-        start = self._begun(epoch)
-        columns = self.counts, self.lengths, start.counts, start.epochs, start.rows, start.left
-        counts, lengths, rest, begun, rows, left = np.array(columns, np.int64)
-        sizes = np.array(self.sizes or (1,) * len(counts), np.int64)
-        if epoch > start.epoch:
-            whole = counts >= lengths
-            # The first lap that the rest of the first epoch has not begun.
-            laps = np.maximum(-((left - rest) // lengths), np.where(rows == 0, -1, 0))
-            first = np.where(whole, left + laps * lengths, rest)
-            each = np.where(whole, -(-counts // lengths) * lengths, counts)
-            nth = nth + (first + (epoch - start.epoch - 1) * each)[source]
-        laps, batch = np.divmod(nth - left[source], lengths[source])
-        batches = np.where(laps < 0, nth, batch) * sizes[source]
-        return begun[source] + 1 + laps, batches + np.where(laps < 0, rows[source], 0)
-
-    def resumed(
-        self, new: MixSchedule, epoch: int, step: int, left: Sequence[Callable[[int], int]]
-    ) -> MixSchedule:
-        """Return a schedule of other batch sizes that goes on from a step of this one.
-
-        Parameters
-        ----------
-        left
-            By source: return the batches that are left of an epoch from a row on.
-        """
-        sources = np.arange(len(self.lengths))
-        drawn = self.epoch(epoch)[0][: step * (len(sources) if self.together else 1)]
-        begins = self._places(epoch, sources, np.bincount(drawn, minlength=len(sources)))
-        ends = self._places(epoch, sources, np.array(self._counts(epoch)))
-        epochs, rows = (tuple(column.tolist()) for column in begins)
-        batches = tuple(count(row) for count, row in zip(left, rows, strict=True))
-        counts = []  # of the same rows
-        for source, (last, end) in enumerate(np.stack(ends, axis=1).tolist()):
-            passes = last - epochs[source]
-            over = (end if passes else end - rows[source]) / new.sizes[source]
-            whole = passes and batches[source] + (passes - 1) * new.lengths[source]
-            counts.append(whole + math.ceil(over))
-        if self.together:
-            counts = [max(counts)] * len(counts)
-        return replace(new, start=Start(epoch, tuple(counts), epochs, rows, batches))
+        each = np.where(counts >= lengths, -(-counts // lengths) * lengths, counts)
+        return source, *np.divmod(nth + (epoch * each)[source], lengths[source])

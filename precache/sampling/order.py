@@ -357,10 +357,6 @@ class Steps:
         """Return the number of batches of an epoch that is read from a position on."""
         return -(-(self.stop(first) - first) // self.global_batch)
 
-    def batches_of(self, size: int) -> int:
-        """Return the number of batches of an epoch if a step had so many rows over all ranks."""
-        return self.count // size if self.drop_last else -(-self.count // size)
-
     @property
     def largest(self) -> int:
         """Rows of the largest batch of this rank."""

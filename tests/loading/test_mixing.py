@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import precache
-import precache.loading.mixing as mixture_module
 from precache.errors import UsageError
 from tests.conftest import BuiltStore, write_photos
 from tests.support.building import build_here, own_threads
@@ -55,12 +53,8 @@ def _mix(
     return precache.mix(loaders, weights, **how)
 
 
-def _source(batch: dict[str, Any]) -> Any:
-    return batch["source"].tolist() if torch.is_tensor(batch["source"]) else batch["source"]
-
-
 def _steps(batches: Iterable[dict[str, Any]]) -> Steps:
-    return [(_source(batch), batch["row"].tolist()) for batch in batches]
+    return [(batch["source"], batch["row"].tolist()) for batch in batches]
 
 
 def _valid(store: BuiltStore) -> list[int]:
@@ -117,25 +111,20 @@ HOW: dict[str, dict[str, Any]] = {
     "weighted": {"weights": [1, 1], "seed": 2},
     "to the first end": {"weights": [0.4, 0.6], "until": "first"},
     "so many steps": {"weights": [0.5, 0.5], "until": 7},
-    "together": {"by": "sample", "sizes": (4, 12)},
-    "together to the first end": {"by": "sample", "until": "first", "sizes": (4, 12)},
 }
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_loop_resumes_from_every_step(
-    how: str, pair: list[BuiltStore], alike: list[BuiltStore]
-) -> None:
-    stores = alike if "together" in how else pair
+def test_a_loop_resumes_from_every_step(how: str, pair: list[BuiltStore]) -> None:
     options: dict[str, Any] = {**HOW[how], "options": {"fields": ["label"]}}
-    with _mix(stores, **options) as mixture:
+    with _mix(pair, **options) as mixture:
         states, steps = [mixture.state_dict()], []
         for _ in range(3):
             for batch in mixture:
                 steps += _steps([batch])
                 states.append(mixture.state_dict())
         assert len(steps) == 3 * len(mixture)
-    with _mix(stores, **options) as resumed:
+    with _mix(pair, **options) as resumed:
         for step, state in enumerate(states[:-AFTER]):
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert resumed.state_dict() == state
@@ -145,29 +134,19 @@ def test_a_loop_resumes_from_every_step(
 
 
 def _gathered(ranks: list[Steps]) -> Steps:
-    """Rows of all ranks by step; by source where a batch has several."""
+    """Source, and rows of all ranks, by step."""
     found: Steps = []
     for parts in zip(*ranks, strict=True):
-        told = [source for source, _ in parts]
-        assert all(source == told[0] for source in told)
-        rows = [row for _, rows in parts for row in rows]
-        if isinstance(told[0], list):
-            rows = [r for s, r in sorted(zip(told[0] * len(parts), rows, strict=True))]
-            found.append((sorted(told[0] * len(parts)), rows))
-        else:
-            found.append((told[0], sorted(rows)))
+        [source] = {source for source, _ in parts}
+        found.append((source, sorted(row for _, rows in parts for row in rows)))
     return found
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("worlds", [(1, 4), (4, 2)])
 def test_a_state_goes_on_with_another_number_of_ranks(
-    by: str, worlds: tuple[int, int], alike: list[BuiltStore]
+    worlds: tuple[int, int], alike: list[BuiltStore]
 ) -> None:
-    how: dict[str, Any] = {
-        "by": by, "sizes": (4, 8), "options": {"drop_last": True}, "weights":
-        None if by == "sample" else [0.5, 0.5],
-    }  # fmt: skip
+    how: dict[str, Any] = {"options": {"drop_last": True}, "weights": [0.5, 0.5]}
     with _mix(alike, **how) as mixture:
         whole = _gathered([_steps(mixture)])
     before, after = worlds
@@ -187,78 +166,9 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert _gathered(rest) == whole[2:]
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
-def test_a_state_goes_on_with_other_batch_sizes(by: str, alike: list[BuiltStore]) -> None:
-    """Twice; then its own state goes on, and every later epoch is whole."""
-
-    def taken(mixture: precache.Mixture, count: int | None = None) -> list[tuple[int, int]]:
-        sources = (
-            (b["source"] if by == "sample" else [b["source"]] * len(b["row"]), b["row"].tolist())
-            for b in itertools.islice(mixture, count)
-        )
-        return [
-            (int(one), row)
-            for several, rows in sources
-            for one, row in zip(several, rows, strict=True)
-        ]
-
-    seen, state = list[tuple[int, int]](), dict[str, Any]()
-    for sizes in ((4, 4), (2, 7), (5, 3)):
-        with _mix(alike, sizes=sizes, by=by) as mixture:
-            mixture.load_state_dict(state or mixture.state_dict())
-            seen += taken(mixture, 2)
-            state = json.loads(json.dumps(mixture.state_dict()))
-    with _mix(alike, sizes=(5, 3), by=by) as mixture:
-        mixture.load_state_dict(state)
-        assert mixture.state_dict() == state
-        seen += taken(mixture)
-        if by == "batch":
-            assert len(seen) == len(set(seen))
-        for rows in (seen, taken(mixture)):
-            assert set(rows) == {(n, row) for n, one in enumerate(alike) for row in _valid(one)}
-        mixture.set_epoch(0)
-        assert len(taken(mixture)) >= 42
-
-
-def test_every_batch_has_rows_of_all_sources_where_they_are_mixed_by_sample(
-    alike: list[BuiltStore],
-) -> None:
-    pixels = [store.rows() for store in alike]
-    with _mix(alike, sizes=(6, 3), by="sample", options={"drop_last": True}) as mixture:
-        assert (len(mixture), mixture.counts) == (7, (7, 7))
-        for batch in mixture:
-            assert batch["source"].tolist() == [0] * 6 + [1] * 3
-            for image, source, row in zip(
-                batch["image"], batch["source"], batch["row"], strict=True
-            ):
-                assert (image.numpy() == pixels[source][row]).all()
-
-
-def test_memory_of_mixed_batches_is_used_again_once_nobody_holds_it(
-    alike: list[BuiltStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixture_module, "POOLED_NBYTES", 1)
-    pixels = [store.rows() for store in alike]
-    with _mix(alike, sizes=(4, 3), by="sample") as mixture:
-        held = list(mixture)
-        for batch in held:
-            for image, source, row in zip(
-                batch["image"], batch["source"], batch["row"], strict=True
-            ):
-                assert (image.numpy() == pixels[source][row]).all()
-        assert len({batch["image"].data_ptr() for batch in held}) == len(held)
-        assert len({batch["image"].data_ptr() for batch in mixture}) <= mixture_module.SLOTS
-
-
-def test_tuples_tell_their_source_at_the_end(
-    pair: list[BuiltStore], alike: list[BuiltStore]
-) -> None:
+def test_tuples_tell_their_source_at_the_end(pair: list[BuiltStore]) -> None:
     with _mix(pair, options={"output": "tuple"}) as mixture:
         assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
-    with _mix(alike, by="sample", options={"output": "tuple"}) as mixture:
-        for image, label, source in mixture:
-            assert len(image) == len(label) == len(source)
-            assert source.dtype == torch.int64
 
 
 def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
@@ -284,13 +194,12 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
         assert number == 3
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
-def test_a_mixture_that_is_closed_meanwhile_ends_quietly(alike: list[BuiltStore], by: str) -> None:
+def test_a_mixture_that_is_closed_meanwhile_ends_quietly(alike: list[BuiltStore]) -> None:
     def close(batch: dict[str, Any]) -> dict[str, Any]:
         mixture.close()
         return batch
 
-    mixture = _mix(alike, by=by, options={"transform": close, "fields": ["image"]})
+    mixture = _mix(alike, options={"transform": close, "fields": ["image"]})
     never_begun = iter(mixture)
     assert len(list(mixture)) <= 1
     assert list(never_begun) == []
@@ -313,9 +222,9 @@ def test_figures_are_those_of_all_sources(pair: list[BuiltStore]) -> None:
         ("weights", {"weights": [0.5, 0.5]}),
         ("until", {"until": "first"}),
         ("seed", {"seed": 1}),
-        ("by", {"by": "sample", "weights": None}),
         ("shuffle", {"options": {"shuffle": "block"}}),
         ("rows", {"options": {"rows": range(20)}}),
+        ("global_batch", {"sizes": (4, 6)}),
     ],
 )
 def test_a_state_of_another_mixture_is_refused_by_name(
@@ -326,7 +235,7 @@ def test_a_state_of_another_mixture_is_refused_by_name(
         state = mixture.state_dict()
     with (
         _mix(pair, **{**how, **other}) as changed,
-        pytest.raises(UsageError, match=f"the saved state has {name}=.* mixture has "),
+        pytest.raises(UsageError, match=f"the saved state has {name}=.* mixture has .*; "),
     ):
         changed.load_state_dict(state)
 
@@ -338,14 +247,10 @@ def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
             swapped.load_state_dict(state)
         with pytest.raises(UsageError, match="has sources=2 and this mixture has 1"):
             one.load_state_dict(state)
-        with pytest.raises(UsageError, match="the saved state has by=None and this mixture has"):
+        with pytest.raises(UsageError, match="the saved state has until=None and this mixture has"):
             mixture.load_state_dict(mixture.loaders[0].state_dict())
-        for change, said in (
-            ({"batch": 99}, "at epoch 0, batch 99; an epoch has 16"),
-            ({"start": [1]}, r"has start=\[1\]; give what state_dict\(\) returned"),
-        ):
-            with pytest.raises(UsageError, match=said):
-                mixture.load_state_dict({**state, **change})
+        with pytest.raises(UsageError, match="at epoch 0, batch 99; an epoch has 16"):
+            mixture.load_state_dict({**state, "batch": 99})
 
 
 def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:
@@ -364,20 +269,13 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         ("source 1 has refresh='epoch'", {"loaders": [one, follows]}),
         ("source 0 has output='dict', and source 1 has output='tuple'; give all the same", {
             "loaders": [one, tuples]}),
-        ("by is 'row'; choose one of batch, sample", {"by": "row"}),
         ("until is 'end'; give all, first, or a number", {"until": "end"}),
         ("until is 0", {"until": 0}),
-        ("choose the batch_size of each loader instead", {"by": "sample", "weights": [1, 1]}),
         ("there are 3 weights for 2 loaders", {"weights": [1, 1, 1]}),
     ]  # fmt: skip
     for said, how in cases:
         with pytest.raises(UsageError, match=said):
             precache.mix(**{"loaders": [one, other], **how})
-    with (
-        precache.mix([one, other], by="sample") as mixture,
-        pytest.raises(UsageError, match=r"image is uint8 \(3, 112, 112\) in source 0 and uint8 "),
-    ):
-        next(iter(mixture))
     with (
         _mix(alike, options={"transform": lambda batch: [batch["image"]]}) as mixture,
         pytest.raises(
@@ -385,24 +283,18 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         ),
     ):
         next(iter(mixture))
-    with (
-        _mix(alike, by="sample", options={"transform": lambda batch: {"n": 1}}) as mixture,
-        pytest.raises(UsageError, match="the transform of source 0 does not return a dict"),
-    ):
-        next(iter(mixture))
-    for loader in (far, follows, tuples):
+    for loader in (one, other, far, follows, tuples):
         loader.close()
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
 def test_a_field_of_the_users_that_is_called_source_is_not_replaced(
-    by: str, alike: list[BuiltStore]
+    alike: list[BuiltStore],
 ) -> None:
     def add(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "source": batch["row"]}
 
     with (
-        _mix(alike, options={"transform": add}, by=by) as mixture,
+        _mix(alike, options={"transform": add}) as mixture,
         pytest.raises(UsageError, match=r"source 0 have a field 'source'.*rename it"),
     ):
         next(iter(mixture))

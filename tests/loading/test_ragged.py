@@ -316,9 +316,8 @@ def test_the_viewer_shows_rows_in_their_own_shapes(ragged: dict[str, Path]) -> N
 # --- mixed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
 def test_ragged_rows_are_mixed_as_those_that_their_loaders_crop(
-    by: str, ragged: dict[str, Path], alike: tuple[Path, Path]
+    ragged: dict[str, Path], alike: tuple[Path, Path]
 ) -> None:
     """Of two codecs, and with rows of one shape."""
     stores = [ragged["raw"], ragged["image"], alike[0]]
@@ -334,13 +333,12 @@ def test_ragged_rows_are_mixed_as_those_that_their_loaders_crop(
                 for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
                     expected[source, row] = image.clone()
     seen = set()
-    with precache.mix(loaders(), by=by, until=5) as mixture:
+    with precache.mix(loaders(), until=5) as mixture:
         for batch in mixture:
-            sources = torch.as_tensor(batch["source"]).expand(len(batch["row"])).tolist()
-            for source, row, image in zip(sources, batch["row"], batch["image"], strict=True):
+            source = batch["source"]
+            for row, image in zip(batch["row"], batch["image"], strict=True):
                 seen.add((source, int(row)))
-                if by == "batch":  # a source may begin again, with other draws
-                    assert torch.equal(image, expected[source, int(row)])
+                assert torch.equal(image, expected[source, int(row)])
                 assert image.shape == (3, 16, 16)
     assert {source for source, _ in seen} == {0, 1, 2}
 

@@ -207,10 +207,9 @@ def test_refresh_reads_the_next_version(tmp_path: Path) -> None:
     assert all(text.startswith("new") for text in after)
 
 
-@pytest.mark.parametrize("by", ["batch", "sample"])
-def test_texts_and_padded_rows_are_mixed(by: str, store: Path) -> None:
+def test_texts_and_padded_rows_are_mixed(store: Path) -> None:
     loaders = [precache.Loader(store, size, **OPTIONS) for size in (5, 3)]
-    with precache.mix(loaders, by=by, until=4) as mixture:
+    with precache.mix(loaders, until=4) as mixture:
         for batch in mixture:
             assert len(batch["caption"]) == len(batch["tokens"]) == len(batch["row"])
             for number, caption, tokens in zip(
@@ -218,27 +217,6 @@ def test_texts_and_padded_rows_are_mixed(by: str, store: Path) -> None:
             ):
                 wanted = row(int(loaders[0].version.keys[number].split()[1]))
                 assert (caption, tokens) == (wanted["caption"], wanted["tokens"])
-
-
-def test_jagged_rows_are_mixed_by_batch_alone(store: Path) -> None:
-    forms: Any = {"tokens": "jagged"}
-    loaders = [precache.Loader(store, 5, ragged=forms, **OPTIONS) for _ in range(2)]
-    mixture = precache.mix(loaders, by="sample")
-    with mixture, pytest.raises(UsageError, match="mix with by='batch'"):
-        next(iter(mixture))
-
-
-def test_lists_of_other_dtypes_are_not_mixed_into_one(store: Path, tmp_path: Path) -> None:
-    floats = [{**row(n), "tokens": np.arange(n % 3) / 2} for n in range(4)]
-    other = build(tmp_path / "store", "tokens", rows=floats)
-    options: Any = {"fields": ["tokens"], "ragged": {"tokens": "list"}, **OPTIONS}
-    message = r"a list of int64 \(length\).*a list of float64 \(length\)"
-    mixture = precache.mix([precache.Loader(s, 4, **options) for s in (store, other)], by="sample")
-    with mixture, pytest.raises(UsageError, match=message):
-        next(iter(mixture))
-    same = precache.mix([precache.Loader(store, 4, **options) for _ in range(2)], by="sample")
-    with same:
-        assert len(next(iter(same))["tokens"]) == 8
 
 
 # --- transforms ---------------------------------------------------------------------------------

@@ -348,8 +348,7 @@ def test_a_closed_loader_holds_no_memory_of_batches(image_store: BuiltStore) -> 
 
 ITERABLES: dict[str, Callable[..., Any]] = {
     "a loader": lambda first, second: first,
-    "a mixture by batch": lambda first, second: precache.mix([first, second]),
-    "a mixture by sample": lambda first, second: precache.mix([first, second], by="sample"),
+    "a mixture": lambda first, second: precache.mix([first, second]),
     "a meter": lambda first, second: precache.meter(first, to=[]),
 }
 

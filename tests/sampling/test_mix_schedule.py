@@ -21,7 +21,7 @@ def schedule_of(
     lengths: list[int], weights: list[float] | None, until: str | int, seed: int = 0
 ) -> MixSchedule:
     shares = tuple(shares_of(weights, len(lengths))) if weights else None
-    return MixSchedule(tuple(lengths), shares, until, seed, together=shares is None)
+    return MixSchedule(tuple(lengths), shares, until, seed)
 
 
 SCHEDULES = LENGTHS.flatmap(
@@ -40,7 +40,7 @@ def test_every_epoch_has_exactly_its_batches_of_each_source(
     schedule: MixSchedule, epoch: int
 ) -> None:
     sources, _, _ = schedule.epoch(epoch)
-    assert len(sources) == len(schedule) * (len(schedule.counts) if schedule.together else 1)
+    assert len(sources) == len(schedule)
     assert tuple(np.bincount(sources)) == schedule.counts
 
 
@@ -88,8 +88,7 @@ def test_shares_are_what_they_are_meant_to_be() -> None:
     assert schedule_of([70, 6], [0.7, 0.3], "first").counts == (14, 6)
     assert schedule_of([70, 6], [0.7, 0.3], "all").counts == (70, 30)
     assert schedule_of([70, 6], [0.7, 0.3], 10).counts == (7, 3)
-    assert schedule_of([70, 6], None, "all").counts == (70, 70)
-    assert schedule_of([70, 6], None, "first").counts == (6, 6)
+    assert schedule_of([70, 6], None, "all").counts == (70, 6)
 
 
 def test_turns_are_those_of_earlier_releases() -> None:
@@ -126,68 +125,3 @@ def test_weights_that_make_no_sense_are_refused(weights: list[float], said: str)
 def test_a_source_without_a_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="source 1 gets no batch in an epoch of 10 steps"):
         len(schedule_of([10, 10], [0.999, 0.001], "first"))
-
-
-# --- other batch sizes --------------------------------------------------------------------------
-
-
-Taken = set[tuple[int, int, int]]
-"""Source, its epoch, and row."""
-
-
-def _take(schedule: MixSchedule, rows: list[int], epoch: int, steps: slice, taken: Taken) -> Taken:
-    """Add what some steps of an epoch take; return it."""
-    width = len(rows) if schedule.together else 1
-    columns = [column.reshape(-1, width)[steps].ravel().tolist() for column in
-               schedule.epoch(epoch)]  # fmt: skip
-    own: Taken = set()
-    for source, its_epoch, start in zip(*columns, strict=True):
-        batch = range(start, min(rows[source], start + schedule.sizes[source]))
-        for place in ((source, its_epoch, row) for row in batch):
-            assert place not in taken | own
-            own.add(place)
-    taken |= own
-    return own
-
-
-def _assert_whole(taken: Taken, rows: list[int]) -> None:
-    """The first pass over each source is there whole."""
-    for source, count in enumerate(rows):
-        first = min(its_epoch for one, its_epoch, _ in taken if one == source)
-        assert {row for one, e, row in taken if (one, e) == (source, first)} == set(range(count))
-
-
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=3),
-    st.sampled_from(["batch", "sample", "weighted"]),
-    st.integers(0, 2),
-    st.data(),
-)
-def test_with_other_batch_sizes_what_was_seen_does_not_come_again_and_all_else_does(
-    rows: list[int], rule: str, epoch: int, data: st.DataObject
-) -> None:
-    """And so again from the rest of that epoch; every later epoch is whole."""
-    shares = tuple(shares_of([1.0, 2.0, 0.7][: len(rows)], len(rows)))
-
-    def drawn() -> MixSchedule:
-        sizes = tuple(data.draw(st.integers(1, 12)) for _ in rows)
-        lengths = tuple(-(-n // size) for n, size in zip(rows, sizes, strict=True))
-        weights = shares if rule == "weighted" else None
-        return MixSchedule(lengths, weights, "all", 3, rule == "sample", sizes)
-
-    schedule, seen, before = drawn(), Taken(), Taken()
-    for earlier in range(epoch):
-        _take(schedule, rows, earlier, slice(None), before)
-    for _ in range(2):
-        step = data.draw(st.integers(0, schedule.steps(epoch)))
-        seen |= _take(schedule, rows, epoch, slice(0, step), before)
-        new = drawn()
-        left = [
-            lambda row, n=n, size=size: -(-(n - row) // size)
-            for n, size in zip(rows, new.sizes, strict=True)
-        ]
-        schedule = schedule.resumed(new, epoch, step, left)
-    _assert_whole(seen | _take(schedule, rows, epoch, slice(None), before), rows)
-    assert schedule.steps(epoch + 1) == len(schedule)
-    for later in (epoch + 1, epoch + 2):
-        _assert_whole(_take(schedule, rows, later, slice(None), before), rows)
