@@ -170,7 +170,9 @@ def test_a_process_that_dies_is_noticed_beside_a_child_that_holds_its_connection
 ) -> None:
     end = answer(engine, Deed("fork and die"))
     assert isinstance(end, Lost)
-    assert re.fullmatch(r"its process was killed \(SIGKILL\) with up to .+ [MG]B of memory", end.why)
+    assert re.fullmatch(
+        r"its process was killed \(SIGKILL\) with up to .+ [MG]B of memory", end.why
+    )
 
 
 def test_what_a_task_started_ends_with_its_process() -> None:
