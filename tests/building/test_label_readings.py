@@ -412,6 +412,17 @@ def test_names_of_archives_that_may_be_classes_are_said(
     assert ("may be classes, and give no label" in builds.printed) is said
 
 
+def test_archives_with_the_same_names_have_the_classes_of_one(builds: Builds) -> None:
+    names = [f"{top}/{number}.png" for top in ("cat", "dog") for number in range(3)]
+    for number in range(2):
+        members = {name: photo(f"{number}{name}") for name in names}
+        write(builds.root / f"in/{number}.tar", tar_of(members))
+    builds.labels("'in/*.tar'")
+    version = precache.open(builds.root / "1.store")
+    assert (version.classes, version.rows) == (("cat", "dog"), 12)
+    assert "Classes have files of the same names" in builds.printed
+
+
 def test_folders_by_digits_of_hashes_are_said(builds: Builds) -> None:
     put(builds.root / "in", *(f"{name}/{name}x.png" for name in ("0a", "3f", "10", "ee")))
     builds.labels("in")

@@ -127,7 +127,8 @@ def labels_of_folders(
     path_of, bare_in, unpack
         As of `read_folders`.
     """
-    reading = read_folders(names, rules, where, path_of, bare_in, unpack)
+    # Members of several archives may have the same names.
+    reading = read_folders(Texts(names.plain.unique()), rules, where, path_of, bare_in, unpack)
     folders = Folders(names)
     labels = folders.each(lambda some: folder_labels(some, reading.level))
     given = column_of([label or None for label in labels])
