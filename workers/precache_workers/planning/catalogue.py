@@ -561,7 +561,6 @@ def _begun(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[Store
     wanted = _wanted_digests(spec)
     for version in begun_versions(store):
         attributes = version.attributes
-        assert attributes is not None  # as precache wrote it
         matches = match_arrays(spec.recipe, wanted, version.folder, attributes)
         if not matches or version.id == made:
             continue

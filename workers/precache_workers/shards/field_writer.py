@@ -15,7 +15,7 @@ from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require
 from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field, JpegCodec
 from precache.storage.base import Buffer
-from precache.store.array_metadata import is_summed
+from precache.store.arrays import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.shard_writer import JpegWriter, RaggedWriter, ShardWriter
