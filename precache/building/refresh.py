@@ -102,7 +102,7 @@ def submit_refresh(
 
     recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster's nodes may be able to open it
-        recipe = open_version(store, None, checked.storage_options).recipe
+        recipe = open_version(store, checked.storage_options).recipe
     if recipe is not None:
         require_permission(recipe, checked.run_functions)
     place = None if source is None else os.fspath(source)

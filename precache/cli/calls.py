@@ -204,7 +204,7 @@ def _refresh(options: argparse.Namespace, keywords: dict[str, Any]) -> None:
     stored = with_environment(
         dict(keywords.get("storage_options", ())), keywords.get("storage_options_env")
     )
-    version = precache.open(result.path, None, stored)
+    version = precache.open(result.path, stored)
     fields = {name: field for name, field in version.fields.items() if field.variants > 1}
     lines = [
         f"variant {field.first_variant + field.variants - 1} of {name} is new; there are variants "

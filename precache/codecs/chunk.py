@@ -1,20 +1,17 @@
-"""Chunks of rows <-> bytes: the codecs of recipes, and those other Zarr software uses.
+"""Chunks of rows <-> bytes: the codecs of recipes.
 
-Encoders make the bytes of one chunk. A `Decoder` is made from an array's metadata and decodes into
-the caller's buffer; the filter of `image` is left for `image.undo_image`.
+Encoders make the bytes of one chunk. A `Decoder` decodes into the caller's buffer; the filter of
+`image` is left for `image.undo_image`.
 
-No stage of decoding takes more memory than the chunk's size in the metadata allows (`bounds`),
-even if the stored bytes claim more.
+Decoding takes no more memory than the chunk's size allows, even if the stored bytes claim more.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import struct
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +27,7 @@ from precache.codecs.image import (
     undo_image,
 )
 from precache.codecs.jpeg import decode_jpeg
-from precache.errors import DamageError, RecipeError, StoreError
+from precache.errors import DamageError, RecipeError
 from precache.recipe.recipe import AnyCodec, ImageCodec, JpegCodec, RawCodec, ZstdCodec
 
 Encode = Callable[[np.ndarray], bytes]
@@ -43,9 +40,6 @@ RAGGED_HEAD_NBYTES = 8
 
 MOST_RAGGED_NBYTES = 2**32 - 1
 """Most bytes of a ragged row, whose length is stored as 32 bits."""
-
-GZIP_PIECE = 64 << 10
-"""Bytes of gzip that are decompressed at a time."""
 
 
 # --- metadata -----------------------------------------------------------------------------------
@@ -173,9 +167,8 @@ class Decoder:
     Attributes
     ----------
     codecs
-        Names of the bytes -> bytes codecs, in the order they were applied when writing.
-    swap
-        The stored byte order is not this machine's.
+        Names of the bytes -> bytes codecs, in the order they were applied when writing: a
+        compressor, a CRC32C, or both.
     filtered
         `undo_image` is still to be applied to the output of `decode`.
     ragged
@@ -185,20 +178,19 @@ class Decoder:
     """
 
     codecs: tuple[str, ...]
-    swap: bool = False
     filtered: bool = False
     ragged: bool = False
     jpeg: bool = False
 
     @functools.cached_property
     def plain(self) -> bool:
-        """True if a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
-        return not (self.swap or self.filtered or self.ragged) and self.codecs in ((), ("crc32c",))
+        """True if a chunk's bytes are the rows themselves, with a CRC32C behind them."""
+        return self.codecs == ("crc32c",) and not self.ragged
 
     @property
     def framed(self) -> bool:
         """True if a chunk is a zstd frame of the rows, apart from the image filter."""
-        return self.codecs == ("zstd",) and not (self.swap or self.ragged)
+        return self.codecs == ("zstd",) and not self.ragged
 
     def decode(self, data: memoryview, out: np.ndarray, *, verify: bool = True) -> None:
         """Decode one chunk.
@@ -217,18 +209,25 @@ class Decoder:
         DamageError
             The bytes are not what was written.
         """
-        source: Any = data
-        limits = bounds(self.codecs, out.nbytes)
+        plain = out.reshape(-1).view(np.uint8)
         try:
-            for number in range(len(self.codecs) - 1, 0, -1):
-                source = _expand(self.codecs[number], source, limits[number], verify)
-            first = self.codecs[0] if self.codecs else None
-            _decode_into(first, source, out.reshape(-1).view(np.uint8), verify)
-        except (RuntimeError, ValueError, zlib.error) as error:
+            if "crc32c" in self.codecs:
+                data = _strip_crc32c(data, verify)
+            if "zstd" in self.codecs:
+                same = zstd_content_size(data) in (None, plain.nbytes)
+                _require(same, "its frame is another size")
+                zstd.decompress(data, plain)
+            elif "blosc" in self.codecs:
+                same = _blosc_sizes(data) == (plain.nbytes, len(data))
+                _require(same, "its buffer is another size")
+                blosc.decompress(data, plain)
+            else:
+                _require(
+                    len(data) == plain.nbytes, f"{len(data)} bytes where {plain.nbytes} belong"
+                )
+                plain[:] = np.frombuffer(data, np.uint8)
+        except (RuntimeError, ValueError) as error:
             raise DamageError(f"a chunk does not decode: {error}") from None
-        if self.swap:
-            # As integers, since NumPy's bfloat16 has no byte order.
-            out.view(f"u{out.itemsize}").byteswap(inplace=True)
 
     def decode_ragged(
         self, data: memoryview, shape: tuple[int, ...], dtype: str, *, verify: bool = True
@@ -254,18 +253,18 @@ class Decoder:
             file = self._stored_values(data, verify)
             require_plausible(len(file), nbytes)
             return decode_jpeg(file, shape)
+        whole = nbytes + RAGGED_HEAD_NBYTES
         if "zstd" in self.codecs:
             require_plausible(len(data), nbytes)
-        source: Any = data
-        limits = bounds(self.codecs, nbytes + RAGGED_HEAD_NBYTES)
-        try:
-            for number in range(len(self.codecs) - 1, -1, -1):
-                source = _expand(self.codecs[number], source, limits[number], verify)
-            _require(len(source) == limits[0], f"{len(source)} bytes where {limits[0]} belong")
-        except (RuntimeError, ValueError, zlib.error) as error:
-            raise DamageError(f"a chunk does not decode: {error}") from None
+            size = zstd_content_size(data)
+            _require(size == whole, f"it is no single row of {nbytes} bytes")
+            source: Any = np.empty(whole, np.uint8)
+            self.decode(data, source)
+        else:
+            source = _strip_crc32c(data, verify)
         head = bytes(source[:RAGGED_HEAD_NBYTES])
-        _require(head == _ragged_head(nbytes), f"it is no single row of {nbytes} bytes")
+        right = len(source) == whole and head == _ragged_head(nbytes)
+        _require(right, f"it is no single row of {nbytes} bytes")
         row = np.frombuffer(source, dtype, offset=RAGGED_HEAD_NBYTES).reshape(shape)
         if self.filtered and row.size:
             undo_image(row[np.newaxis])
@@ -289,65 +288,24 @@ class Decoder:
         return plain.decode_ragged(data, (nbytes,), "uint8", verify=verify)
 
 
-@functools.lru_cache
-def bounds(codecs: tuple[str, ...], nbytes: int) -> tuple[int, ...]:
-    """Upper bounds of a chunk's bytes: before the first codec (`nbytes`), after it, and so on.
+def decoder(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> Decoder:
+    """Return the decoder of chunks of a codec."""
+    names = (stage["name"] for stage in codec_metadata(codec, dtype, ragged=ragged))
+    return Decoder(
+        tuple(name for name in names if name in ("zstd", "blosc", "crc32c")),
+        filtered=isinstance(codec, ImageCodec),
+        ragged=ragged,
+        jpeg=isinstance(codec, JpegCodec),
+    )
 
-    A CRC32C adds 4 bytes. No compressor adds as much as an eighth and a kilobyte: incompressible
-    data is stored in blocks with a few bytes of overhead each.
+
+def most_stored(nbytes: int) -> int:
+    """Return the most bytes that a chunk of `nbytes` is stored in.
+
+    No compressor adds as much as an eighth and a kilobyte: incompressible data is stored in blocks
+    with a few bytes of overhead each. Nor does a CRC32C.
     """
-
-    def encoded(nbytes: int, codec: str) -> int:
-        return nbytes + (4 if codec == "crc32c" else (nbytes >> 3) + 1024)
-
-    return tuple(itertools.accumulate(codecs, encoded, initial=nbytes))
-
-
-def _expand(name: str, source: Any, limit: int, verify: bool) -> Any:
-    """Undo a bytes -> bytes codec whose output size is not known, to at most `limit` bytes."""
-    if name == "crc32c":
-        return _strip_crc32c(source, verify)
-    if name == "gzip":
-        return _expand_gzip(source, limit)
-    size = zstd_content_size(source) if name == "zstd" else _blosc_sizes(source)[0]
-    if size is None:
-        raise DamageError("a chunk does not decode: its frame within another codec has no size")
-    _require(size <= limit, f"{size} bytes where at most {limit} belong")
-    plain = np.empty(size, np.uint8)
-    _decode_into(name, source, plain, verify)
-    return plain.data
-
-
-def _expand_gzip(source: Any, limit: int) -> memoryview:
-    """Decompress gzip of one or more members (RFC 1952), which zeros may follow.
-
-    The input is fed in pieces because `zlib` copies what follows a member: fed whole, many small
-    members would take quadratic time.
-    """
-    plain = bytearray()
-    stream: Any = zlib.decompressobj(wbits=31)
-    for start in range(0, len(source), GZIP_PIECE):
-        piece = bytes(source[start : start + GZIP_PIECE])
-        while piece := piece if stream else piece.lstrip(b"\0"):
-            stream = stream or zlib.decompressobj(wbits=31)
-            plain += stream.decompress(piece, limit + 1 - len(plain))
-            _require(len(plain) <= limit, f"more than {limit} bytes, all that belongs there")
-            piece, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
-    _require(stream is None, "its gzip stream is cut short")
-    return memoryview(plain)
-
-
-def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -> None:
-    if name == "zstd":
-        _require(zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
-        zstd.decompress(source, out)
-    elif name == "blosc":
-        _require(_blosc_sizes(source) == (out.nbytes, len(source)), "its buffer is another size")
-        blosc.decompress(source, out)
-    else:
-        plain = source if name is None else _expand(name, source, out.nbytes, verify)
-        _require(len(plain) == out.nbytes, f"{len(plain)} bytes where {out.nbytes} belong")
-        out[:] = np.frombuffer(plain, np.uint8)
+    return nbytes + (nbytes >> 3) + 1024
 
 
 def crc32c_holds(chunk: memoryview) -> bool:
@@ -393,35 +351,3 @@ def require_plausible(stored: int, decoded: int) -> None:
     """Raise `DamageError` if `stored` bytes claim to decode to implausibly many."""
     if decoded > max(MAX_EXPANDED, MAX_RATIO * stored):
         raise DamageError(f"{stored} bytes cannot be {decoded} bytes compressed")
-
-
-_SUPPORTED = ("zstd", "blosc", "gzip", "crc32c")
-
-
-def decoder(codecs: Sequence[Mapping[str, Any]], itemsize: int, where: str) -> Decoder:
-    """Make a `Decoder` from a chunk's Zarr v3 codec metadata.
-
-    Raises
-    ------
-    StoreError
-        precache does not read one of the codecs; names it.
-    """
-    names = [codec["name"] for codec in codecs]
-    if names[:1] == [RAGGED] and set(names[1:]) <= {"crc32c", "zstd"}:
-        return Decoder(tuple(names[1:]), ragged=True)
-    filtered = bool(names) and names[0] == IMAGE_FILTER
-    if filtered:
-        version = codecs[0].get("configuration", {}).get("version")
-        if version != IMAGE_FILTER_VERSION:
-            raise StoreError(f"{where} has image filter version {version}; update precache")
-        names, codecs = names[1:], codecs[1:]
-    if not names or names[0] != "bytes" or any(n not in _SUPPORTED for n in names[1:]):
-        unknown = [n for n in names if n not in (*_SUPPORTED, "bytes")] or names
-        raise StoreError(
-            f"{where} uses the codecs {', '.join(unknown)}; "
-            f"precache reads bytes with {', '.join(_SUPPORTED)}: rewrite the array with these"
-        )
-    endian = codecs[0].get("configuration", {}).get("endian", "little")
-    if endian not in ("little", "big"):
-        raise StoreError(f"{where} has byte order {endian!r}; it is little or big")
-    return Decoder(tuple(names[1:]), swap=endian == "big" and itemsize > 1, filtered=filtered)

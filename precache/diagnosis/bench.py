@@ -126,7 +126,7 @@ def bench(
                 f"bench has no option {name}: it reads all rows, as dicts, on the CPU; leave it out"
             )
     batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
-    version = open_version(uri, None, storage_options)
+    version = open_version(uri, storage_options)
     rows = version.rows - len(version.hole_rows)
     fields = version.fields
     row_nbytes = sum(field.row_nbytes for field in fields.values())

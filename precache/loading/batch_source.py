@@ -349,7 +349,7 @@ class BatchSource:
 
     def _masks(self) -> dict[str, bool]:
         """Return the fields that their recipe decodes as masks -> True, or only resizes so."""
-        if self.version.attributes is None or isinstance(self._options.fields, Mapping):
+        if self.version.foreign:
             return {}
         fields = self.version.attributes.recipe.fields
         read = {*self.reader.shapes, *self.reader.ragged} & fields.keys()
@@ -363,7 +363,7 @@ class BatchSource:
 
     def _find_followers(self) -> dict[str, Follower]:
         """Return the fields that belong to pictures or boxes, as their recipe declares."""
-        if self.version.attributes is None:
+        if self.version.foreign:
             return {}
         followers = {}
         for name, field in self.version.attributes.recipe.fields.items():
@@ -563,7 +563,7 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
     ):
         window = reader.cached.window(SHUFFLE_WINDOW)
     arrays = (reader.readers | reader.sequences).values()
-    shard_rows = [array.array.object_shape[0] for array in arrays]
+    shard_rows = [array.array.object_rows for array in arrays]
     return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
 
 

@@ -173,7 +173,7 @@ def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.nda
     """Implement `Version.rows_where`."""
     small = [
         name
-        for name, (_, array) in version.arrays.items()
+        for name, array in version.arrays.items()
         if array.row_nbytes <= SMALL_ROW_NBYTES or (name == "label" and not version.foreign)
     ]
     known = small if version.foreign else [*small, "key"]

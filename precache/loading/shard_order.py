@@ -21,7 +21,6 @@ class CommittedShards:
     """The shards of a committed version, as `LiveVersion` has those that are finished."""
 
     def __init__(self, version: Version) -> None:
-        assert version.attributes is not None  # `ensure` opened it
         self.path, self.valid = version.path, version.valid
         self.rows_per_shard = version.attributes.rows_per_shard
         self.shards = self.finished = -(-version.rows // self.rows_per_shard)

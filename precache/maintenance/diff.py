@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import StoreError, needs
+from precache.errors import needs
 from precache.messages import as_text
 from precache.recipe.ops import Op
 from precache.recipe.recipe import Field, Recipe
@@ -202,17 +202,11 @@ def diff(
     StoreError
         There is no such version, or other software wrote it.
     """
-    opened = [open_version(uri, None, storage_options) for uri in (before, after)]
-    one, other = (_own(version) for version in opened)
+    opened = [open_version(uri, storage_options) for uri in (before, after)]
+    one, other = (version.attributes for version in opened)
     same_rows = one.rows_digest == other.rows_digest
     samples = [_samples(version, with_raw=not same_rows) for version in opened]
     return compare(one, other, samples[0], samples[1])
-
-
-def _own(version: Version) -> Attributes:
-    if version.attributes is None:
-        raise StoreError(f"{version.path} is not a version that precache wrote")
-    return version.attributes
 
 
 def _samples(version: Version, *, with_raw: bool) -> Samples:

@@ -94,7 +94,7 @@ def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) 
     StoreError
         There is no such version.
     """
-    return summarize(open_version(store, None, storage_options))
+    return summarize(open_version(store, storage_options))
 
 
 def summarize(version: Version) -> VersionInfo:
@@ -110,6 +110,6 @@ def summarize(version: Version) -> VersionInfo:
         mean=version.mean,
         std=version.std,
         recipe=version.recipe,
-        libraries=attributes.libraries if attributes else {},
-        labels=attributes.label_kind if attributes else "",
+        libraries=attributes.libraries,
+        labels=attributes.label_kind,
     )

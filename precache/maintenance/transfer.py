@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from precache.errors import DamageError, GoneError, StorageError, StoreError
+from precache.errors import DamageError, GoneError, StorageError
 from precache.maintenance.location import open_for_writing
 from precache.maintenance.scan import scan_folder
 from precache.maintenance.verify import Tick
@@ -133,11 +133,7 @@ def pull(
     store = open_for_writing(to, origin, storage_options)
     last = ""
     while True:
-        version = open_version(uri, None, storage_options)
-        if version.foreign:
-            raise StoreError(
-                f"{version.path} was not written by precache; copy it with other tools"
-            )
+        version = open_version(uri, storage_options)
         try:
             with version.unless_gone():
                 return _pull(version, store, tick)

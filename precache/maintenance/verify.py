@@ -220,16 +220,15 @@ def require_whole(version: Version, advice: str) -> None:
 
 def _misplaced(version: Version, array: str) -> list[Flaw]:
     """Find shards of a field whose last chunk ends in another checksum than was written."""
-    layout, leaves = version.arrays[array][1], version.shard_leaves(array)
-    chunks = layout.chunks_per_object[0]
-    behind = CHECK_NBYTES + chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
+    layout, leaves = version.arrays[array], version.shard_leaves(array)
+    behind = CHECK_NBYTES + layout.object_chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
     flaws = []
     for start in range(0, len(leaves), SHARDS_AT_ONCE):
         part = leaves[start : start + SHARDS_AT_ONCE]
         ranges = [(leaf.name, leaf.size - behind, CHECK_NBYTES) for leaf in part]
         read = version.folder.read_ranges(ranges)
         for number, (leaf, data) in enumerate(zip(part, read, strict=True), start):
-            last = (len(layout.rows_of(number)) - 1) // layout.chunk_shape[0]
+            last = (len(layout.rows_of(number)) - 1) // layout.chunk_rows
             if required(data) != version.checks(array, number)[last].astype("<u4").tobytes():
                 flaws.append(Flaw(leaf.name, "it is another shard than was written"))
     return flaws

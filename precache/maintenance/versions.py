@@ -289,7 +289,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
         raise UsageError(
             f"{name} names no version; give one, such as {name}@3f2a; precache ls {name} lists them"
         )
-    version = open_version(uri, None, storage_options)
+    version = open_version(uri, storage_options)
     require_whole(version, way_out(version, uri, storage_options))
     store = open_folder(base, storage_options)
     before = read_log(store).current

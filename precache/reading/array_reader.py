@@ -1,8 +1,7 @@
 """Read rows of shards into the caller's buffer: locate them, then copy or decode them.
 
 The filter of `image` belongs to a chunk: it is undone on each decoded chunk, before rows are cut
-out of it, and never on fill values. Only rows written by precache, which are whole chunks, can stay
-filtered, to be undone on a device.
+out of it, or stays, to be undone on a device.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
-from precache.codecs.kernels import OWN, UNCHECKED
+from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
-from precache.reading.shard_files import MISSING, Places, ShardFiles, shard_files
+from precache.reading.shard_files import Places, ShardFiles, shard_files
 from precache.runtime.usage import available_bytes
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
@@ -63,17 +62,17 @@ class ArrayReader:
         self, version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
     ) -> None:
         self.name = name
-        self._where = f"{version.path}/{version.arrays[name][0]}"
+        self._where = f"{version.path}/{name}"
         self._objects = objects or shard_files(version, name)
         self.array = self._objects.array
         self._verify, self._checks_all = verify, verify and bool(self.array.decoder.codecs)
         self._decoded: dict[tuple[bool, int], DecodedChunks] = {}
         self._scratch = threading.local()
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
-        whole = self.array.shape[0] * self.array.row_nbytes
-        self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
+        whole = self.array.rows * self.array.row_nbytes
+        self._fits = self.array.chunk_rows > 1 and whole <= DECODED_NBYTES
         self._chunks_at_once = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
-        straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
+        straight = self.plain or self.array.chunk_rows == 1
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
         if not self.array.decoder.ragged:
             self.require_memory(max(self.array.row_nbytes, held))
@@ -85,7 +84,7 @@ class ArrayReader:
 
     def _no_memory(self, nbytes: int) -> StoreError:
         return StoreError(
-            f"there is no memory for {self._where}: its {self.array.shape[0]} rows of "
+            f"there is no memory for {self._where}: its {self.array.rows} rows of "
             f"{self.array.row_nbytes} bytes in chunks of {self.array.chunk_nbytes} take {nbytes} "
             "at once; it is damaged or forged, or the array needs other chunks"
         )
@@ -98,16 +97,12 @@ class ArrayReader:
     @property
     def copying(self) -> bool:
         """True if reading only copies from memory, except the first time a chunk is needed."""
-        kept = self._small and self._fits and self.array.whole_rows
-        return self.plain or (kept and self._objects.mapped)
+        return self.plain or (self._small and self._fits and self._objects.mapped)
 
     @property
     def filtered(self) -> bool:
-        """True if rows read with ``undo=False`` are still filtered.
-
-        Chunks of other software may hold parts of rows, or be missing, so theirs are not.
-        """
-        return self.array.decoder.filtered and self._objects.expected is not None
+        """True if rows read with ``undo=False`` are still filtered."""
+        return self.array.decoder.filtered
 
     def read(self, rows: np.ndarray, out: np.ndarray, *, undo: bool = True) -> None:
         """Read rows in the given order.
@@ -133,11 +128,9 @@ class ArrayReader:
         undo = self.array.decoder.filtered and (undo or not self.filtered)
         rows = np.ascontiguousarray(rows, np.int64)
         try:
-            if not self.array.whole_rows:
-                self._read_pieces(rows, out)
-            elif self._small and self._fits:
+            if self._small and self._fits:
                 self._read_shared(rows, out, undo)
-            elif self.array.chunk_shape[0] == 1:
+            elif self.array.chunk_rows == 1:
                 self._decode(rows, out, undo, out.nbytes)
             elif not (self.plain and self._copy(rows, out, out.nbytes)):
                 self._read_shared(rows, out, undo)
@@ -150,12 +143,12 @@ class ArrayReader:
         Returns False if one is not plain, or another iterator closed its object.
         """
         places = self._objects.locate(rows)
-        if (places.lengths != self.array.pitch).any():
+        if (places.lengths != self.array.chunk_nbytes + CHECK_NBYTES).any():
             return False
         nbytes, starts = out.nbytes // len(rows), places.starts
         whole = nbytes == self.array.chunk_nbytes
         if not whole:
-            starts = starts + rows % self.array.chunk_shape[0] * nbytes
+            starts = starts + rows % self.array.chunk_rows * nbytes
         due, together, in_parts = self._checks(places), len(rows), False
         checks: np.ndarray | None = due
         if (due == UNCHECKED).all():
@@ -208,7 +201,7 @@ class ArrayReader:
         self,
         places: Places,
         position: int,
-        data: memoryview | None,
+        data: memoryview,
         check: int,
         decode: Callable[..., Value],
     ) -> Value:
@@ -220,8 +213,6 @@ class ArrayReader:
             What the chunk must end in, `OWN` or `UNCHECKED`.
         """
         try:
-            if data is None:
-                raise DamageError("it is missing in its index")
             if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
                 raise DamageError(OTHER_CHUNK)
             return decode(data, verify=check != UNCHECKED)
@@ -235,26 +226,21 @@ class ArrayReader:
             return
         places = self._objects.locate(rows)
         data, checks = self._objects.read(places), self._checks(places)
-        missing = np.flatnonzero(places.lengths == MISSING)
         framed = kernels.compiled().has_zstd and self.array.decoder.framed
         together = undo_batch_rows(out.shape[1:]) if undo and not framed else len(data)
         for start in range(0, len(data), together):
             decoded, end = start, min(start + together, len(data))
             if framed:
-                frames: Any = data[: missing[0]] if len(missing) else data
                 decoded = kernels.decode_frames(
-                    frames, out[: len(frames)], filtered=undo, batch_nbytes=batch_nbytes,
-                    checks=checks[: len(frames)] if self._verify else None,
+                    data, out, filtered=undo, batch_nbytes=batch_nbytes,
+                    checks=checks if self._verify else None,
                 )  # fmt: skip
             for position in range(decoded, end):
-                if data[position] is not None:
-                    row = out[position : position + 1]
-                    decode = functools.partial(self.array.decoder.decode, out=row)
-                    self._chunk(places, position, data[position], int(checks[position]), decode)
+                row = out[position : position + 1]
+                decode = functools.partial(self.array.decoder.decode, out=row)
+                self._chunk(places, position, data[position], int(checks[position]), decode)
             if undo:
                 undo_image(out[decoded:end])
-        if len(missing):
-            out[missing] = self.array.fill_value
         self._mark_checked(places)
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
@@ -263,7 +249,7 @@ class ArrayReader:
         left = kept.copy(rows, out)
         if not len(left):
             return
-        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
+        chunks, within = np.divmod(rows, self.array.chunk_rows)
         together = self._chunks_at_once
         scratch = self._scratch.__dict__
         if "chunks" not in scratch:
@@ -288,31 +274,9 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            chunks = -(-array.shape[0] // array.chunk_shape[0])
+            chunks = -(-array.rows // array.chunk_rows)
             cache = DecodedChunks(chunks, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(key, cache)
-
-    def _read_pieces(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Read rows that are spread over several chunks: decode each chunk once, copy from it."""
-        chunk_rows, pieces = self.array.chunk_shape[0], self._objects.pieces
-        groups, first = np.unique(rows // chunk_rows, return_index=True)
-        each = np.repeat(np.arange(len(pieces)), len(groups))
-        places = self._objects.locate(np.tile(rows[first], len(pieces)), each)
-        order = np.argsort(rows // chunk_rows, kind="stable")
-        starts = np.searchsorted(rows[order] // chunk_rows, groups[1:])
-        positions = np.split(order, starts)
-        scratch = np.empty(self.array.chunk_shape, self.array.dtype)
-        decode = functools.partial(self.array.decoder.decode, out=scratch)
-        for number, data in enumerate(self._objects.read(places)):
-            if data is None:
-                scratch[...] = self.array.fill_value
-            else:
-                self._chunk(places, number, data, OWN if self._verify else UNCHECKED, decode)
-                if self.array.decoder.filtered:
-                    undo_image(scratch)
-            piece, group = pieces[each[number]], positions[number % len(groups)]
-            part = scratch[(rows[group] % chunk_rows, *piece.chunk)]
-            out[(group, *piece.row)] = part
 
     def probe(self, row: int) -> None:
         """Read a row, and raise as `read` if it cannot be."""
@@ -321,13 +285,12 @@ class ArrayReader:
 
     def damage(self, row: int, reason: str) -> PrecacheError:
         """Make the error for a damaged row, with the way to repair it."""
-        return self._objects.damage(row // self.array.object_shape[0], row, reason)
+        return self._objects.damage(row // self.array.object_rows, row, reason)
 
     @property
     def framed(self) -> bool:
         """True if every row is stored as one zstd frame, so that `read_frames` can return it."""
-        single = self.array.whole_rows and self.array.chunk_shape[0] == 1
-        return single and self.array.decoder.framed and self._objects.expected is not None
+        return self.array.chunk_rows == 1 and self.array.decoder.framed
 
     @property
     def frame_bound(self) -> int:
@@ -351,8 +314,7 @@ class ArrayReader:
             Stored bytes are missing or wrong; names the file and the key.
         """
         places = self._objects.locate(rows)
-        frames: Any = self._objects.read(places)
-        checks = self._checks(places)
+        frames, checks = self._objects.read(places), self._checks(places)
         for row in rows[places.lengths > self.frame_bound].tolist():
             raise self.damage(row, "it has no frame of that row")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
@@ -366,15 +328,14 @@ class ArrayReader:
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
 
-        Empty for arrays whose rows are spread over several chunks, or if an object is unreadable.
+        Empty if an object is unreadable.
         """
         extents: dict[str, np.ndarray] = {}
-        if not self.array.whole_rows or not self._objects.mapped:
+        if not self._objects.mapped:
             return extents
         with contextlib.suppress(PrecacheError):  # raised again when the row is read
             places = self._objects.locate(rows)
             places = places.part(np.unique(places.chunks, return_index=True)[1])
-            places = places.part(places.lengths != MISSING)
             for number in np.unique(places.objects).tolist():
                 _, _, _, *columns = places.part(places.objects == number)
                 extents[str(self._objects.path(number))] = np.stack(columns, axis=1)

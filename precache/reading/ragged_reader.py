@@ -63,7 +63,6 @@ class RaggedReader(ArrayReader):
     ) -> None:
         super().__init__(version, name, verify, objects)
         self.shapes = version.row_shapes(name)
-        assert version.attributes is not None
         self._usual = version.attributes.fields[name].shape
         self.kind = version.kind(name)
         self._version = version
@@ -306,5 +305,5 @@ def open_reader(
     version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
 ) -> ArrayReader:
     """Return the reader of an array of a version, whose rows are of one shape or ragged."""
-    kind = RaggedReader if version.arrays[name][1].decoder.ragged else ArrayReader
+    kind = RaggedReader if version.arrays[name].decoder.ragged else ArrayReader
     return kind(version, name, verify, objects)

@@ -1,12 +1,7 @@
-"""The stored objects of one array, opened when first needed; their indexes make one table.
-
-Objects are numbered along axis 0; where foreign ones divide rows, those of the same rows follow
-each other.
-"""
+"""The stored objects of one array, opened when first needed; their indexes make one table."""
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from precache.codecs import kernels
-from precache.codecs.chunk import bounds
+from precache.codecs.chunk import most_stored
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import Range, is_missing
 from precache.storage.coalesce import coalesce
@@ -28,9 +23,6 @@ from precache.store.layout import (
 )
 from precache.store.version import ANEW_HINT, VERIFY_HINT, Version, gone_error
 
-MAX_CHUNKS = 1 << 30
-"""Chunks of an array, for each of which a byte records whether it was checked."""
-
 MAX_GAP = 32 << 10
 """Chunks this many bytes apart or fewer are read by one request."""
 
@@ -41,7 +33,7 @@ MAX_REMEMBERED = 65_536
 """Objects whose checks are remembered after their reader is closed: as many as can be mapped."""
 
 MISSING, OUTSIDE = -1, -2
-"""In place of the length of a chunk: foreign software left it out; its index is wrong."""
+"""In place of the length of a chunk: its index leaves it out, or points outside of the object."""
 
 _NOTHING = memoryview(b"")
 
@@ -60,7 +52,7 @@ class Places(NamedTuple):
     objects, chunks
         Number of each chunk's object, and its number in the whole array.
     starts, lengths
-        Bytes in the object; the length is `MISSING` if foreign software left the chunk out.
+        Bytes in the object.
     """
 
     rows: np.ndarray
@@ -80,7 +72,7 @@ class ShardFiles(ABC):
     Attributes
     ----------
     expected
-        What was written, by number of the object; None for a foreign array.
+        What was written, by number of the object.
     sources
         Bytes of mapped objects by their number; empty unless they are open.
     checked
@@ -92,62 +84,43 @@ class ShardFiles(ABC):
     """All of an object is in memory once it is open."""
 
     def __init__(self, version: Version, name: str) -> None:
-        self.folder, self.array = version.arrays[name]
+        self.array = version.arrays[name]
         self.field = name
         self.version = version
-        self.pieces = self.array.pieces()
-        self._tails = list(dict.fromkeys(piece.object_tail for piece in self.pieces))
-        own = name in version.stored and not version.foreign
-        self.expected = version.shard_leaves(name) if own else None
-        count = self.array.objects * len(self._tails)
-        shape = count, math.prod(self.array.chunks_per_object)
-        if math.prod(shape) > MAX_CHUNKS:
-            raise StoreError(
-                f"{version.path}/{self.folder} has {shape[0]} x {shape[1]} chunks; "
-                f"precache reads up to {MAX_CHUNKS}: rewrite the array with larger ones"
-            )
+        self.expected = version.shard_leaves(name)
+        shape = self.array.objects, self.array.object_chunks
         try:
             decoder = self.array.decoder
             copied = self.mapped and (decoder.plain or decoder.ragged)
-            self.sources: Any = [_NOTHING] * count if copied else {}
+            self.sources: Any = [_NOTHING] * self.array.objects if copied else {}
             # Zeros take no memory until they are written.
             self.checked = np.zeros(shape, bool)
             self._starts, self._lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-            self._checks = np.zeros(shape if own else (0, 0), np.uint32)
-            self._is_open, self._has_checks = np.zeros(count, bool), np.zeros(count, bool)
+            self._checks = np.zeros(shape, np.uint32)
+            self._is_open = np.zeros(self.array.objects, bool)
+            self._has_checks = np.zeros(self.array.objects, bool)
         except (MemoryError, OverflowError, ValueError):
             raise StoreError(
-                f"there is no memory for {version.path}/{self.folder}, which has "
+                f"there is no memory for {version.path}/{name}, which has "
                 f"{shape[0]} x {shape[1]} chunks"
             ) from None
-        self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
+        self._longest = most_stored(self.array.chunk_nbytes)
         self._has_wrong = False
-        numbers = {tail: number for number, tail in enumerate(self._tails)}
-        self._tail_of = np.array([numbers[piece.object_tail] for piece in self.pieces])
-        self._chunk_of = np.array([piece.chunk_tail for piece in self.pieces])
 
-    def locate(self, rows: np.ndarray, pieces: Any = 0) -> Places:
+    def locate(self, rows: np.ndarray) -> Places:
         """Return where rows are stored; opens their objects.
 
         Parameters
         ----------
         rows
             (n,) int64 row numbers.
-        pieces
-            Of rows that are spread over several chunks: which part of each, (n,) or one number.
 
         Raises
         ------
         DamageError
             An object is missing or of another size, or its index is wrong; names it and the key.
         """
-        objects = rows // self.array.object_shape[0]
-        chunks = rows // self.array.chunk_shape[0]
-        if self.checked.size > self.array.objects * self.array.chunks_per_object[0]:
-            within = chunks % self.array.chunks_per_object[0]
-            objects = objects * len(self._tails) + self._tail_of[pieces]
-            within = within * math.prod(self.array.chunks_per_object[1:]) + self._chunk_of[pieces]
-            chunks = objects * self.checked.shape[1] + within
+        objects, chunks = rows // self.array.object_rows, rows // self.array.chunk_rows
         are_open = self._is_open.take(objects)
         if not are_open.all():
             closed = np.flatnonzero(~are_open)
@@ -162,48 +135,41 @@ class ShardFiles(ABC):
 
     def _require_right(self, places: Places) -> None:
         """Raise for the first chunk whose entry in its index is wrong."""
-        wrong = np.flatnonzero((places.lengths == OUTSIDE) | (places.lengths > self._longest))
+        wrong = np.flatnonzero((places.lengths < 0) | (places.lengths > self._longest))
         for at in wrong[:1].tolist():
-            reason, length = "its index points outside of it", int(places.lengths[at])
-            if length != OUTSIDE:
-                most = f"a chunk that takes {self._longest} at most"
-                reason = f"it has {length} bytes for {most}"
+            length = int(places.lengths[at])
+            reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
+            if length == MISSING:
+                reason = "a chunk is missing in its index"
+            elif length == OUTSIDE:
+                reason = "its index points outside of it"
             raise self.damage(int(places.objects[at]), int(places.rows[at]), reason)
 
     @abstractmethod
     def open(self, objects: Mapping[int, int]) -> None:
         """Open objects, given with a row of each, and enter them into the table."""
 
-    def read(self, places: Places) -> list[memoryview | None]:
-        """Return the stored bytes of chunks; None for those that foreign software left out."""
-        if self.expected is not None:
-            for at in np.flatnonzero(places.lengths == MISSING).tolist():
-                number, row = int(places.objects[at]), int(places.rows[at])
-                raise self.damage(number, row, "a chunk is missing in its index")
-        return self._read(places)
-
     @abstractmethod
-    def _read(self, places: Places) -> list[memoryview | None]: ...
+    def read(self, places: Places) -> list[memoryview]:
+        """Return the stored bytes of chunks."""
 
-    def _enter(self, number: int, size: int, index: np.ndarray | None) -> None:
-        """Enter an open object of `size` bytes by its (chunks, 2) index; None if it is missing."""
-        if index is None:
-            self._lengths[number] = MISSING
-        else:
-            starts, lengths = index.astype(np.int64).T
-            missing = (starts == -1) & (lengths == -1)
-            outside = (starts < 0) | (lengths < 0) | (starts > size - lengths)
-            lengths = np.select([missing, outside], [MISSING, OUTSIDE], lengths)
-            self._starts[number], self._lengths[number] = starts, lengths
-            wrong = (lengths == OUTSIDE) | (lengths > self._longest)
-            self._has_wrong = self._has_wrong or bool(wrong.any())
+    def _enter(self, number: int, size: int, index: np.ndarray) -> None:
+        """Enter an open object of `size` bytes by its (chunks, 2) index."""
+        starts, lengths = index.astype(np.int64).T
+        missing = (starts == -1) & (lengths == -1)
+        outside = (starts < 0) | (lengths < 0) | (starts > size - lengths)
+        lengths = np.select([missing, outside], [MISSING, OUTSIDE], lengths)
+        self._starts[number], self._lengths[number] = starts, lengths
+        written = lengths[: -(-len(self.array.rows_of(number)) // self.array.chunk_rows)]
+        wrong = (written < 0) | (written > self._longest)
+        self._has_wrong = self._has_wrong or bool(wrong.any())
         self._is_open[number] = True  # last, as other threads look at it
 
     def checks(self, places: Places) -> np.ndarray:
         """Return how chunks are checked, as `kernels.decode_frames` takes it: (n,) int64."""
         checked = self.checked.take(places.chunks)
         checks = np.where(checked, kernels.UNCHECKED, kernels.OWN)
-        if self.expected is None or checked.all():
+        if checked.all():
             return checks
         for number in set(places.objects[~self._has_checks[places.objects]].tolist()):
             self._checks[number] = self.version.checks(self.field, number)
@@ -221,20 +187,16 @@ class ShardFiles(ABC):
 
     def name(self, number: int) -> str:
         """An object's name below the version's folder."""
-        along, tail = divmod(number, len(self._tails))
-        return f"{self.folder}/{self.array.object_name(along, self._tails[tail])}"
+        return f"{self.field}/{self.array.object_name(number)}"
 
     def index_extent(self, size: int) -> tuple[int, int]:
         """Offset and length of the index of an object of `size` bytes."""
-        if self.array.index_at_start is None:
-            return 0, 0
-        length = self.checked.shape[1] * INDEX_ENTRY_NBYTES
-        length += INDEX_CHECKSUM_NBYTES * self.array.index_checksum
+        length = self.array.object_chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
         if size < length:
             raise DamageError("it is shorter than its index")
-        return (0, length) if self.array.index_at_start else (size - length, length)
+        return size - length, length
 
-    def index(self, stored: bytes | memoryview, size: int) -> np.ndarray:
+    def index(self, stored: bytes | memoryview) -> np.ndarray:
         """Parse the bytes of an index into (chunks, 2) offsets and lengths.
 
         Raises
@@ -242,35 +204,21 @@ class ShardFiles(ABC):
         DamageError
             Its checksum does not match.
         """
-        if self.array.index_at_start is None:
-            return np.array([[0, size]], np.uint64)
-        chunks = self.checked.shape[1]
-        if not self.array.index_checksum:
-            return np.frombuffer(stored, "<u8").reshape(chunks, 2)
-        return decode_index(stored, chunks)
-
-    def fault_of_size(self, size: int, number: int) -> str:
-        """Describe how the size of an object differs from what was written; empty if not known."""
-        return "" if self.expected is None else self.expected[number].fault_of_size(size)
+        return decode_index(stored, self.array.object_chunks)
 
     def unread(self, error: StorageError, number: int, row: int) -> PrecacheError:
         """Make the error for a part that cannot be read: damage if its object has another size."""
-        size = self.version.folder.size(self.name(number))
-        if fault := "it is missing" if size is None else self.fault_of_size(size, number):
-            return self.damage(number, row, fault)
-        return error
+        fault = self.expected[number].fault_of_size(self.version.folder.size(self.name(number)))
+        return self.damage(number, row, fault) if fault else error
 
     def damage(self, number: int, row: int, reason: str) -> PrecacheError:
         """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
             return gone_error(self.version.path)
         path = self.version.folder.path(self.name(number))
-        way_out = VERIFY_HINT
-        if self.version.foreign:
-            way_out = "other software wrote it: restore the file from where it came from"
-        elif self.expected is not None and self.expected[number].is_in(self.version.folder):
-            way_out = ANEW_HINT
+        as_written = self.expected[number].is_in(self.version.folder)
         place = f"at row {row} ({self.version.describe(row)})"
+        way_out = ANEW_HINT if as_written else VERIFY_HINT
         return DamageError(f"shard {path} is damaged {place}: {reason}; {way_out}")
 
 
@@ -303,28 +251,26 @@ class MappedShardFiles(ShardFiles):
         for number, row in objects.items():
             self._map(number, row)
 
-    def _read(self, places: Places) -> list[memoryview | None]:
+    def read(self, places: Places) -> list[memoryview]:
         columns = places.objects, places.starts, places.lengths, places.rows
-        return [
-            None
-            if length == MISSING  # another iterator may have closed an object that was open
-            else (self.sources[number] or self._map(number, row))[start : start + length]
+        return [  # another iterator may have closed an object that was open
+            (self.sources[number] or self._map(number, row))[start : start + length]
             for number, start, length, row in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
     def _map(self, number: int, row: int) -> memoryview:
-        """Map an object, and enter it into the table; nothing for a missing one of others."""
+        """Map an object, and enter it into the table."""
         try:
             descriptor = self.descriptor(number)
             try:
                 status = os.fstat(descriptor)
                 size = status.st_size
-                if fault := self.fault_of_size(size, number):
+                if fault := self.expected[number].fault_of_size(size):
                     raise DamageError(fault)
                 data = self.map(number, descriptor).data
                 start, length = self.index_extent(size)
                 # A page fault on the map would read megabytes around it.
-                index = self.index(os.pread(descriptor, length, start), size)
+                index = self.index(os.pread(descriptor, length, start))
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
@@ -334,10 +280,7 @@ class MappedShardFiles(ShardFiles):
         except StorageError as error:
             if not is_missing(error):
                 raise
-            if self.expected is not None or not self.version.folder.exists():
-                raise self.damage(number, row, "it is missing") from None
-            self._enter(number, 0, None)
-            return _NOTHING
+            raise self.damage(number, row, "it is missing") from None
         except DamageError as error:
             raise self.damage(number, row, str(error)) from None
         self._remember(number, status)
@@ -348,7 +291,7 @@ class MappedShardFiles(ShardFiles):
     def _remember(self, number: int, status: os.stat_result) -> None:
         """Share the record of checked chunks with later readers of the same file."""
         times = status.st_mtime_ns, status.st_ctime_ns
-        written = self.expected[number].xxh3 if self.expected else 0
+        written = self.expected[number].xxh3
         identity = (status.st_dev, status.st_ino, status.st_size, *times, written)
         checked = self.checked[number]
         before = _remembered.pop(identity, checked)
@@ -370,11 +313,11 @@ class RangedShardFiles(ShardFiles):
 
     mapped = False
 
-    def _read(self, places: Places) -> list[memoryview | None]:
+    def read(self, places: Places) -> list[memoryview]:
         wanted: dict[int, tuple[int, int, Range]] = {}
         columns = [column.tolist() for column in places]
         for row, number, chunk, start, length in zip(*columns, strict=True):
-            if length != MISSING and chunk not in wanted:
+            if chunk not in wanted:
                 wanted[chunk] = row, number, (self.name(number), start, length)
         joint = coalesce([range_ for *_, range_ in wanted.values()], MAX_GAP, MAX_REQUEST)
         results = self._read_ranges([range_ for range_, _ in joint])
@@ -386,7 +329,7 @@ class RangedShardFiles(ShardFiles):
                 if len(data) < length:
                     raise self.damage(number, row, "it is shorter than its index says")
                 found[chunk] = data[:length]
-        return [found.get(chunk) for chunk in columns[2]]
+        return [found[chunk] for chunk in columns[2]]
 
     def _read_ranges(self, ranges: list[Range]) -> list[bytes | StorageError]:
         return self.version.folder.read_ranges(ranges) if ranges else []
@@ -399,31 +342,24 @@ class RangedShardFiles(ShardFiles):
 
     def open(self, objects: Mapping[int, int]) -> None:
         """Read the indexes of objects, all at once."""
-        sizes, ranges = dict[int, int](), list[Range]()
+        ranges = list[Range]()
         for number, row in objects.items():
-            if self.expected is not None:
-                size: int | None = self.expected[number].size
-            else:
-                size = self.version.folder.size(self.name(number))
-            if size is None:
-                self._enter(number, 0, None)
-                continue
             try:
-                ranges.append((self.name(number), *self.index_extent(size)))
+                extent = self.index_extent(self.expected[number].size)
             except DamageError as error:
                 raise self.damage(number, row, str(error)) from None
-            sizes[number] = size
+            ranges.append((self.name(number), *extent))
         results = self._read_ranges(ranges)
-        for (number, size), range_, first in zip(sizes.items(), ranges, results, strict=True):
+        for (number, row), range_, first in zip(objects.items(), ranges, results, strict=True):
             try:
-                index = self.index(self._required(first, number, objects[number]), size)
+                index = self.index(self._required(first, number, row))
             except DamageError:  # perhaps damaged on the way: read it once more
                 [again] = self._read_ranges([range_])
                 try:
-                    index = self.index(self._required(again, number, objects[number]), size)
+                    index = self.index(self._required(again, number, row))
                 except DamageError as error:
-                    raise self.damage(number, objects[number], str(error)) from None
-            self._enter(number, size, index)
+                    raise self.damage(number, row, str(error)) from None
+            self._enter(number, self.expected[number].size, index)
 
 
 def shard_files(version: Version, name: str, *, mapped: bool | None = None) -> ShardFiles:

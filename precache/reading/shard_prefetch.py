@@ -122,7 +122,6 @@ class _CachedShardFiles(MappedShardFiles):
         return f"{self.version.id}-{self.field}-{number}-{self.leaf(number).xxh3:032x}"
 
     def leaf(self, number: int) -> Leaf:
-        assert self.expected is not None  # only versions that precache wrote are cached
         return self.expected[number]
 
     def nbytes(self, number: int) -> int:
@@ -144,7 +143,7 @@ class CachedShards:
     """
 
     def __init__(self, version: Version, cache: DiskCache) -> None:
-        if version.attributes is None:
+        if version.foreign:
             raise StoreError(
                 f"{version.path} was written by other software and has no checksums, which a cache "
                 "needs; leave cache out, or copy it to a local disk"

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from precache.codecs import kernels
-from precache.errors import StoreError, UsageError
+from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
+from precache.reading.foreign import ForeignGroup, ForeignReader, open_group
 from precache.reading.ragged_reader import RaggedReader, open_reader
 from precache.reading.shard_files import ShardFiles, shard_files
 from precache.reading.shard_prefetch import CachedShards
@@ -30,10 +31,6 @@ FieldNames = Sequence[str] | Mapping[str, str] | None
 
 BATCH_FIELDS = ("row", "repeated")
 """Fields of a batch that no array has."""
-
-MAX_SMALL_OBJECTS, MAX_SMALL_CHUNKS = 1 << 16, 1 << 20
-"""Limits of a small field, which is read whole when it is opened: in two seconds, if it has so many
-files."""
 
 
 class VersionReader:
@@ -82,8 +79,10 @@ class VersionReader:
                 )
         if isinstance(uri, Version) and mapping is None:
             self.version = uri
+        elif mapping is None:
+            self.version = open_version(uri, storage_options)
         else:
-            self.version = open_version(uri, mapping, storage_options)
+            self.version = open_group(uri, mapping, storage_options)
         local = self.version.folder.local("") is not None
         self.cached = CachedShards(self.version, cache) if cache and not local else None
         self._mapped = local and access == "map"
@@ -195,20 +194,21 @@ class VersionReader:
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
+        if isinstance(self.version, ForeignGroup):
+            reader = ForeignReader(self.version, array)
+            return reader.whole() if self._is_small(array) else reader
         if self._is_small(array):
-            return read_small_field(self.version, array, self._objects(array), self._verify)
-        objects = self.cached.objects(array) if self.cached else self._objects(array)
+            return read_small_field(self.version, array, self._verify, self._mapped)
+        if self.cached:
+            objects: ShardFiles = self.cached.objects(array)
+        else:
+            objects = shard_files(self.version, array, mapped=self._mapped)
         return open_reader(self.version, array, self._verify, objects)
 
     def _is_small(self, array: str) -> bool:
         if array == "label" and not self.version.foreign:
             return True
-        return (
-            self.version.committed and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
-        )
-
-    def _objects(self, array: str) -> ShardFiles:
-        return shard_files(self.version, array, mapped=self._mapped)
+        return self.version.committed and self.version.arrays[array].row_nbytes <= SMALL_ROW_NBYTES
 
     def _choose(self, fields: FieldNames) -> list[str]:
         known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
@@ -278,34 +278,23 @@ class VersionReader:
 
 
 def read_small_field(
-    version: Version, name: str, objects: ShardFiles | None = None, verify: bool = True
+    version: Version, name: str, verify: bool = True, mapped: bool | None = None
 ) -> np.ndarray:
     """Read all (rows, ...) of a small field; class numbers as int64.
 
     Parameters
     ----------
-    objects
-        The field's stored objects; by default mapped on a local disk, else read remotely.
+    mapped
+        As `shard_files` takes it.
     """
-    if name == "label" and not version.foreign:
+    if isinstance(version, ForeignGroup):
+        return ForeignReader(version, name).whole()
+    if name == "label":
         labels = version.labels  # a live version's labels grow
         return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
-    reader = ArrayReader(version, name, verify, objects)
+    reader = ArrayReader(version, name, verify, shard_files(version, name, mapped=mapped))
     array = reader.array
-    extents = list(zip(array.shape, array.object_shape, strict=True))
-    files = math.prod(-(-length // of_file) for length, of_file in extents)
-    for count, most, kind in (
-        (files, MAX_SMALL_OBJECTS, "files"),
-        (files * math.prod(array.chunks_per_object), MAX_SMALL_CHUNKS, "chunks"),
-    ):
-        if count > most:
-            raise StoreError(
-                f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
-                f"{count} {kind}, and precache reads up to {most} of such small rows: rewrite the "
-                f"array with larger {'shards' if kind == 'files' else 'chunks'}"
-            )
     reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *array.row_shape), array.dtype)
     reader.read(np.arange(version.rows), values)
-    integers = name == "label" and values.dtype.kind in "iu"
-    return values.astype(np.int64) if integers else values
+    return values

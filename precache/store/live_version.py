@@ -12,7 +12,7 @@ import numpy as np
 from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
-from precache.store.array_metadata import field_layout, label_layout
+from precache.store.arrays import Array, version_arrays
 from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes, Identity
@@ -23,7 +23,6 @@ from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import RowTable
 from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version
-from precache.store.zarr_metadata import Array
 
 RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
 """Seconds between two polls for the next receipt."""
@@ -68,14 +67,12 @@ class LiveVersion(Version):
         self, folder: Folder, begun: Identity, table: RowTable, leases: Leases | None = None
     ) -> None:
         attributes = _attributes(begun, table, folder.path(DESCRIPTION))
-        layouts = {name: field_layout(attributes, name, str(folder)) for name in attributes.fields}
-        arrays = {**layouts, "label": label_layout(attributes)}
+        arrays = version_arrays(attributes, str(folder))
         super().__init__(
             folder,
             version_id=folder.name,
             attributes=attributes,
-            arrays={name: (name, layout) for name, layout in arrays.items()},
-            rows=attributes.rows,
+            arrays=arrays,
         )
         self.table = table
         self._leases = [*([leases] if leases else []), Leases.of_version(folder)]
@@ -86,10 +83,10 @@ class LiveVersion(Version):
         self._fields = {name: field.row for name, field in attributes.fields.items()}
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
-        self._tables = {name: self._bounds(name, layout) for name, layout in layouts.items()}
+        self._tables = {name: self._bounds(name, arrays[name]) for name in attributes.fields}
         self._ends = {
-            name: np.zeros((self.shards, layout.chunks_per_object[0]), np.uint32)
-            for name, layout in layouts.items()
+            name: np.zeros((self.shards, arrays[name].object_chunks), np.uint32)
+            for name in attributes.fields
         }
         ragged = {name: f for name, f in attributes.fields.items() if f.ragged}
         self._shapes = {n: np.zeros((self.rows, len(f.shape)), np.int64) for n, f in ragged.items()}
@@ -102,8 +99,7 @@ class LiveVersion(Version):
     def _bounds(self, name: str, array: Array) -> list[Leaf]:
         """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
         raw = self.rows_per_shard * array.row_nbytes
-        chunks = self.rows_per_shard // array.chunk_shape[0]
-        bound = raw + (raw >> 8) + (128 + 16) * chunks + 4
+        bound = raw + (raw >> 8) + (128 + 16) * array.object_chunks + 4
         return [
             Leaf(f"{name}/{array.object_name(number)}", bound, 0) for number in range(self.shards)
         ]

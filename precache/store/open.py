@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -14,7 +13,13 @@ from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout, shapes_name
+from precache.store.arrays import (
+    CHECKS,
+    ROWS_PER_CHUNK,
+    SHARDS,
+    shapes_name,
+    version_arrays,
+)
 from precache.store.commit_log import (
     BUILD,
     ROOT,
@@ -24,7 +29,6 @@ from precache.store.commit_log import (
     short,
 )
 from precache.store.json_documents import Attributes, LogEntry
-from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.tree import spare_root
 from precache.store.version import (
     REPAIR_HINT,
@@ -33,7 +37,6 @@ from precache.store.version import (
     read_ahead,
     read_attributes,
 )
-from precache.store.zarr_metadata import Array, parse_array, parse_json
 
 OPEN_TRIES = 5
 """Times that opening is tried if the current version is removed meanwhile."""
@@ -53,19 +56,13 @@ def split_uri(
     return base, prefix
 
 
-def open(
-    uri: str | os.PathLike[str],
-    fields: Mapping[str, str] | None = None,
-    storage_options: StorageOptions = None,
-) -> Version:
+def open(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> Version:
     """Open the current version of a store, or the one that ``STORE@prefix`` names.
 
     Parameters
     ----------
     uri
-        A store, one of its versions' folders, or any Zarr v3 group together with `fields`.
-    fields
-        Name -> path of an array in the group, for a group that other software wrote.
+        A store, or one of its versions' folders.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
 
@@ -74,9 +71,6 @@ def open(
     StoreError
         There is no store or no such version, or it has another format, or its root is damaged.
     """
-    if fields is not None:
-        base, _ = split_uri(uri, storage_options)
-        return _open_foreign(open_folder(base, storage_options), fields)
     return _open(uri, storage_options, mends=False)
 
 
@@ -250,15 +244,11 @@ def open_own(
         names = [part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS]
         ragged = [name for name, field in attributes.fields.items() if field.ragged]
         prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
-    where = folder.path(ROOT)
-    arrays = {name: field_layout(attributes, name, where) for name in attributes.fields}
-    arrays["label"] = label_layout(attributes)
     return Version(
         folder,
         version_id=folder.name if VERSION.fullmatch(folder.name) else attributes.version,
         attributes=attributes,
-        arrays={name: (name, array) for name, array in arrays.items()},
-        rows=attributes.rows,
+        arrays=version_arrays(attributes, folder.path(ROOT)),
         ahead=ahead,
         mends=mends,
     )
@@ -312,39 +302,3 @@ def _require_same_variants(folder: Folder, attributes: Attributes) -> None:
                 f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are not variants of "
                 "one field"
             )
-
-
-def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
-    if not fields or "row" in fields:
-        raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
-    if not folder.exists():
-        raise StoreError(f"there is no Zarr group at {folder}")
-    documents = _array_documents(folder, list(dict.fromkeys(fields.values())))
-    arrays = {name: (path, documents[path]) for name, path in fields.items()}
-    for path, array in documents.items():
-        if array.decoder.ragged:
-            raise StoreError(
-                f"{folder.path(path)} has byte strings of any length, and precache reads those of "
-                "its own versions alone; write rows of one shape"
-            )
-    rows = {array.shape[0] for _, array in arrays.values()}
-    if len(rows) > 1:
-        lengths = ", ".join(f"{name}: {array.shape[0]}" for name, (_, array) in arrays.items())
-        raise StoreError(f"the arrays of {folder} differ in rows: {lengths}")
-    text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Version(folder, version_id=digest[:32], attributes=None, arrays=arrays, rows=rows.pop())
-
-
-def _array_documents(folder: Folder, names: Sequence[str]) -> dict[str, Array]:
-    """Read the metadata of arrays, all at once."""
-    paths = [f"{name}/{ROOT}" for name in names]
-    arrays = {}
-    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
-        where = f"{folder.path(name)}/{ROOT}"
-        if isinstance(data, StorageError):
-            if is_missing(data):
-                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
-            raise data
-        arrays[name] = parse_array(parse_json(data, where), where)
-    return arrays

@@ -6,9 +6,8 @@ which is for other software, and no object is decoded into more memory than its 
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,87 +17,43 @@ from numcodecs.vlen import VLenUTF8
 from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
 from precache.errors import DamageError
 from precache.recipe.recipe import ZstdCodec
-from precache.store import zarr_metadata
+from precache.store.arrays import Array, array_document, small
 
 KEYS_PER_CHUNK = 1 << 16
-ROWS_PER_CHUNK = 1 << 20
 
 READ_TOGETHER = 256
 """Objects that are read at a time, before the first of them is decoded."""
-
-# --- layout -------------------------------------------------------------------------------------
-
-
-def small_document(
-    shape: Sequence[int],
-    dtype: str,
-    dimension_names: Sequence[str],
-    fill_value: Any = 0,
-    per_chunk: int | None = None,
-) -> zarr_metadata.Json:
-    """Return the `zarr.json` of a `small_array`."""
-    chunk_shape = (max(1, min(shape[0], per_chunk or ROWS_PER_CHUNK)), *shape[1:])
-    codecs = codec_metadata(ZstdCodec(), "uint8")
-    return zarr_metadata.array_document(
-        shape, dtype, chunk_shape, codecs, fill_value=fill_value, dimension_names=dimension_names
-    )
-
-
-def small_layout(
-    shape: Sequence[int], dtype: str, fill_value: Any = 0, per_chunk: int | None = None
-) -> zarr_metadata.Array:
-    """Return the layout of a `small_array`."""
-    names = [""] * len(shape)
-    document = small_document(shape, dtype, names, fill_value, per_chunk)
-    return zarr_metadata.parse_array(document, "a small array")
-
-
-def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
-    """Return the `zarr.json` of a `string_array`."""
-    rows = max(1, min(count, KEYS_PER_CHUNK))
-    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
-    return zarr_metadata.array_document(
-        (count,), "string", (rows,), codecs, fill_value="", dimension_names=[dimension_name]
-    )
-
 
 # --- reading ------------------------------------------------------------------------------------
 
 
 def read_small(
-    arrays: Mapping[str, zarr_metadata.Array],
-    read: Callable[[Sequence[str]], list[bytes]],
-    place: str,
-) -> dict[str, np.ndarray]:
-    """Read whole small arrays, many objects at a time.
+    array: Array, folder: str, read: Callable[[Sequence[str]], list[bytes]], place: str
+) -> np.ndarray:
+    """Read a whole small array, many objects at a time.
 
-    Memory is taken only for objects that exist, even if an array claims to be longer.
+    Memory is taken only for objects that exist, even if the array claims to be longer.
 
     Parameters
     ----------
+    folder
+        The array's.
     read
         Reads objects by name.
     place
         Start of their paths, for messages.
     """
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
-    numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))
-    while batch := list(itertools.islice(numbers, READ_TOGETHER)):
-        names = [f"{name}/{arrays[name].object_name(number)}" for name, number in batch]
-        for (name, _), object_name, data in zip(batch, names, read(names), strict=True):
-            parts[name].append(decode_chunk(arrays[name], data, f"{place}{object_name}"))
-    return {name: join_chunks(arrays[name], chunks) for name, chunks in parts.items()}
-
-
-def join_chunks(array: zarr_metadata.Array, chunks: Sequence[np.ndarray]) -> np.ndarray:
-    """Join all chunks of a small array, without the padding of the last one."""
-    if not chunks:
-        return np.empty(array.shape, array.dtype)
+    chunks = list[np.ndarray]()
+    for start in range(0, array.objects, READ_TOGETHER):
+        numbers = range(start, min(start + READ_TOGETHER, array.objects))
+        names = [f"{folder}/{array.object_name(number)}" for number in numbers]
+        pairs = zip(names, read(names), strict=True)
+        chunks += [decode_chunk(array, data, f"{place}{name}") for name, data in pairs]
     values = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-    return values[: array.shape[0]]
+    return values[: array.rows]  # without the padding of the last chunk
 
 
-def decode_chunk(array: zarr_metadata.Array, data: bytes, where: str) -> np.ndarray:
+def decode_chunk(array: Array, data: bytes, where: str) -> np.ndarray:
     """Decode one chunk of a small array.
 
     Raises
@@ -153,16 +108,14 @@ def small_array(
     per_chunk: int | None = None,
 ) -> dict[str, bytes]:
     """Make a zstd-compressed array: name below its folder -> bytes."""
-    document = small_document(
-        values.shape, values.dtype.name, dimension_names, fill_value, per_chunk
-    )
+    array = small(values.shape, values.dtype.name, per_chunk)
+    document = array.document(dimension_names, fill_value)
     files = {"zarr.json": json.dumps(document).encode()}
-    tail, per_chunk = "/0" * (values.ndim - 1), per_chunk or ROWS_PER_CHUNK
-    for number, part in enumerate(_runs(values, per_chunk)):
-        rows = min(len(values), per_chunk)
-        chunk = np.full((rows, *values.shape[1:]), fill_value, values.dtype)
+    for number, part in enumerate(_runs(values, array.chunk_rows)):
+        chunk = np.full(array.chunk_shape, fill_value, values.dtype)
         chunk[: len(part)] = part
-        files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
+        data = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
+        files[array.object_name(number)] = data
     return files
 
 
@@ -173,18 +126,17 @@ def file_array(data: bytes) -> dict[str, bytes]:
 
 def file_array_document(nbytes: int) -> bytes:
     """Make the `zarr.json` of a `file_array`."""
-    codecs = [{"name": "bytes"}]
-    document = zarr_metadata.array_document(
-        (nbytes,), "uint8", (nbytes,), codecs, dimension_names=["byte"]
-    )
+    document = array_document((nbytes,), "uint8", (nbytes,), [{"name": "bytes"}], ["byte"])
     return json.dumps(document).encode()
 
 
 def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
     """Make a Zarr `string` array (codec `vlen-utf8`): name below its folder -> bytes."""
-    files = {"zarr.json": json.dumps(string_document(len(values), dimension_name)).encode()}
-    for number, part in enumerate(_runs(values, KEYS_PER_CHUNK)):
-        rows = min(len(values), KEYS_PER_CHUNK)
+    rows, count = max(1, min(len(values), KEYS_PER_CHUNK)), len(values)
+    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
+    document = array_document((count,), "string", (rows,), codecs, [dimension_name], "")
+    files = {"zarr.json": json.dumps(document).encode()}
+    for number, part in enumerate(_runs(values, rows)):
         chunk = np.array([*part] + [""] * (rows - len(part)), object)
         files[f"c/{number}"] = _compress(VLenUTF8().encode(chunk))
     return files

@@ -17,7 +17,7 @@ import xxhash
 
 from precache.errors import DamageError, StorageError
 from precache.storage.base import MOST_DOCUMENT, Buffer, Folder, is_missing, required
-from precache.store import zarr_metadata
+from precache.store.arrays import as_json, group_document
 from precache.store.small_arrays import file_array, file_array_document
 
 PIECE_BYTES = 8 << 20
@@ -159,7 +159,7 @@ def sealed_root(attributes: Mapping[str, Any]) -> bytes:
     The digest is that of the document with zeros in its place.
     """
     own = {"digest": _UNSEALED.decode(), **attributes}
-    document = zarr_metadata.as_json(zarr_metadata.group_document({"precache": own}))
+    document = as_json(group_document({"precache": own}))
     return document.replace(_UNSEALED, xxhash.xxh3_128_hexdigest(document).encode(), 1)
 
 

@@ -31,16 +31,17 @@ from precache.recipe.recipe import FieldKind, Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
-from precache.store import zarr_metadata
-from precache.store.array_metadata import (
+from precache.store.arrays import (
     CHECKS,
     SHAPES,
     SHARDS,
     SUMS,
-    checks_layout,
-    label_layout,
-    shapes_layout,
+    Array,
+    checks_array,
+    label_array,
+    parse_json,
     shapes_name,
+    small,
 )
 from precache.store.commit_log import ROOT, VERSION, id_of, short
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
@@ -51,7 +52,6 @@ from precache.store.small_arrays import (
     decode_chunk,
     decode_strings,
     read_small,
-    small_layout,
 )
 from precache.store.tree import (
     CHECKSUM,
@@ -143,19 +143,21 @@ class RowKeys(Sequence[str]):
 
 
 class Version:
-    """One immutable version of a store, or arrays of a Zarr group that other software wrote.
+    """One immutable version of a store.
 
     Attributes
     ----------
     id
-        The version's id, or for a foreign group a hash of its arrays' metadata.
+        The version's id.
     path
         Path or URL of its folder.
     rows
         Number of rows, holes included.
     arrays
-        Name -> (path below the folder, array) of every array that a loader can read, labels
-        included; a field with variants has one for each.
+        Name -> layout of every array that a loader can read, labels included; a field with variants
+        has one for each.
+    foreign
+        True if other software wrote it: it has no keys, holes or statistics.
     followed
         True if `ensure` opened it with ``follow=True``: the first epoch of a `Loader` takes its
         shards in their order.
@@ -169,15 +171,15 @@ class Version:
     """
 
     followed = False
+    foreign = False
 
     def __init__(
         self,
         folder: Folder,
         *,
         version_id: str,
-        attributes: Attributes | None,
-        arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
-        rows: int,
+        attributes: Attributes,
+        arrays: Mapping[str, Array],
         ahead: Mapping[str, bytes | StorageError] | None = None,
         mends: bool = False,
     ) -> None:
@@ -188,7 +190,7 @@ class Version:
         self.path = str(folder)
         self.attributes = attributes
         self.arrays = dict(arrays)
-        self.rows = rows
+        self.rows = attributes.rows
         self._shards: dict[str, Sequence[Leaf]] = {}
         self._checks: dict[str, np.ndarray] = {}
         self._shapes: dict[str, np.ndarray] = {}
@@ -205,15 +207,8 @@ class Version:
         return self.path
 
     @property
-    def foreign(self) -> bool:
-        """True if other software wrote it: it has no keys, holes or statistics."""
-        return self.attributes is None
-
-    @property
     def fields(self) -> dict[str, FieldInfo]:
         """Field name -> description."""
-        if self.attributes is None:
-            return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
             name: _field(
                 {array: self.attributes.fields[array] for array in arrays}, self.kind(arrays[0])
@@ -224,7 +219,7 @@ class Version:
     @property
     def stored(self) -> list[str]:
         """Names of the fields' arrays, one for each variant."""
-        return list(self.arrays if self.attributes is None else self.attributes.fields)
+        return list(self.attributes.fields)
 
     def variants(self, name: str) -> list[str]:
         """Names of the arrays of a field, or of the labels: one for each variant, by number."""
@@ -239,17 +234,17 @@ class Version:
 
     def kind(self, array: str) -> FieldKind | None:
         """Kind of the rows of an array that differ in length; None for images and arrays."""
-        field = None if self.attributes is None else self.attributes.declared.get(array)
+        field = self.attributes.declared.get(array)
         return None if field is None else field.kind
 
     def field_of(self, array: str) -> str:
-        """Name of the field that an array stores; the array's own name in foreign groups."""
-        return array if self.foreign else field_of(array)
+        """Name of the field that an array stores."""
+        return field_of(array)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, by number; empty if there are none."""
-        return self.attributes.classes if self.attributes else ()
+        return self.attributes.classes
 
     @property
     def mean(self) -> dict[str, list[float]]:
@@ -264,22 +259,16 @@ class Version:
     @property
     def _statistics(self) -> dict[str, tuple[list[float], list[float]]]:
         """Mean and standard deviation by field, over its variants, which have equal weight."""
-        if self.attributes is None:
-            return {}
         return pool_statistics(self.attributes.mean, self.attributes.std)
 
     @property
     def recipe(self) -> Recipe:
         """Recipe that the version was built from."""
-        if self.attributes is None:
-            raise StoreError(f"{self.path} was written by other software and has no recipe")
         return self.attributes.recipe.of_store(self.path)
 
     @functools.cached_property
     def valid(self) -> np.ndarray:
         """(rows,) bool: False for holes."""
-        if self.foreign:
-            raise StoreError(f"{self.path} was written by other software and has no holes")
         return self._small("valid")
 
     @functools.cached_property
@@ -289,10 +278,6 @@ class Version:
         (rows,) integers are class numbers, -1 for none; (rows,) float32 are numbers, NaN for none;
         (rows, classes) uint8 has a 1 for each class of a row.
         """
-        if self.foreign:
-            raise StoreError(
-                f"{self.path} was written by other software; read its labels as a field"
-            )
         labels = self._small("label")
         labels.setflags(write=False)  # rows would keep theirs
         return labels
@@ -305,14 +290,12 @@ class Version:
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
         """Row -> (key, why it is a hole)."""
-        if self.foreign:
-            return {}
         return parse_holes(self.read_checked(HOLES), f"{self.path}/{HOLES}")
 
     @property
     def hole_rows(self) -> np.ndarray:
         """Row numbers of the holes, ascending, int64."""
-        return np.empty(0, np.int64) if self.foreign else np.flatnonzero(~self.valid)
+        return np.flatnonzero(~self.valid)
 
     def rows_of_classes(self, *classes: str | int) -> np.ndarray:
         """Row numbers (int64) of some classes, by name or number, holes included.
@@ -391,8 +374,8 @@ class Version:
     @functools.cached_property
     def leaves(self) -> dict[str, Leaf]:
         """Name -> every object but the root, the shards and the spare copy."""
-        objects = self.attributes.objects if self.attributes else {}
-        return {name: Leaf(name, size, int(xxh3, 16)) for name, (size, xxh3) in objects.items()}
+        objects = self.attributes.objects.items()
+        return {name: Leaf(name, size, int(xxh3, 16)) for name, (size, xxh3) in objects}
 
     def shard_leaves(self, array: str) -> Sequence[Leaf]:
         """Return the objects of an array of a field, by number."""
@@ -401,15 +384,15 @@ class Version:
         return self._shards[array]
 
     def _read_shards(self, array: str) -> Sequence[Leaf]:
-        layout, table = self.arrays[array][1], self._small(f"{SHARDS}/{array}")
+        layout, table = self.arrays[array], self._small(f"{SHARDS}/{array}")
         names = (f"{array}/{layout.object_name(number)}" for number in range(len(table)))
         rows = zip(names, table.tolist(), strict=True)
         return [Leaf(name, size, high << 64 | low) for name, (size, high, low) in rows]
 
     def checks(self, array: str, shard: int) -> np.ndarray:
         """Return the last bytes of each chunk of a shard: (chunks,) uint32."""
-        layout = checks_layout(self.arrays[array][1])
-        part, number = divmod(shard, layout.chunk_shape[0])
+        layout = checks_array(self.arrays[array])
+        part, number = divmod(shard, layout.chunk_rows)
         name = f"{CHECKS}/{array}/{layout.object_name(part)}"
         if name not in self._checks:
             data = self.read_checked(name)
@@ -433,7 +416,6 @@ class Version:
 
     def require_shapes(self, array: str, shapes: np.ndarray) -> None:
         """Raise `DamageError` if rows of an array cannot have such shapes: (n, axes) int64."""
-        assert self.attributes is not None
         field = self.attributes.fields[array]
         fixed = None if self.kind(array) is None else field.shape[1:]
         require_row_shapes(shapes, field.dtype, f"{self.path}/{array}", fixed)
@@ -443,8 +425,7 @@ class Version:
 
         None if they are not stored, or damaged: they only save work.
         """
-        layout = self.arrays[array][1]
-        if len(layout.row_shape) != 3:
+        if len(self.arrays[array].row_shape) != 3:
             return None
         try:
             return self._small(f"{SUMS}/{array}")
@@ -454,8 +435,6 @@ class Version:
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
         """Keys of the rows from ``number * 65536`` on, 65,536 at most."""
-        if self.foreign:
-            raise StoreError(f"{self.path} was written by other software and has no keys")
         name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
         return decode_strings(self.read_checked(name), f"{self.path}/{name}", count)
 
@@ -538,13 +517,11 @@ class Version:
 
     @property
     def digest(self) -> str:
-        """Digest of the root; empty for a foreign group."""
-        return self.attributes.digest if self.attributes else ""
+        """Digest of the root."""
+        return self.attributes.digest
 
     def is_gone(self) -> bool:
         """Return whether the version was removed since it was opened: its root goes first."""
-        if self.attributes is None:
-            return not self.folder.exists()
         try:
             return self.folder.size(ROOT) is None
         except StorageError:  # it is unreachable
@@ -569,37 +546,34 @@ class Version:
 
     def prefetch(self, arrays: Iterable[str]) -> None:
         """Read the small objects that are needed to read `arrays` together, to save requests."""
-        if self.foreign:
-            return
-        small, names = ["valid", "label"], list[str]()
+        whole, names = ["valid", "label"], list[str]()
         for array in arrays:
-            small.append(f"{SHARDS}/{array}")
-            if self.arrays[array][1].decoder.ragged:
-                small.append(shapes_name(array))
-            names.append(f"{CHECKS}/{array}/{checks_layout(self.arrays[array][1]).object_name(0)}")
-        for name in small:
+            whole.append(f"{SHARDS}/{array}")
+            if self.arrays[array].row.ragged:
+                whole.append(shapes_name(array))
+            names.append(f"{CHECKS}/{array}/{checks_array(self.arrays[array]).object_name(0)}")
+        for name in whole:
             layout = self._layout(name)
             names += (f"{name}/{layout.object_name(number)}" for number in range(layout.objects))
         self._ahead = dict(zip(names, read_ahead(self.folder, self._ahead, names), strict=True))
 
     def _small(self, name: str) -> np.ndarray:
-        return read_small({name: self._layout(name)}, self.small_objects, f"{self.path}/")[name]
+        return read_small(self._layout(name), name, self.small_objects, f"{self.path}/")
 
-    def _layout(self, name: str) -> zarr_metadata.Array:
+    def _layout(self, name: str) -> Array:
         """Return the layout of a small array, from the version's rows and shards."""
-        assert self.attributes is not None
         if name == "label":
-            return label_layout(self.attributes)
+            return label_array(self.attributes)
         if name == "valid":
-            return small_layout((self.rows,), "bool", False)
+            return small((self.rows,), "bool")
         if name.endswith(SHAPES):
             field = self.attributes.fields[name.removesuffix(SHAPES)]
-            return shapes_layout(self.rows, len(field.shape))
+            return small((self.rows, len(field.shape)), "int32")
         kind, _, array = name.partition("/")
-        layout = self.arrays[array][1]
+        layout = self.arrays[array]
         if kind == SHARDS:
-            return small_layout((layout.objects, 3), "uint64")
-        return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
+            return small((layout.objects, 3), "uint64")
+        return small((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
 
 
 def read_ahead(
@@ -675,7 +649,7 @@ def read_attributes(data: bytes, folder: Folder) -> Attributes:
     """
     where = folder.path(ROOT)
     try:
-        attributes = zarr_metadata.parse_json(data, where).get("attributes")
+        attributes = parse_json(data, where).get("attributes")
     except StoreError as error:
         raise StoreError(f"{error}; {REPAIR_HINT}") from None
     own = attributes.get("precache") if isinstance(attributes, dict) else None
@@ -727,12 +701,4 @@ def _field(arrays: Mapping[str, FieldAttributes], kind: FieldKind | None) -> Fie
         first_variant=number,
         ragged=first.ragged,
         kind=kind,
-    )
-
-
-def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
-    raw = array.row_nbytes * array.shape[0]
-    codec = "+".join(array.decoder.codecs) or "raw"
-    return FieldInfo(
-        shape=array.row_shape, dtype=array.dtype, codec=codec, raw_nbytes=raw, stored_nbytes=0
     )

@@ -618,7 +618,7 @@ def _by_hand(path: str, folder: Path, fields: Json, crop: int) -> Cost:
     field = precache.Recipe.from_dict({"fields": fields}).fields["image"]
     encode = encoder(field.stored_as, "uint8")
     rows = np.empty((TOGETHER // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
-    per_shard = math.prod(array.chunks_per_object) * array.chunk_shape[0]
+    per_shard = array.object_rows
     shape = RowShape((3, crop or size, crop or size), "uint8")
     step = shape.chunk_rows(per_shard)
     inner = slice((size - shape.shape[1]) // 2, (size + shape.shape[1]) // 2)

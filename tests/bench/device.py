@@ -330,7 +330,7 @@ class DirectRows(contextlib.ExitStack):
 
     def read(self, rows: np.ndarray, memory: Tensor) -> None:
         """Fill the first of (n, bytes of a row) uint8 with rows."""
-        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
+        chunks, within = np.divmod(rows, self.array.chunk_rows)
         starts = self._starts[chunks] + within * self.array.row_nbytes
         places = zip(memory, chunks.tolist(), starts.tolist(), strict=False)
         reads = [self._files[n].pread(row, row.nbytes, start) for row, n, start in places]
@@ -349,7 +349,7 @@ def _by_kvikio(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]
     there = "" if MODULE.exists() else "not "
     logging.getLogger("precache").warning("%s, nvidia-fs %sloaded", how, there)
     with opened as rows:
-        count = rows.array.shape[0]
+        count = rows.array.rows
         memory = torch.empty((batch, rows.array.row_nbytes), dtype=torch.uint8, device=device)
 
         def epoch() -> int:
@@ -366,12 +366,12 @@ def _by_copies(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]
     """Rows of a `raw` store, each copied from the memory map into page-locked memory by NumPy, and
     a batch from there to the device."""
     array, pinned = ArrayReader(precache.open(store), "image").array, device.type == "cuda"
-    starts = range(0, array.chunk_shape[0] * array.row_nbytes, array.row_nbytes)
+    starts = range(0, array.chunk_rows * array.row_nbytes, array.row_nbytes)
     rows = [
         np.frombuffer(frame, np.uint8, array.row_nbytes, start)
         for frame in mapped_frames(store)
         for start in starts
-    ][: array.shape[0]]
+    ][: array.rows]
     shape = (batch, array.row_nbytes)
     slots = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(3)]
     copied: list[torch.cuda.Event] = []
@@ -651,7 +651,7 @@ def _pieces(stores: Mapping[str, Path], device: torch.device, sizes: Sizes) -> d
             reader = VersionReader(str(store)).readers["image"]
             if not reader.framed:
                 continue
-            some = np.random.default_rng(0).permutation(reader.array.shape[0])[: sizes.batch]
+            some = np.random.default_rng(0).permutation(reader.array.rows)[: sizes.batch]
             room = np.empty(len(some) * reader.frame_bound, np.uint8)
             lengths = torch.from_numpy(reader.read_frames(some, room)).to(device)
             frames, offsets = torch.from_numpy(room).to(device), lengths.cumsum(0) - lengths

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import itertools
 import json
-import math
 import multiprocessing
 import shutil
 import statistics
@@ -396,7 +395,7 @@ def frames_of(store: Path, field: str = "image") -> list[tuple[Path, int, int]]:
     """File, offset and length of each stored chunk of a field, in the order of the rows."""
     version = precache.open(store)
     reader = ArrayReader(version, field)
-    chunks = math.prod(reader.array.chunks_per_object)
+    chunks = reader.array.object_chunks
     found: list[tuple[Path, int, int]] = []
     for number in range(reader.array.objects):
         path = Path(version.path) / field / reader.array.object_name(number)

@@ -17,15 +17,14 @@ import zarr
 from PIL import Image
 
 from precache.codecs import jpeg
-from precache.codecs.chunk import Decoder, ragged_encoder
+from precache.codecs.chunk import decoder, ragged_encoder
 from precache.codecs.jpeg import decode_jpeg, encode_jpeg
 from precache.errors import DamageError, SampleError, UsageError
 from precache.recipe.ops import Decode
 from precache.recipe.recipe import Field, JpegCodec
-from precache.store.array_metadata import field_document
+from precache.store.arrays import field_document
 from precache.store.layout import RowShape
 from precache.store.shard_writer import JpegWriter, jpeg_of
-from precache.store.zarr_metadata import parse_array
 from precache_workers.ops.decoding import decode
 from tests.conftest import photo
 from tests.support.building import encoded
@@ -39,7 +38,7 @@ def document_of(rows: int, channels: int = 3) -> dict[str, Any]:
     return field_document(field, RowShape((channels, 20, 20), "uint8", ragged=True), rows, 8)
 
 
-DECODER: Decoder = parse_array(document_of(3), "somewhere").decoder
+DECODER = decoder(JpegCodec(), "uint8", ragged=True)
 
 
 def chunk_of(file: bytes) -> bytes:

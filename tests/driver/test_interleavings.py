@@ -40,7 +40,7 @@ from precache.maintenance.verify import verify
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as leases
-from precache.store.array_metadata import SHARDS
+from precache.store.arrays import SHARDS
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.json_documents import LeaseDocument

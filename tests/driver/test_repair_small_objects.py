@@ -14,7 +14,7 @@ import pytest
 
 import precache
 from precache.errors import DamageError, GoneError
-from precache.store import array_metadata, small_arrays
+from precache.store import arrays
 from precache.store import open as opening
 from precache.store.commit_log import ROOT
 from precache.store.small_arrays import small_array
@@ -203,7 +203,7 @@ def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) ->
 
 
 def test_a_lost_chunk_of_several_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (array_metadata, opening, small_arrays):
+    for module in (arrays, opening):
         monkeypatch.setattr(module, "ROWS_PER_CHUNK", 8)
     write_jpegs(tmp_path / "in", 20, classes=("cat", "dog"))
     recipe = precache.Recipe.image(resize=40, crop=32)

@@ -251,7 +251,7 @@ def test_in_a_bucket_too_two_make_one_build(asking: Asking, s3: S3Server) -> Non
         asking.go()
         one, two = asking.answer("one"), asking.answer("two")
     assert one == two
-    version = precache.open(store, None, s3.options())
+    version = precache.open(store, s3.options())
     assert version.id == one["version"]
     said = [asking.said(name).read_text() for name in ("one", "two")]
     assert sum("to be stored" in each for each in said) == 1

@@ -132,7 +132,7 @@ def test_a_damaged_frame_is_found_before_it_is_handed_out(
     data[1000] ^= 1
     path.write_bytes(data)
     [reader] = VersionReader(str(store.path)).readers.values()
-    rows = np.arange(min(4, reader.array.object_shape[0]))
+    rows = np.arange(min(4, reader.array.object_rows))
     with pytest.raises(DamageError, match=r"is damaged at row \d+ \(.*png"):
         reader.read_frames(rows, np.empty(len(rows) * reader.frame_bound, np.uint8))
 

@@ -160,7 +160,7 @@ def test_in_a_bucket(source: Path, s3: S3Server) -> None:
     assert [(each.version, each.holes) for each in found.versions] == [(second, 1), (first, 1)]
     assert all(each.nbytes > 9 * 150 * 150 * 3 for each in found.versions)
     assert precache.use(f"{url}@{first}", options).previous == second
-    assert precache.open(url, None, options).id == first
+    assert precache.open(url, options).id == first
 
 
 def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def test_every_row_is_advised_where_it_lies(store: BuiltStore) -> None:
     [reader] = VersionReader(str(store.path)).readers.values()
     rows = np.array([3, 0, 22, 9, 3])
     extents = reader.extents(rows)
-    chunk = reader.array.chunk_shape[0]
+    chunk = reader.array.chunk_rows
     assert sum(map(len, extents.values())) == len(set((rows // chunk).tolist()))
     for path, found in extents.items():
         size = Path(path).stat().st_size

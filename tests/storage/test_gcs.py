@@ -47,7 +47,7 @@ def test_credentials_that_are_none_are_no_missing_store(
     token = tmp_path / "token.json"
     token.write_text(content)
     with pytest.raises(UsageError, match=r"cannot use gs://: .*; check the credentials") as caught:
-        precache.open("gs://bucket/x", None, {**gcs.options(), "token": str(token)})
+        precache.open("gs://bucket/x", {**gcs.options(), "token": str(token)})
     assert str(token) not in str(caught.value)
 
 

@@ -141,7 +141,7 @@ def test_an_unreachable_server_is_named_without_its_secrets(
     options = {**s3.options(), "endpoint_url": "http://127.0.0.1:9"}
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"cannot read s3://bucket/nowhere/zarr\.json") as caught:
-        precache.open("s3://bucket/nowhere", None, options)
+        precache.open("s3://bucket/nowhere", options)
     assert SECRET not in str(caught.value)
     assert time.monotonic() - began < 60
     assert isinstance(open_folder("s3://bucket", options), RemoteFolder)

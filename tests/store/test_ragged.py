@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import struct
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs import zstd
 
-import precache
 from precache.codecs.chunk import Decoder, decoder, ragged_encoder
 from precache.codecs.image import IMAGE_FILTER, undo_image
-from precache.errors import DamageError, StoreError
+from precache.errors import DamageError
 from precache.recipe.recipe import Codec, Field, ImageCodec, RawCodec, ZstdCodec
-from precache.store.array_metadata import field_document
+from precache.store.arrays import field_document
 from precache.store.layout import MISSING, RowShape, checks_of, decode_index
 from precache.store.shard_writer import RaggedWriter
 from precache.store.version import require_row_shapes
-from precache.store.zarr_metadata import parse_array
 from tests.conftest import photo
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -42,7 +39,7 @@ def document_of(codec: str, rows: int = 5) -> dict[str, Any]:
 
 
 def decoder_of(codec: str) -> Decoder:
-    return parse_array(document_of(codec), "somewhere").decoder
+    return decoder(CODECS[codec], "uint8", ragged=True)
 
 
 def photos(count: int = 21) -> list[np.ndarray]:
@@ -101,13 +98,12 @@ def test_rows_that_zarr_python_writes_are_read(codec: str, tmp_path: Path) -> No
     (theirs / "zarr.json").write_text(document)
     array: Any = zarr.open_array(theirs, mode="r+")
     array[:] = np.array([row.tobytes() for row in rows], object)
-    layout = parse_array(json.loads(document), "theirs")
     for start in range(0, len(rows), PER_SHARD):
         part = rows[start : start + PER_SHARD]
-        shard = (theirs / layout.object_name(start // PER_SHARD)).read_bytes()
+        shard = (theirs / f"c/{start // PER_SHARD}").read_bytes()
         part = [row for row in part if row.size]  # chunks of the fill value are left out
         for row, chunk in zip(part, chunks(shard, PER_SHARD), strict=True):
-            read = layout.decoder.decode_ragged(chunk, row.shape, layout.dtype)
+            read = decoder_of(codec).decode_ragged(chunk, row.shape, "uint8")
             np.testing.assert_array_equal(read, row)
 
 
@@ -210,43 +206,3 @@ def test_shapes_that_no_row_can_have_are_refused(shape: tuple[int, ...]) -> None
     shapes = np.array([(3, 4, 5), shape, (0, 0, 0)], np.int64)
     with pytest.raises(DamageError, match="row 1 has the shape"):
         require_row_shapes(shapes, "uint8", "somewhere/image")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data_type": "uint8", "fill_value": 0}, "codecs that do not fit its data type"),
-        ({"attributes": {"precache": {"dtype": "object"}}}, "data type 'object'"),
-        ({"attributes": {"precache": {"dtype": "uint8", "filter": "other"}}}, "update precache"),
-        ({"attributes": {"precache": [1]}}, "no Zarr v3 array metadata"),
-        ({"shape": [5, 2]}, "grid"),
-    ],
-)
-def test_forged_documents_are_refused(change: dict[str, Any], message: str) -> None:
-    document = document_of("raw")
-    assert parse_array(document, "somewhere").decoder.ragged
-    with pytest.raises(StoreError, match=message):
-        parse_array({**document, **change}, "somewhere")
-
-
-def test_several_rows_a_chunk_are_refused_by_name() -> None:
-    document = document_of("raw")
-    document["codecs"][0]["configuration"]["chunk_shape"] = [2]
-    with pytest.raises(StoreError, match="byte strings in a chunk"):
-        parse_array(document, "somewhere")
-
-
-def test_codecs_that_no_version_has_are_refused() -> None:
-    codecs = [{"name": "vlen-bytes"}, {"name": "gzip"}]
-    with pytest.raises(StoreError, match="codecs vlen-bytes"):
-        decoder(codecs, 1, "somewhere")
-
-
-def test_a_group_of_other_software_with_byte_strings_is_refused(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        group = zarr.create_group(tmp_path / "group")
-        write(tmp_path / "group" / "text", photos(), "raw")
-        assert "text" in group
-    with pytest.raises(StoreError, match="byte strings of any length"):
-        precache.open(tmp_path / "group", fields={"text": "text"})

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from precache.storage.local import LocalFolder
-from precache.store import small_arrays
+from precache.store import arrays, small_arrays
 from precache.store.small_arrays import decode_strings, read_small, small_array, string_array
-from precache.store.zarr_metadata import parse_array, parse_json
 
 
 def _written(tmp_path: Path, files: dict[str, bytes]) -> LocalFolder:
@@ -25,11 +24,11 @@ def _written(tmp_path: Path, files: dict[str, bytes]) -> LocalFolder:
 def test_small_arrays_round_trip_over_several_chunks(
     rows: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_arrays, "ROWS_PER_CHUNK", 8)
+    monkeypatch.setattr(arrays, "ROWS_PER_CHUNK", 8)
     values = (np.arange(rows * 2).reshape(rows, 2) % 3).astype(dtype)
     folder = _written(tmp_path, small_array(values, ["row", "pair"]))
-    array = parse_array(parse_json(folder.read("x/zarr.json"), "x"), "x")
-    read = read_small({"x": array}, lambda names: [folder.read(name) for name in names], "")["x"]
+    array = arrays.small(values.shape, dtype)
+    read = read_small(array, "x", lambda names: [folder.read(name) for name in names], "")
     assert read.dtype == values.dtype
     np.testing.assert_array_equal(read, values)
     assert len(folder.names("x/c")) == -(-rows // 8)

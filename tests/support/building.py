@@ -210,7 +210,7 @@ def assert_whole_road(
     assert again.shards_skipped == again.shards == 4
     assert again.version == result.version
     assert precache.verify(store, storage_options=options).ok
-    version = precache.open(store, None, options)
+    version = precache.open(store, options)
     assert version.classes == ("cat", "dog")
     assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
 

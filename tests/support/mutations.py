@@ -4,7 +4,6 @@ in each other's place."""
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -158,7 +157,7 @@ def _chunks(random_: random.Random, version: Path, other: Path) -> Changes:
     array = random_.choice(fields(version))
     name = random_.choice(_of(version, array))
     data = (version / name).read_bytes()
-    count = math.prod(open_own(open_folder(version)).arrays[array][1].chunks_per_object)
+    count = open_own(open_folder(version)).arrays[array].object_chunks
     index = decode_index(data[-16 * count - 4 :], count).copy()
     written = [n for n in range(count) if index[n, 0] != MISSING]
     if len(written) < 2:

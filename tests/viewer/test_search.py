@@ -13,7 +13,7 @@ import pytest
 
 from precache.errors import UsageError
 from precache.store import version
-from precache.store.array_metadata import checks_per_object
+from precache.store.arrays import checks_per_object
 from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
 from precache.viewer import search as catalogue
 from precache.viewer.search import Catalogue, Query

@@ -401,7 +401,7 @@ def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
     with served(store, str(photos), **options) as server:
         pages = every_page(server)
         assert set(right) < set(keys(pages))
-        version = precache.open(store, None, s3.options())
+        version = precache.open(store, s3.options())
         row = int(np.flatnonzero(version.valid)[-1])
         key, read = version.keys[row], page(server, f"row/{row}")
         stored = image(read.pictures[f"Stored image of {key}"])

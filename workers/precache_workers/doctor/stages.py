@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from precache.codecs.chunk import codec_metadata, decoder, encoder
+from precache.codecs.chunk import decoder, encoder
 from precache.codecs.image import undo_image
 from precache.errors import SampleError
 from precache.recipe.ops import Function, Op
@@ -269,7 +269,7 @@ def _cut(
 def _coder(codec: Codec, shape: RowShape) -> _Coder:
     """Return functions that encode and decode a row in reused memory, as builds and loaders do."""
     encode_chunk = encoder(codec, shape.dtype)
-    decode_chunk = decoder(codec_metadata(codec, shape.dtype), np.dtype(shape.dtype).itemsize, "")
+    decode_chunk = decoder(codec, shape.dtype)
     chunk, out = (np.zeros((1, *shape.shape), shape.dtype) for _ in range(2))
 
     def encode(row: np.ndarray) -> bytes:

@@ -12,13 +12,14 @@ import numpy as np
 from precache.errors import BuildError, FormatError, StorageError, StoreError
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.store import zarr_metadata
-from precache.store.array_metadata import (
+from precache.store.arrays import (
     CHECKS,
     SHARDS,
     SUMS,
+    as_json,
     checks_per_object,
     field_document,
+    group_document,
     label_form,
     shapes_name,
 )
@@ -32,7 +33,6 @@ from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.tree import Leaf, sealed_root, spare_objects
 from precache.store.version import mean_and_std
-from precache.store.zarr_metadata import as_json
 from precache_workers.driver.totals import Totals, holes
 from precache_workers.ops.identity import behaviours, installed_versions
 from precache_workers.planning.rows import shards_to_do
@@ -169,7 +169,7 @@ def small_objects(
     table, fields = target.table, target.spec.recipe.fields
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    group = as_json(zarr_metadata.group_document({}))
+    group = as_json(group_document({}))
     objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
     for name, row in target.shapes.items():
         document = field_document(fields[name], row, len(table), target.rows_per_shard)

@@ -55,7 +55,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     BuildError
         It is incomplete, or a sample is not what it was.
     """
-    version = open_version(request.store, None, request.storage_options)
+    version = open_version(request.store, request.storage_options)
     stored = version.recipe
     request = request.model_copy(update={"recipe": stored})
     check_request(request)
@@ -123,7 +123,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         not tried again.
     """
     folder, attributes = version.folder, version.attributes
-    assert attributes is not None  # it has a recipe
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
     recipe, decided = request.recipe, decides(request.recipe)

@@ -192,7 +192,7 @@ def read_classes(
     path, where = Path(uri), f"--classes {shown(uri)}"
     if not path.is_file():
         try:
-            return _classes_of(open_version(uri, None, storage_options), where)
+            return _classes_of(open_version(uri, storage_options), where)
         except StoreError as error:
             if path.is_dir() and (names := class_folders(path)):
                 return in_order(names, order, where)
@@ -249,9 +249,9 @@ def class_folders(path: Path) -> list[str]:
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:
     """Return the names of a version's classes; of multi-hot labels without names, their numbers."""
-    label = version.attributes.label if version.attributes else None
+    label = version.attributes.label
     if version.classes:
         return version.classes
-    if label is None or not label.shape:
+    if not label.shape:
         raise SourceError(f"{where} is a store whose labels have no names of classes")
     return tuple(map(str, range(label.shape[0])))

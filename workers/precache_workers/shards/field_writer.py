@@ -14,7 +14,7 @@ import numpy as np
 from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
 from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field, JpegCodec
-from precache.store.array_metadata import is_summed
+from precache.store.arrays import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import JpegWriter, RaggedWriter, ShardWriter

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from precache.codecs.chunk import codec_metadata, decoder
+from precache.codecs.chunk import decoder
 from precache.errors import BuildError, DamageError, StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT, short
@@ -238,8 +238,7 @@ def _decoded_chunks(task: ShardTask, field: str, data: memoryview) -> Iterator[b
     """Yield the values of the chunks of an object; None for one that is not there."""
     shape = task.shapes[field]
     codec = task.job.recipe.fields[field].stored_as
-    codecs = codec_metadata(codec, shape.dtype, ragged=shape.ragged)
-    decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field)
+    decode = decoder(codec, shape.dtype, ragged=shape.ragged)
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
     rows = np.empty((per_chunk, *(() if shape.ragged else shape.shape)), shape.dtype)

@@ -95,7 +95,7 @@ class StoredObject:
         self.row_shapes = None if shapes is None else shapes[rows.start : rows.stop]
         self.sums = None if sums is None else ChannelSums.of(sums[shard].tolist())
         self.is_hole = np.fromiter((row in holes for row in rows), np.bool_, self.count)
-        self.chunk_rows = self._reader.array.chunk_shape[0]
+        self.chunk_rows = self._reader.array.chunk_rows
         self._held = planned[:0]
 
     @contextlib.contextmanager
@@ -154,7 +154,6 @@ class StoredObject:
                 yield self._data[places.starts[0] : ends[-1]], places.lengths.tolist()
                 return
             for chunk, data in zip(part.tolist(), self._files.read(places), strict=True):
-                assert data is not None  # as precache wrote it
                 self._require_sound(chunk, data)
                 yield data, [len(data)]
 

@@ -1,0 +1,172 @@
+"""Arrays of other Zarr software are read by zarr-python, and refused in words."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+import precache
+from precache.codecs.zarr_plugin import ImageFilter
+from precache.errors import PrecacheError, StorageError, StoreError, UsageError
+from precache.reading.foreign import ForeignGroup, open_group
+from precache.reading.version_reader import VersionReader, read_small_field
+from tests.support.building import flip
+
+SHAPE = (13, 3, 8, 8)
+PIXELS = (np.arange(np.prod(SHAPE)) % 251).reshape(SHAPE)
+
+
+def write(folder: Path, values: np.ndarray, name: str = "train/pixels", **how: Any) -> None:
+    zarr.open_group(folder, mode="a")
+    chunks = {"chunks": (4, *values.shape[1:])}
+    array = zarr.create_array(
+        folder, name=name, shape=values.shape, **{"dtype": values.dtype, **chunks, **how}
+    )
+    array[: how.get("fill_value") and 6] = values[: how.get("fill_value") and 6]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "rows share a chunk": {},
+    "sharded": {"chunks": (2, 3, 8, 8), "shards": (6, 3, 8, 8)},
+    "sharded along other axes": {"chunks": (1, 3, 2, 8), "shards": (4, 3, 4, 8)},
+    "chunks wider than rows": {"chunks": (2, 4, 8, 9)},
+    "gzip": {"compressors": GzipCodec()},
+    "big-endian": {"serializer": BytesCodec(endian="big")},
+    "our filter": {"filters": [ImageFilter()], "dtype": "uint8"},
+    "transposed": {"filters": [TransposeCodec(order=(0, 2, 3, 1))]},
+    "chunks that were not written": {"fill_value": 9},
+    "Zarr v2": {"zarr_format": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arrays_are_read_as_zarr_python_reads_them(way: str, tmp_path: Path) -> None:
+    how = {"dtype": "int32", **WAYS[way]}
+    values = PIXELS.astype(how["dtype"])
+    write(tmp_path, values, **how)
+    if "fill_value" in how:
+        values[6:] = how["fill_value"]
+    fields = {"image": "train/pixels"}
+    for shuffle in (False, True, "block"):
+        with precache.Loader(tmp_path, 5, shuffle=shuffle, fields=fields, device="cpu") as loader:
+            for batch in loader:
+                np.testing.assert_array_equal(batch["image"], values[batch["row"]])
+    dataset = precache.CachedDataset(tmp_path, fields=fields)
+    again = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(again[[7, 0, 12, 7]]["image"], values[[7, 0, 12, 7]])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "float32", "int64"])
+def test_arrays_of_every_kind_of_number_are_read(dtype: str, tmp_path: Path) -> None:
+    values = PIXELS.astype(dtype)
+    write(tmp_path, values)
+    rows = VersionReader(tmp_path, {"x": "train/pixels"}).read_whole(np.array([3, 1, 3]))
+    assert rows["x"].dtype == values.dtype
+    np.testing.assert_array_equal(rows["x"], values[[3, 1, 3]])
+
+
+def test_arrays_of_tensorstore_are_read(tmp_path: Path) -> None:
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(tmp_path / "x")},
+        "metadata": {"shape": SHAPE, "data_type": "int16"},
+    }
+    tensorstore.open(spec, create=True).result().write(PIXELS.astype(np.int16)).result()
+    rows = VersionReader(tmp_path, {"x": "x"}).read_whole(np.arange(13))
+    np.testing.assert_array_equal(rows["x"], PIXELS)
+
+
+def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) -> None:
+    values, labels = PIXELS.astype(np.uint8), np.arange(13, dtype=np.int32) - 1
+    write(tmp_path, values, "data/pixels")
+    write(tmp_path, labels, "data/labels")
+    fields = {"image": "data/pixels", "label": "data/labels"}
+    with precache.Loader(tmp_path, 4, output="tuple", fields=fields, shuffle=False) as loader:
+        batches = list(loader)
+    np.testing.assert_array_equal(np.concatenate([image for image, _ in batches]), values)
+    np.testing.assert_array_equal(np.concatenate([label for _, label in batches]), labels)
+    dataset = precache.CachedDataset(tmp_path, fields=fields)
+    np.testing.assert_array_equal(dataset.labels, labels)
+    assert dataset.labels.dtype == np.int64
+    assert dataset.version.rows_where(lambda label: label > 9).tolist() == [11, 12]
+
+
+@pytest.mark.parametrize("shape", [(13,), (13, 10)])
+def test_labels_that_are_no_integers_stay_what_they_are(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    labels = np.linspace(0, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    write(tmp_path, labels, "label")
+    version = open_group(tmp_path, {"label": "label"})
+    np.testing.assert_array_equal(read_small_field(version, "label"), labels)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_what_such_arrays_lack_is_said(tmp_path: Path) -> None:
+    write(tmp_path, PIXELS)
+    version: ForeignGroup = open_group(tmp_path, {"image": "train/pixels"})
+    assert version.foreign
+    assert version.fields["image"].shape == (3, 8, 8)
+    assert (version.holes, len(version.hole_rows)) == ({}, 0)
+    for ask in ("keys", "labels", "recipe", "valid"):
+        with pytest.raises(StoreError, match="was written by other software, and has no keys"):
+            list(getattr(version, ask))
+
+
+REFUSALS: dict[str, tuple[dict[str, str], str]] = {
+    "no array": ({}, "name at least one array"),
+    "missing": ({"image": "train/nothing"}, "opens no array 'train/nothing' in .*group: "),
+    "a group": ({"image": "train"}, "opens no array 'train' in .*group: "),
+    "outside": ({"image": "../group/short"}, "opens no array '../group/short'"),
+    "other lengths": ({"image": "train/pixels", "label": "short"}, "differ in rows: image: 13"),
+    "complex": ({"image": "complex"}, "group/complex has data type 'complex64'; precache reads"),
+    "one value": ({"image": "scalar"}, "group/scalar is a single value"),
+    "a name of ours": ({"row": "train/pixels"}, "row"),
+    "chunks of ten terabytes": ({"image": "huge"}, "no memory for .*/huge"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_arrays_that_cannot_be_read_are_refused(case: str, tmp_path: Path) -> None:
+    group = tmp_path / "group"
+    write(group, PIXELS)
+    write(group, np.arange(5), "short")
+    write(group, np.ones((13, 40), np.complex64), "complex")
+    zarr.create_array(group, name="scalar", shape=(), dtype="uint8")
+    zarr.create_array(group, name="huge", shape=(6, 10**13), chunks=(1, 10**13), dtype="uint8")
+    fields, words = REFUSALS[case]
+    with pytest.raises(PrecacheError, match=words):
+        precache.Loader(group, 4, fields=fields)
+
+
+def test_a_group_without_a_name_of_an_array_says_how_to_name_one(tmp_path: Path) -> None:
+    write(tmp_path, PIXELS)
+    with pytest.raises(StoreError, match="name its arrays, for example fields="):
+        precache.Loader(tmp_path, 4)
+
+
+def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
+    write(tmp_path, PIXELS.astype(np.uint8), compressors=ZstdCodec(checksum=True))
+    flip(tmp_path / "train/pixels/c/1/0/0/0", 0.5, 0x55)
+    reader = VersionReader(tmp_path, {"image": "train/pixels"})
+    np.testing.assert_array_equal(reader.read_whole(np.array([0]))["image"], PIXELS[:1])
+    with pytest.raises(StorageError, match=r"zarr-python cannot read .*train/pixels"):
+        reader.read_whole(np.array([5]))
+
+
+def test_without_zarr_python_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(UsageError, match=r"needs zarr: pip install 'precache\[zarr\]'"):
+        precache.Loader(tmp_path, 4, fields={"x": "x"})
