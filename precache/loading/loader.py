@@ -54,8 +54,7 @@ class Loader(Loop):
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
         `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
         means ``"block"`` with a cache of a remote store, else ``"full"``. `Buckets` makes batches
-        of rows of similar length. ``False`` keeps the order
-        of the rows, and ``"key"`` that of their keys as text, `10` before `2`.
+        of rows of similar length. ``False`` keeps the order of the rows.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
         other device of torch, such as ``mps``, they are copied synchronously when they are
@@ -159,7 +158,7 @@ class Loader(Loop):
         self,
         uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
-        shuffle: Literal[True, False, "full", "block", "key"] | Block | Buckets = True,
+        shuffle: Literal[True, False, "full", "block"] | Block | Buckets = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
@@ -484,10 +483,10 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
         The options need one whose build has ended, and it has not.
     """
     why = ""
-    if not options.is_shuffled:
+    if options.shuffle is False:
         why = (
             "rows come shard by shard, mixed within each, while a version is built; leave out "
-            f"shuffle={options.shuffle!r}, or follow=True"
+            "shuffle=False, or follow=True"
         )
     by_length = "shuffle" if isinstance(options.shuffle, Buckets) else "refresh"
     for name in (by_length, "refresh", "resident", "weights", "rows"):

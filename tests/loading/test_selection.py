@@ -171,8 +171,6 @@ def test_rows_that_repeat_or_will_be_read_in_another_order_are_refused(raw: Buil
     code = str(refused.value).partition(" of ")[2].removesuffix(" of a CachedDataset")
     names = {"np": np, "Subset": Subset, "dataset": precache.CachedDataset(raw.path), "rows": rows}
     assert [int(sample["row"]) for sample in eval(code, names)] == rows.tolist()
-    by_key = _epochs(raw, rows=rows, shuffle="key")
-    assert by_key == [sorted(rows.tolist(), key=version.keys.__getitem__)]
 
 
 def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
