@@ -17,7 +17,7 @@ import xxhash
 from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
-from precache.loading.loop import Arrived, Counters
+from precache.loading.loop import Arrived
 from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
@@ -29,7 +29,7 @@ from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
 from precache.runtime.ordered_map import prefetch
-from precache.runtime.step_clock import FetchedObjects, ThreadTime
+from precache.runtime.step_clock import Counters, FetchedObjects, ThreadTime
 from precache.sampling.order import POSITIONS_AT_ONCE, Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion

@@ -17,7 +17,7 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
-from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
+from precache.loading.loop import Arrived, Loop, end_all, require_same
 from precache.loading.options import Block, Buckets, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
@@ -26,6 +26,7 @@ from precache.loading.shard_order import ShardOrder
 from precache.loading.version_follower import VersionFollower
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
+from precache.runtime.step_clock import Counters
 from precache.sampling.order import Order
 from precache.storage.open import StorageOptions
 from precache.store.live_version import LiveVersion
