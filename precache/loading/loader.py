@@ -349,21 +349,20 @@ class Loader(Loop):
         if self._source.live is not None and epoch:
             self._await_build()
         elif self._follower and not place:
-            opened: list[BatchSource] = []
-
-            def open_uri(uri: str) -> None:
-                source = self._reopened(uri)
-                try:
-                    require_numbers(source.version, self.version)
-                except UsageError:
-                    source.close()
-                    raise
-                opened.append(source)
-
-            uri = self._follower.newer(self.version, open_uri, self.world_size)
-            if uri is not None:
-                self._use(opened.pop() if opened else self._reopened(uri))
+            newer = self._follower.newer(self.version, self._following, self.world_size)
+            if newer is not None:
+                self._use(newer)
         return self._source
+
+    def _following(self, uri: str) -> BatchSource:
+        """Open a later version, whose class numbers mean what they did."""
+        other = self._reopened(uri)
+        try:
+            require_numbers(other.version, self.version)
+        except UsageError:
+            other.close()
+            raise
+        return other
 
     def _await_build(self) -> None:
         live = self._source.live
