@@ -35,7 +35,6 @@ from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
-    Batch,
     Draw,
     Follower,
     is_drawn,
@@ -289,7 +288,7 @@ class BatchSource:
                 self._require_labels(numbers)
                 yield numbers
 
-    def _finish(self, epoch: int, first: int, batch: Batch) -> tuple[int, int, Any, list[Any]]:
+    def _finish(self, epoch: int, first: int, batch: Any) -> tuple[int, int, Any, list[Any]]:
         """Apply the transform, and shape the output.
 
         Returns the rows that were read, how many of them are repeated, the mark of these in what
