@@ -22,7 +22,7 @@ from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
-from precache.loading.loop import work_time_of
+from precache.loading.loop import counters_of
 from precache.loading.mixing import Mixture
 from precache.loading.slots import map_tensors
 from precache.runtime.spread import Spread
@@ -208,10 +208,10 @@ class Probes:
             self.step(batch)
             return self._counts(fresh), waits[-1]
 
-        before = work_time_of(self.loader)
+        before = counters_of(self.loader)
         run = _time(once, limits, lead, self._stride)
         waited = sum(waits)
-        transforms = work_time_of(self.loader).plus(before, -1).wait_for_transforms(waited)
+        transforms = counters_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
 
     def _fetch(self, batches: LoaderBatches) -> tuple[bool, float]:

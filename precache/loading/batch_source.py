@@ -17,7 +17,7 @@ import xxhash
 from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
-from precache.loading.loop import Arrived, Counters
+from precache.loading.loop import Arrived
 from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
@@ -29,13 +29,12 @@ from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
 from precache.runtime.ordered_map import prefetch
-from precache.runtime.step_clock import FetchedObjects, ThreadTime
+from precache.runtime.step_clock import Counters, FetchedObjects, ThreadTime
 from precache.sampling.order import POSITIONS_AT_ONCE, Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
-    Batch,
     Draw,
     Follower,
     is_drawn,
@@ -185,11 +184,10 @@ class BatchSource:
     def identity(self) -> dict[str, Any]:
         """Return all that decides the order of the rows."""
         order = self.order
-        name = "key" if self._options.shuffle == "key" else "row"
         return {
             "format": STATE_FORMAT,
             "version": self.version.id,
-            "order": BY_SHARD if self.live else name,
+            "order": BY_SHARD if self.live else "row",
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
@@ -290,7 +288,7 @@ class BatchSource:
                 self._require_labels(numbers)
                 yield numbers
 
-    def _finish(self, epoch: int, first: int, batch: Batch) -> tuple[int, int, Any, list[Any]]:
+    def _finish(self, epoch: int, first: int, batch: Any) -> tuple[int, int, Any, list[Any]]:
         """Apply the transform, and shape the output.
 
         Returns the rows that were read, how many of them are repeated, the mark of these in what
@@ -427,21 +425,16 @@ class BatchSource:
             raise UsageError(
                 f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
             )
-        sequence = lengths = None
+        lengths = None
         if isinstance(options.shuffle, Buckets):
             rows = valid(np.arange(len(valid)))
             lengths = self.reader.sequences[options.shuffle.field].shapes[rows, 0]
-        if options.shuffle == "key":
-            rows = valid(np.arange(len(valid)))
-            keys = list(self.version.keys)
-            sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
         return Order(
             valid=valid,
             batch_size=options.batch_size,
             shuffle=shuffle,
             seed=options.seed,
             drop_last=options.drop_last,
-            sequence=sequence,
             weights=weights,
             lengths=lengths,
             rank=options.rank,
@@ -504,27 +497,18 @@ class BatchSource:
         missing = rows[~has_label(labels[rows])]
         if len(missing) and self.version.path not in _warned:
             _warned.add(self.version.path)
-            none, way_out = "-1", "use output='dict'"
-            if labels.dtype.kind == "f":
-                none, way_out = (
-                    "NaN",
-                    "leave them out with rows=~numpy.isnan(precache.open(…).labels)",
-                )
-            elif len(missing) < len(rows):
-                way_out = (
-                    "leave them out with rows=precache.open(…).labels >= 0, or have the loss "
-                    "ignore them, as by ignore_index=-1"
-                )
+            floats = labels.dtype.kind == "f"
+            known = "~numpy.isnan({0})" if floats else "{0} >= 0"
             first = int(missing[0])
-            example = f"row {first}" if self.version.foreign else self.version.keys[first]
             log.warning(
-                "%s of %s rows of %s have no label (%s), such as %s: %s",
+                "%s of %s rows of %s have no label (%s), such as %s: leave them out with rows=%s, "
+                "have the loss ignore them, or use output='dict'",
                 f"{len(missing):,}",
                 f"{len(rows):,}",
                 self.version.path,
-                none,
-                printable(example),
-                way_out,
+                "NaN" if floats else "-1",
+                printable(f"row {first}" if self.version.foreign else self.version.keys[first]),
+                known.format("precache.open(…).labels"),
             )
 
     def _require_labels(self, rows: np.ndarray) -> None:
@@ -547,7 +531,7 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
             )
         return Shuffle(f"buckets {chosen.field}", options.batch_size * ranks, chosen.count)
     if not isinstance(chosen, Block):
-        return Shuffle() if options.is_shuffled else None
+        return None if chosen is False else Shuffle()
     if options.batch_size * ranks % chosen.nodes:
         raise UsageError(
             f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read {options.batch_size} "

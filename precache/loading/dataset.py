@@ -444,7 +444,7 @@ def _indices(given: Any, count: int) -> list[int]:
     return indices
 
 
-def _require_followed(name: str, kind: type) -> None:
+def _require_followed(name: str, kind: type[CachedDataset]) -> None:
     """Refuse an attribute that samples do not follow, unless a class makes them itself."""
     if kind.__getitem__ is _ROW:
         raise UsageError(

@@ -17,7 +17,7 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
-from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
+from precache.loading.loop import Arrived, Loop, end_all, require_same
 from precache.loading.options import Block, Buckets, Cache, LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
@@ -26,6 +26,7 @@ from precache.loading.shard_order import ShardOrder
 from precache.loading.version_follower import VersionFollower
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
+from precache.runtime.step_clock import Counters
 from precache.sampling.order import Order
 from precache.storage.open import StorageOptions
 from precache.store.live_version import LiveVersion
@@ -54,8 +55,7 @@ class Loader(Loop):
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
         `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
         means ``"block"`` with a cache of a remote store, else ``"full"``. `Buckets` makes batches
-        of rows of similar length. ``False`` keeps the order
-        of the rows, and ``"key"`` that of their keys as text, `10` before `2`.
+        of rows of similar length. ``False`` keeps the order of the rows.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
         other device of torch, such as ``mps``, they are copied synchronously when they are
@@ -159,7 +159,7 @@ class Loader(Loop):
         self,
         uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
-        shuffle: Literal[True, False, "full", "block", "key"] | Block | Buckets = True,
+        shuffle: Literal[True, False, "full", "block"] | Block | Buckets = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
@@ -349,21 +349,20 @@ class Loader(Loop):
         if self._source.live is not None and epoch:
             self._await_build()
         elif self._follower and not place:
-            opened: list[BatchSource] = []
-
-            def open_uri(uri: str) -> None:
-                source = self._reopened(uri)
-                try:
-                    require_numbers(source.version, self.version)
-                except UsageError:
-                    source.close()
-                    raise
-                opened.append(source)
-
-            uri = self._follower.newer(self.version, open_uri, self.world_size)
-            if uri is not None:
-                self._use(opened.pop() if opened else self._reopened(uri))
+            newer = self._follower.newer(self.version, self._following, self.world_size)
+            if newer is not None:
+                self._use(newer)
         return self._source
+
+    def _following(self, uri: str) -> BatchSource:
+        """Open a later version, whose class numbers mean what they did."""
+        other = self._reopened(uri)
+        try:
+            require_numbers(other.version, self.version)
+        except UsageError:
+            other.close()
+            raise
+        return other
 
     def _await_build(self) -> None:
         live = self._source.live
@@ -484,10 +483,10 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
         The options need one whose build has ended, and it has not.
     """
     why = ""
-    if not options.is_shuffled:
+    if options.shuffle is False:
         why = (
             "rows come shard by shard, mixed within each, while a version is built; leave out "
-            f"shuffle={options.shuffle!r}, or follow=True"
+            "shuffle=False, or follow=True"
         )
     by_length = "shuffle" if isinstance(options.shuffle, Buckets) else "refresh"
     for name in (by_length, "refresh", "resident", "weights", "rows"):

@@ -18,41 +18,7 @@ from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import LoaderOptions
 from precache.loading.rank_check import RankCheck
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
-
-
-class Counters(NamedTuple):
-    """Sums that only grow, of all iterators of a loop.
-
-    Attributes
-    ----------
-    cpu_seconds
-        CPU time of the threads.
-    threads, transforms, loop
-        Time in which batches were made, as of `WorkTime`.
-    objects, nbytes
-        Objects fetched into a disk cache, and their bytes.
-    repeated
-        Rows read a second time.
-    """
-
-    cpu_seconds: float = 0.0
-    threads: float = 0.0
-    transforms: float = 0.0
-    loop: float = 0.0
-    objects: int = 0
-    nbytes: int = 0
-    repeated: int = 0
-
-    def plus(self, other: Counters, sign: int = 1) -> Counters:
-        """Add counters, or subtract them with the sign -1."""
-        sums: Iterable[Any] = map(lambda own, more: own + sign * more, self, other)
-        return Counters(*sums)
-
-    @property
-    def work(self) -> WorkTime:
-        """Time in which batches were made."""
-        return WorkTime(self.threads, self.transforms, self.loop)
+from precache.runtime.step_clock import Counters, LoaderStats
 
 
 class Arrived(NamedTuple):
@@ -248,18 +214,9 @@ class Loop(ABC):
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
         before, self._reported = self._reported, self.counters
         new, steps = self._reported.plus(before, -1), self._clock.take()
-        fetched = FetchedObjects(new.objects, new.nbytes)
         return dataclasses.replace(
-            steps.stats(new.cpu_seconds, fetched, new.work),
-            repeated=new.repeated,
-            ranks=self._check.world_size,
-            compared=self._check.count(),
+            steps.stats(new), ranks=self._check.world_size, compared=self._check.count()
         )
-
-    @property
-    def work_time(self) -> WorkTime:
-        """Time in which batches were made on the CPU, since this was made."""
-        return self.counters.work
 
 
 def _made_again(
@@ -272,9 +229,9 @@ def _made_again(
     return loop
 
 
-def work_time_of(loader: object) -> WorkTime:
-    """Return the time in which a loader made batches on the CPU; zeros for loaders of others."""
-    return loader.work_time if isinstance(loader, Loop) else WorkTime()
+def counters_of(loader: object) -> Counters:
+    """Return what a loader has done to make batches; zeros for loaders of others."""
+    return loader.counters if isinstance(loader, Loop) else Counters()
 
 
 def require_same(own: Mapping[str, Any], state: Any, owner: str) -> None:

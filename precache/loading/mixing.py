@@ -13,8 +13,9 @@ from typing import Any
 
 from precache.errors import UsageError
 from precache.loading.loader import Loader
-from precache.loading.loop import Arrived, Counters, Loop, require_same
+from precache.loading.loop import Arrived, Loop, require_same
 from precache.runtime.integers import whole
+from precache.runtime.step_clock import Counters
 from precache.sampling.mix_schedule import MixSchedule, shares_of
 
 log = logging.getLogger(__name__)

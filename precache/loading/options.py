@@ -135,7 +135,7 @@ class LoaderOptions(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     batch_size: Count
-    shuffle: Literal[True, False, "full", "block", "key"] | Block | Buckets
+    shuffle: Literal[True, False, "full", "block"] | Block | Buckets
     seed: Whole
     drop_last: Flag
     device: torch.device
@@ -218,11 +218,6 @@ class LoaderOptions(BaseModel):
                 "resident='host'"
             )
         return self
-
-    @property
-    def is_shuffled(self) -> bool:
-        """True if epochs have orders of their own."""
-        return self.shuffle not in (False, "key")
 
 
 def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:

@@ -123,15 +123,11 @@ def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: 
     given, version = row_numbers(reader.version, rows), reader.version
     unique, counts = np.unique(given, return_counts=True)
     if len(unique) < len(given):
-        if len(given) == version.rows and unique[-1] <= 1:
-            raise UsageError(
-                f"rows has 0 and 1 for each of the {version.rows} rows, and as integers they are "
-                "row numbers; give a mask as bool: np.asarray(rows, bool)"
-            )
         raise UsageError(
             f"rows has {unique[counts.argmax()]} {counts.max()} times, and an epoch reads each of "
-            f"its rows once; give np.unique(rows), {len(unique)} of {len(given)}, or to draw some "
-            f"more often weights=np.bincount(rows, minlength={version.rows})"
+            f"its rows once; give np.unique(rows), {len(unique)} of {len(given)}; of a mask, "
+            "np.asarray(rows, bool); or to draw some more often "
+            f"weights=np.bincount(rows, minlength={version.rows})"
         )
     if as_stored and (np.diff(given) < 0).any():
         raise UsageError(
@@ -139,8 +135,8 @@ def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: 
             "give np.sort(rows), or read them in your order by a DataLoader of Subset(dataset, "
             "np.searchsorted(np.flatnonzero(dataset.version.valid), rows)) of a CachedDataset"
         )
-    holes = version.hole_rows
-    if len(holes) and len(given) and given.max() < version.rows - len(holes) and not _is_mask(rows):
+    holes, is_mask = version.hole_rows, _array(rows).dtype == np.bool_
+    if len(holes) and len(given) and given.max() < version.rows - len(holes) and not is_mask:
         log.warning(
             "rows are taken as numbers of rows, of which %d of %d in %s are holes; indices of a "
             "CachedDataset, as of a Subset, leave these out: for them give "
@@ -150,10 +146,6 @@ def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: 
     if not len(chosen):
         raise UsageError(f"rows names no row of {version.path} that is valid")
     return chosen
-
-
-def _is_mask(rows: Any) -> bool:
-    return _array(rows).dtype == np.bool_
 
 
 def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:

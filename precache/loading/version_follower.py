@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch.distributed
 
@@ -15,6 +16,8 @@ from precache.store.open import split_uri
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class VersionFollower:
@@ -39,16 +42,16 @@ class VersionFollower:
         """Return the URI of one version of the store."""
         return f"{self._store}@{version}"
 
-    def newer(self, own: Version, open_uri: Callable[[str], None], world_size: int) -> str | None:
-        """Return the URI of the version that the epoch reads; None to stay with `own`.
+    def newer(self, own: Version, opened: Callable[[str], T], world_size: int) -> T | None:
+        """Return the version that the epoch reads, as `opened`; None to stay with `own`.
 
         Where `torch.distributed` is initialised, rank 0 decides for all of its processes, which
-        must call this together. A version that `open_uri` cannot open is skipped, and logged.
+        must call this together. A version that it cannot open is skipped, and logged.
 
         Parameters
         ----------
-        open_uri
-            Opens a version; called in the process that decides.
+        opened
+            Opens the version at a URI.
         world_size
             Ranks that must agree.
         """
@@ -58,23 +61,19 @@ class VersionFollower:
                 f"refresh='epoch' with {world_size} ranks needs torch.distributed, by which they "
                 "agree on a version; initialise it before the first epoch"
             )
-        decides = alone or torch.distributed.get_rank() == 0
-        decision = [self._decide(own, open_uri) if decides else ""]
+        newer, decision = None, [own.id]
+        if alone or torch.distributed.get_rank() == 0:
+            try:
+                entry = read_log(self._folder, newest=True).current
+                if entry is None:
+                    raise StoreError(f"{shown(self._store)} has no commits, or is gone")
+                if entry.version != own.id:
+                    newer, decision = opened(self.uri_of(entry.version)), [entry.version]
+                    log.info("version %s follows %s", short(decision[0], 12), short(own.id, 12))
+            except PrecacheError as error:
+                log.error("the next epoch reads version %s again: %s", short(own.id, 12), error)
         if not alone:  # a rank may have opened another version than rank 0
             torch.distributed.broadcast_object_list(decision, src=0)
-        return None if decision[0] == own.id else self.uri_of(decision[0])
-
-    def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str:
-        """Return the id of the version that the epoch reads."""
-        try:
-            entry = read_log(self._folder, newest=True).current
-            if entry is None:
-                raise StoreError(f"{shown(self._store)} has no commits, or is gone")
-            current = entry.version
-            if current != own.id:
-                open_uri(self.uri_of(current))
-                log.info("version %s follows %s", short(current, 12), short(own.id, 12))
-            return current
-        except PrecacheError as error:
-            log.error("the next epoch reads version %s again: %s", short(own.id, 12), error)
-            return own.id
+        if newer is None and decision[0] != own.id:
+            newer = opened(self.uri_of(decision[0]))
+        return newer

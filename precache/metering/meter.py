@@ -13,7 +13,7 @@ from precache import outputs
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
-from precache.loading.loop import end_all, work_time_of
+from precache.loading.loop import counters_of, end_all
 from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
@@ -33,7 +33,7 @@ class Meter(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
-        self._recorder = StallRecorder(settings, self._locate, partial(work_time_of, loader))
+        self._recorder = StallRecorder(settings, self._locate, partial(counters_of, loader))
         self._iterators: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
         weakref.finalize(self, end_all, self._iterators)  # at exit, while modules can still be used
 

@@ -28,7 +28,7 @@ from precache.metering.report import RankStalls, SlowStep, StallReport, rare, sl
 from precache.outputs import Output
 from precache.runtime.machine import Machine, MachineReader
 from precache.runtime.ordered_map import watch_process
-from precache.runtime.step_clock import Steps, WorkTime
+from precache.runtime.step_clock import Counters, Steps
 from precache.units import parse_age
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Window:
     Attributes
     ----------
     made
-        Time in which batches were made.
+        What the loader did to make its batches.
     number, step
         Of the report, and of its last step.
     rank, world_size
@@ -114,7 +114,7 @@ class Window:
     """
 
     steps: Steps
-    made: WorkTime
+    made: Counters
     waits: tuple[Wait, ...]
     number: int
     step: int

@@ -23,7 +23,7 @@ from precache.metering.publisher import (
 from precache.metering.report import StallReport
 from precache.runtime.machine import Machine
 from precache.runtime.ordered_map import collected
-from precache.runtime.step_clock import WorkTime
+from precache.runtime.step_clock import Counters
 
 KEPT_WAITS = 5
 """Longest waits whose samples are kept for the report."""
@@ -72,17 +72,17 @@ class StallRecorder:
     ----------
     locate
         Finds the keys of a batch's samples.
-    work_time
-        Returns the time in which the loader made batches, if it is known.
+    made
+        Returns what the loader has done to make its batches, if it is known.
     """
 
     def __init__(
-        self, settings: MeterSettings, locate: Locate, work_time: Callable[[], WorkTime] = WorkTime
+        self, settings: MeterSettings, locate: Locate, made: Callable[[], Counters] = Counters
     ) -> None:
         self._settings = settings
         self._locate = locate
-        self._work_time = work_time
-        self._reported_work = WorkTime()
+        self._made = made
+        self._reported = Counters()
         self._device = torch.device("cpu")
         self._clock = stall_clock(self._device)
         self._ranks = (0, 1)
@@ -106,7 +106,7 @@ class StallRecorder:
         self._ranks = reporting_rank()
         self._clock.begin()
         if not self._steps:
-            self._reported_work = self._work_time()
+            self._reported = self._made()
         self._requested_at = self._since = time.perf_counter()
         self._first, self._in_hand = True, False
 
@@ -169,8 +169,8 @@ class StallRecorder:
             self.publisher.publish(self._settings, window)
 
     def _window(self, number: int, ranks: tuple[int, int]) -> Window:
-        before, self._reported_work = self._reported_work, self._work_time()
-        steps, made = self._clock.take(), self._reported_work.plus(before, -1)
+        before, self._reported = self._reported, self._made()
+        steps, made = self._clock.take(), self._reported.plus(before, -1)
         self.publisher.steps += steps.batches
         self._arrived -= steps.batches
         window = Window(steps, made, tuple(self._waits), number, self.publisher.steps, *ranks)

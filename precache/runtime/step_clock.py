@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from precache.runtime.spread import Spread
 from precache.units import number, plain, size
@@ -25,26 +25,38 @@ class FetchedObjects:
     nbytes: int = 0
 
 
-class WorkTime(NamedTuple):
-    """Seconds in which batches were made on the CPU.
+class Counters(NamedTuple):
+    """Sums that only grow, of what a loader has done to make its batches on the CPU.
 
     Attributes
     ----------
     threads
-        Of the threads that read ahead, decode and transform, including what they waited for.
+        Seconds of the threads that read ahead, decode and transform, including what they waited
+        for.
     transforms
         The part of `threads` that was spent in transforms.
     loop
-        Of the loop's own thread, in transforms.
+        Seconds of the loop's own thread, in transforms.
+    cpu_seconds
+        CPU time of the threads.
+    objects, nbytes
+        Objects fetched into a disk cache, and their bytes.
+    repeated
+        Rows read a second time.
     """
 
     threads: float = 0.0
     transforms: float = 0.0
     loop: float = 0.0
+    cpu_seconds: float = 0.0
+    objects: int = 0
+    nbytes: int = 0
+    repeated: int = 0
 
-    def plus(self, other: WorkTime, sign: int = 1) -> WorkTime:
-        """Add seconds, or subtract them with the sign -1."""
-        return WorkTime(*(own + sign * value for own, value in zip(self, other, strict=True)))
+    def plus(self, other: Counters, sign: int = 1) -> Counters:
+        """Add counters, or subtract them with the sign -1."""
+        sums: Iterable[Any] = map(lambda own, more: own + sign * more, self, other)
+        return Counters(*sums)
 
     def wait_for_transforms(self, waited: float) -> float:
         """Return how many of the seconds that a loop waited were for transforms.
@@ -196,21 +208,10 @@ class Steps:
     nbytes: int = 0
     ready: float = 0.0
 
-    def stats(
-        self,
-        cpu_seconds: float = 0.0,
-        fetched: FetchedObjects | None = None,
-        made: WorkTime | None = None,
-    ) -> LoaderStats:
-        """Return the statistics of these steps.
-
-        Parameters
-        ----------
-        made
-            Time in which their batches were made.
-        """
+    def stats(self, made: Counters = Counters()) -> LoaderStats:  # noqa: B008  # immutable
+        """Return the statistics of these steps, whose batches were `made` so."""
         total = self.data_total + self.work_total
-        transforms = (made or WorkTime()).wait_for_transforms(self.data_total)
+        transforms = made.wait_for_transforms(self.data_total)
         return LoaderStats(
             batches=self.batches,
             samples=self.samples,
@@ -220,9 +221,10 @@ class Steps:
             iteration=Spread.of([sum(both) for both in zip(self.data, self.work, strict=True)]),
             stall_ratio=self.data_total / total if total else 0.0,
             transform_ratio=transforms / total if total else 0.0,
-            cpu_seconds=cpu_seconds,
+            cpu_seconds=made.cpu_seconds,
             ready=self.ready / self.batches if self.batches else 0.0,
-            fetched=fetched or FetchedObjects(),
+            fetched=FetchedObjects(made.objects, made.nbytes),
+            repeated=made.repeated,
         )
 
 

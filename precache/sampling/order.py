@@ -420,7 +420,7 @@ class Order(Steps):
     batch_size
         Rows per batch of one rank.
     shuffle
-        None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
+        None for the order of the rows.
     weights
         Weights by index: rows are then drawn with replacement, whatever `shuffle` is.
     lengths
@@ -432,7 +432,6 @@ class Order(Steps):
     shuffle: Shuffle | None = Shuffle()
     seed: int = 0
     drop_last: bool = False
-    sequence: np.ndarray | None = None
     weights: np.ndarray | None = None
     rank: int = 0
     world_size: int = 1
@@ -483,8 +482,7 @@ class Order(Steps):
         positions = self.own(start, steps)
         if self.stop(start) > self.count:  # the end is filled up from the beginning
             positions %= self.count
-        indices = permute(positions)
-        return self.valid(indices) if self.sequence is None else self.sequence[indices]
+        return self.valid(permute(positions))
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         if self.weights is not None:

@@ -133,13 +133,6 @@ def test_an_order_that_a_thread_computes_block_by_block_is_the_same(
         assert _rows(itertools.islice(loader, 2)) == expected[2:4]
 
 
-def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 4, shuffle="key") as loader:
-        keys = loader.keys(_flat(_rows(loader)))
-    version = image_store.open()
-    assert keys == sorted(version.keys[row] for row in _valid(image_store))
-
-
 def test_keys_of_rows_in_every_form(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4) as loader:
         batch = next(iter(loader))
@@ -218,7 +211,6 @@ ORDERS: list[dict[str, Any]] = [
     {"shuffle": "full"},
     {"shuffle": precache.Block(2)},
     {"shuffle": False},
-    {"shuffle": "key"},
     {"rows": np.arange(23)},
     {"weights": np.arange(23.0)},
 ]
@@ -285,7 +277,6 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         ("shuffle", {"shuffle": precache.Block(2)}, {"shuffle": precache.Block(3)}),
         ("shuffle", {"shuffle": precache.Block(2)}, {"shuffle": precache.Block(2, nodes=2)}),
         ("drop_last", {}, {"drop_last": True}),
-        ("order", {"shuffle": False}, {"shuffle": "key"}),
         ("rows", {}, {"rows": range(20)}),
         ("weights", {}, {"weights": np.arange(23)}),
         ("format", {}, {}),
@@ -609,7 +600,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cache": ({"cache": 5}, "cache is 5; give a folder on a local disk, or a Cache"),
     "shuffle": (
         {"shuffle": "some"},
-        "shuffle is 'some'; choose one of True, False, full, block, key",
+        "shuffle is 'some'; choose one of True, False, full, block",
     ),
     "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of True, False"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),

@@ -34,7 +34,6 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "window": (BLOCKS, {"shuffle": precache.Block(2)}, r"in window of the shuffle \(2 .*, 8 .*\);"),
     "nodes": (BLOCKS, {"shuffle": precache.Block(nodes=2)}, r"in nodes of the shuffle \(2 .*, 1 "),
     "drop_last": ({"drop_last": True}, {}, r"in drop_last \(False on rank 1, True on rank 0\);"),
-    "order": (FIXED, {"shuffle": "key"}, r"in shuffle \(key on rank 1, False on rank 0\);"),
     "rows": (
         {"rows": range(40)},
         {"rows": range(1, 41)},

@@ -37,7 +37,6 @@ def _marked(loader: Any) -> tuple[list[int], list[int]]:
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "in order": {"shuffle": False},
-    "by key": {"shuffle": "key"},
     "block": {"shuffle": precache.Block(2)},
     "nodes": {"shuffle": precache.Block(nodes=2)},
     "resident": {"resident": "host"},

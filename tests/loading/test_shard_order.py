@@ -443,7 +443,6 @@ def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
         ({"resident": "host"}, "needs a finished version"),
         ({"refresh": "epoch"}, "needs a finished version"),
         ({"shuffle": False}, "rows come shard by shard"),
-        ({"shuffle": "key"}, "rows come shard by shard"),
         ({"batch_size": 24, "drop_last": True}, "give at most 23"),
     ):
         given: dict[str, Any] = {"batch_size": 2, **options}

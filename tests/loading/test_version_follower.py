@@ -94,9 +94,9 @@ def test_it_follows_at_the_beginning_of_an_epoch(
         second = build_here(source, store, RECIPES[1]).version
         assert rows + check(loader, batches, old) == 10
         assert loader.version.id == first
-        new, spent = pixels(store), loader.work_time
+        new, spent = pixels(store), loader.counters
         assert check(loader, loader, new) == 11
-        assert loader.work_time.threads > spent.threads > 0
+        assert loader.counters.threads > spent.threads > 0
         assert loader.version.id == loader.state_dict()["version"] == second
         precache.gc(store, keep=1, older_than=0)
         assert check(loader, loader, new) == 11

@@ -14,10 +14,9 @@ from precache.loading.cuda_clock import _seconds_between
 from precache.runtime.spread import Spread
 from precache.runtime.step_clock import (
     KEPT_STEPS,
-    FetchedObjects,
+    Counters,
     StallClock,
     ThreadTime,
-    WorkTime,
 )
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
@@ -51,7 +50,7 @@ def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
     hands = Hands()
     clock = hands.clock()
     _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
-    stats = clock.take().stats(cpu_seconds=1.5)
+    stats = clock.take().stats(Counters(cpu_seconds=1.5))
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
     assert stats.data == Spread.of([0.25, 0.125])
     assert stats.step == Spread.of([0.125, 0.5])
@@ -196,15 +195,15 @@ def test_the_time_of_several_threads_adds_up() -> None:
 @pytest.mark.parametrize(
     ("work", "transforms"),
     [
-        (WorkTime(), 0.0),
-        (WorkTime(threads=2.0), 0.0),
-        (WorkTime(threads=2.0, transforms=1.5), 3.0),  # three quarters of the threads' time
-        (WorkTime(threads=2.0, loop=1.0), 1.0),
-        (WorkTime(threads=2.0, transforms=1.0, loop=1.0), 2.5),
-        (WorkTime(loop=9.0), 4.0),  # never more than was waited
+        (Counters(), 0.0),
+        (Counters(threads=2.0), 0.0),
+        (Counters(threads=2.0, transforms=1.5), 3.0),  # three quarters of the threads' time
+        (Counters(threads=2.0, loop=1.0), 1.0),
+        (Counters(threads=2.0, transforms=1.0, loop=1.0), 2.5),
+        (Counters(loop=9.0), 4.0),  # never more than was waited
     ],
 )
-def test_a_wait_is_divided_into_transforms_and_loading(work: WorkTime, transforms: float) -> None:
+def test_a_wait_is_divided_into_transforms_and_loading(work: Counters, transforms: float) -> None:
     assert work.wait_for_transforms(4.0) == pytest.approx(transforms)
     hands = Hands()
     clock = hands.clock()
@@ -218,8 +217,8 @@ def test_statistics_are_aligned_lines_for_people() -> None:
     clock = hands.clock()
     assert str(clock.take().stats()) == "no batches since the last report"
     _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
-    fetched = FetchedObjects(1200, 3_000_000)
-    stats = clock.take().stats(0.5, fetched, WorkTime(threads=1.0, transforms=0.5))
+    made = Counters(1.0, 0.5, cpu_seconds=0.5, objects=1200, nbytes=3_000_000)
+    stats = clock.take().stats(made)
     assert str(stats).splitlines() == [
         "2 batches: 8 samples, 200 B, 8 samples/s",
         "waiting for data   37.5%  188 ms (median 188, p95 250, max 250) per batch",

@@ -213,11 +213,6 @@ def test_a_shuffle_is_another_each_epoch_and_each_seed() -> None:
     assert len(orders) == 18
 
 
-def test_a_given_sequence_replaces_the_order_of_rows() -> None:
-    order = Order(ValidRows(4, np.array([2])), 2, shuffle=None, sequence=np.array([3, 0, 1]))
-    assert _lists(order, 5) == [[3, 0], [1]]
-
-
 # --- ranks --------------------------------------------------------------------------------------
 
 NODES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 5, 2, nodes=2)])
