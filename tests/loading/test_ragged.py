@@ -207,7 +207,6 @@ def test_every_way_of_reading_gives_the_same_rows(
         ("raw", 5, False),
         ("image", 500, True),
         ("image", 500, False),
-        ("zstd", 500, True),
     ],
 )
 def test_a_chunk_is_checked_once_and_damage_is_named(
