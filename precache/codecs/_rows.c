@@ -440,17 +440,17 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the filter of `image` ------------------------------------------------------------------ */
 
-static void undo_row(uint8_t *row, size_t channels, size_t height, size_t width)
+/* Undo the filter of a row's first lines, which are `used` bytes of each channel. */
+static void undo_lines(uint8_t *row, size_t channels, size_t plane, size_t width, size_t used)
 {
-    size_t plane = height * width;
     for (size_t channel = 0; channel < channels; channel++) {
         uint8_t *lines = row + channel * plane;
-        for (size_t i = width; i < plane; i++)
+        for (size_t i = width; i < used; i++)
             lines[i] += lines[i - width];
     }
     if (channels == 3) {
         uint8_t *red = row, *green = row + plane, *blue = row + 2 * plane;
-        for (size_t i = 0; i < plane; i++) {
+        for (size_t i = 0; i < used; i++) {
             red[i] += green[i];
             blue[i] += green[i];
         }
@@ -478,10 +478,10 @@ static int holds_rows(Shape shape, Py_ssize_t size)
 
 static void undo_rows(uint8_t *rows, size_t size, Shape shape)
 {
-    size_t channels = (size_t)shape.channels, height = (size_t)shape.height;
-    size_t width = (size_t)shape.width, row = channels * height * width;
-    for (size_t start = 0; start < size; start += row)
-        undo_row(rows + start, channels, height, width);
+    size_t channels = (size_t)shape.channels, width = (size_t)shape.width;
+    size_t plane = (size_t)shape.height * width;
+    for (size_t start = 0; start < size; start += channels * plane)
+        undo_lines(rows + start, channels, plane, width, plane);
 }
 
 static PyObject *undo_image(PyObject *Py_UNUSED(module), PyObject *args)
@@ -547,14 +547,29 @@ static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_TRUE;
 }
 
-/* Decompress `in`; return whether it is one frame of `room` bytes. */
-static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer *in)
+typedef struct {
+    void *context;
+    int checking; /* content checksums are compared, as they are at first */
+} Decompressor;
+
+/* Decompress `in`, checked as `wanted`; return whether it is one frame of `room` bytes. */
+static int decompress(Decompressor *with, uint8_t *out, size_t room, const Py_buffer *in,
+                      int64_t wanted)
 {
     size_t size = (size_t)in->len;
+    int check = wanted != UNCHECKED;
+    if (wanted >= 0 && (size < CRC_SIZE || ending((const uint8_t *)in->buf + size) != wanted))
+        return 0;
+    if (check != with->checking) {
+        /* A library that is too old to skip the check goes on checking. */
+        if (zstd.set(with->context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
+            return 0;
+        with->checking = check;
+    }
     unsigned long long content = zstd.content_size(in->buf, size);
     return (content == room || content == CONTENT_SIZE_UNKNOWN) &&
            zstd.frame_size(in->buf, size) == size &&
-           zstd.decompress(context, out, room, in->buf, size) == room;
+           zstd.decompress(with->context, out, room, in->buf, size) == room;
 }
 
 /* zstd and the filter read what they have written, which should be in a cache: rows that go past
@@ -587,27 +602,15 @@ static int frames_fill(const Frames *frames, Py_ssize_t room)
 /* Decode frames of `size` bytes each, unless they have sizes of their own, by way of `scratch`
    unless it is NULL; return how many came before the first damaged one. */
 static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *scratch,
-                                void *context)
+                                Decompressor *with)
 {
     Py_ssize_t decoded = 0;
-    int checking = 1;
     for (; decoded < frames->sources.count; decoded++, out += size) {
         if (frames->sizes)
             size = (size_t)frames->sizes[decoded];
         uint8_t *to = scratch ? scratch : out;
-        const Py_buffer *frame = &frames->sources.views[decoded];
-        int64_t wanted = frames->checks ? frames->checks[decoded] : OWN;
-        int check = wanted != UNCHECKED;
-        if (wanted >= 0 && (frame->len < CRC_SIZE ||
-                            ending((const uint8_t *)frame->buf + frame->len) != wanted))
-            break;
-        if (check != checking) {
-            /* A library that is too old to skip the check goes on checking. */
-            if (zstd.set(context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
-                break;
-            checking = check;
-        }
-        if (!decompress(context, to, size, frame))
+        if (!decompress(with, to, size, &frames->sources.views[decoded],
+                        frames->checks ? frames->checks[decoded] : OWN))
             break;
         if (frames->filtered)
             undo_rows(to, size, frames->shape);
@@ -639,7 +642,7 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
     frames.sizes = sizes.buf;
     if (open_sources(&frames.sources, list, NULL) == 0) {
         Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, decoded;
-        void *context = zstd.create ? zstd.create() : NULL;
+        Decompressor with = {zstd.create ? zstd.create() : NULL, 1};
         frames.checks = checks.buf;
         int fills = frames.sizes ? sizes.len == count * (Py_ssize_t)sizeof(int64_t) &&
                                        !frames.filtered && frames_fill(&frames, out.len)
@@ -648,19 +651,19 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
             (checks.buf && checks.len != count * (Py_ssize_t)sizeof(int64_t)) ||
             (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
-        } else if (context == NULL) {
+        } else if (with.context == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
             int via_scratch = past_caches && !frames.sizes && size && size <= MOST_SCRATCH;
             uint8_t *scratch = via_scratch ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
-            decoded = decode_frames(&frames, out.buf, (size_t)size, scratch, context);
+            decoded = decode_frames(&frames, out.buf, (size_t)size, scratch, &with);
             Py_END_ALLOW_THREADS
             free(scratch);
             result = PyLong_FromSsize_t(decoded);
         }
-        if (context)
-            zstd.release(context);
+        if (with.context)
+            zstd.release(with.context);
         close_sources(&frames.sources);
     }
     if (checks.obj)
@@ -1164,10 +1167,42 @@ static int resize_window(uint8_t *out, const Window *in, Shape size, Scratch *sc
     return 1;
 }
 
+/* Images that are zstd frames, each of a head and the image. */
+typedef struct {
+    Sources sources;
+    const int64_t *checks; /* NULL: images are not compressed */
+    int filtered;
+    Decompressor with;
+    Scratch pixels;
+} Packed;
+
+#define HEAD_SIZE 8
+
+/* Decompress an image down to the last line of its window; 0 if that is damaged, -1 if there is no
+   memory. Its head is the number of rows, 1, and their size, of 32 bits each. */
+static int unpack(Packed *packed, Py_ssize_t i, Window *in)
+{
+    size_t width = (size_t)in->shape.width, plane = (size_t)in->shape.height * width;
+    size_t channels = (size_t)in->shape.channels, size = channels * plane;
+    if (!make_room(&packed->pixels, HEAD_SIZE + size))
+        return -1;
+    uint8_t *head = packed->pixels.memory, *pixels = head + HEAD_SIZE;
+    if (!decompress(&packed->with, head, HEAD_SIZE + size, &packed->sources.views[i],
+                    packed->checks[i]) ||
+        ending(head + 4) != 1 || ending(head + 8) != size)
+        return 0;
+    if (packed->filtered)
+        undo_lines(pixels, channels, plane, width, (size_t)(in->down.first + in->down.size) * width);
+    in->pixels = pixels;
+    return 1;
+}
+
 PyDoc_STRVAR(resize_doc,
 "resize(sources, numbers, starts, shapes, boxes, places, mirrored, interleaved, out, height,\n"
-"       width)\n--\n\n"
+"       width, checks=None, filtered=False)\n--\n\n"
 "Resize a window of each image by an antialiased triangle filter, and mirror some.\n\n"
+"With `checks`, as of `decode`, each source is a zstd frame of an image behind a head: its number,\n"
+"1, and its size. Returns the number of images before the first damaged one.\n\n"
 "Image i begins at `starts[i]` of `sources[numbers[i]]` (int64, n of each). `shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
 "`boxes` (n, 4) int64 top, left, height and width of the pixels that are used; `places` (n, 4)\n"
 "float64 start down and across, and pixels for each of the result down and across; `mirrored` (n,)\n"
@@ -1176,28 +1211,29 @@ PyDoc_STRVAR(resize_doc,
 static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
-    Py_buffer numbers, starts, shapes, boxes, places, mirrored, out;
-    Sources images;
+    Py_buffer numbers, starts, shapes, boxes, places, mirrored, out, checks = {0};
+    Packed packed = {.filtered = 0};
     Shape size = {0, 0, 0};
     int interleaved;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn:resize", &PyList_Type, &list, &numbers,
+    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn|z*p:resize", &PyList_Type, &list, &numbers,
                           &starts, &shapes, &boxes, &places, &mirrored, &interleaved, &out,
-                          &size.height, &size.width))
+                          &size.height, &size.width, &checks, &packed.filtered))
         return NULL;
-    if (open_sources(&images, list, &numbers) == 0) {
-        Py_ssize_t count = images.count;
+    if (open_sources(&packed.sources, list, &numbers) == 0) {
+        Py_ssize_t count = packed.sources.count;
+        const Py_buffer *images = packed.sources.views;
         const int64_t *start = starts.buf, *shape = shapes.buf, *box = boxes.buf;
         const double *place = places.buf;
         size.channels = count ? (Py_ssize_t)shape[0] : 1;
         int fits = starts.len == numbers.len && shapes.len == count * 24 && boxes.len == count * 32 &&
                    places.len == count * 32 && mirrored.len == count &&
-                   holds_rows(size, out.len) &&
+                   (checks.obj == NULL || checks.len == numbers.len) && holds_rows(size, out.len) &&
                    out.len == count * size.channels * size.height * size.width;
         Window *windows = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(Window));
         for (Py_ssize_t i = 0; windows && fits && i < count; i++) {
             Window *in = &windows[i];
             *in = (Window){
-                .pixels = (const uint8_t *)images.views[i].buf + start[i],
+                .pixels = (const uint8_t *)images[i].buf + start[i],
                 .shape = {(Py_ssize_t)shape[3 * i], (Py_ssize_t)shape[3 * i + 1],
                           (Py_ssize_t)shape[3 * i + 2]},
                 .interleaved = interleaved,
@@ -1206,9 +1242,9 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
                 .across = {box[4 * i + 1], box[4 * i + 3], place[4 * i + 1], place[4 * i + 3]},
             };
             fits = in->shape.channels == size.channels && holds_rows(in->shape, 0) &&
-                   start[i] >= 0 && start[i] <= images.views[i].len &&
-                   in->shape.channels * in->shape.height * in->shape.width <=
-                       images.views[i].len - start[i] &&
+                   start[i] >= 0 && start[i] <= images[i].len &&
+                   (checks.obj || in->shape.channels * in->shape.height * in->shape.width <=
+                                      images[i].len - start[i]) &&
                    is_window(&in->down, in->shape.height) &&
                    is_window(&in->across, in->shape.width);
         }
@@ -1219,16 +1255,29 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
         } else {
             Scratch scratch = {NULL, 0};
             Py_ssize_t done = 0, row = size.channels * size.height * size.width;
+            int state = 1;
+            packed.checks = checks.buf;
+            if (checks.obj)
+                packed.with = (Decompressor){zstd.create ? zstd.create() : NULL, 1};
+            if (checks.obj && packed.with.context == NULL)
+                state = -1;
             Py_BEGIN_ALLOW_THREADS
-            while (done < count &&
-                   resize_window((uint8_t *)out.buf + done * row, &windows[done], size, &scratch))
-                done++;
+            while (state == 1 && done < count) {
+                Window *in = &windows[done];
+                state = checks.obj ? unpack(&packed, done, in) : 1;
+                if (state == 1 && !resize_window((uint8_t *)out.buf + done * row, in, size, &scratch))
+                    state = -1;
+                done += state == 1;
+            }
             free(scratch.memory);
+            free(packed.pixels.memory);
             Py_END_ALLOW_THREADS
-            result = done < count ? PyErr_NoMemory() : Py_NewRef(Py_None);
+            if (packed.with.context)
+                zstd.release(packed.with.context);
+            result = state < 0 ? PyErr_NoMemory() : PyLong_FromSsize_t(done);
         }
         PyMem_Free(windows);
-        close_sources(&images);
+        close_sources(&packed.sources);
     }
     PyBuffer_Release(&numbers);
     PyBuffer_Release(&starts);
@@ -1237,6 +1286,8 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
     PyBuffer_Release(&places);
     PyBuffer_Release(&mirrored);
     PyBuffer_Release(&out);
+    if (checks.obj)
+        PyBuffer_Release(&checks);
     return result;
 }
 

@@ -95,7 +95,7 @@ def resize_windows(
 
 
 def resize_pieces(
-    sources: list[memoryview],
+    sources: Sequence[memoryview],
     numbers: np.ndarray,
     starts: np.ndarray,
     shapes: np.ndarray,
@@ -103,7 +103,9 @@ def resize_pieces(
     out: np.ndarray,
     *,
     interleaved: bool = False,
-) -> None:
+    checks: np.ndarray | None = None,
+    filtered: bool = False,
+) -> int:
     """Resize a window of each image, as `resize_windows`, by one call; needs compiled functions.
 
     Parameters
@@ -112,11 +114,21 @@ def resize_pieces(
         (n,) int64: the source that each image lies in, and its offset there in bytes.
     shapes
         (n, 3) int64: channels, height and width of each.
+    checks
+        (n,) int64, as `kernels.decode_frames` takes it, of sources that are the zstd frames of
+        ragged rows.
+    filtered
+        Such rows are of the codec `image`.
+
+    Returns
+    -------
+    int
+        Number of images before the first damaged one.
     """
     functions = kernels.compiled().functions
     assert functions is not None
-    functions.resize(
-        sources,
+    resized: int = functions.resize(
+        list(sources),
         np.ascontiguousarray(numbers),
         np.ascontiguousarray(starts),
         np.ascontiguousarray(shapes),
@@ -126,7 +138,10 @@ def resize_pieces(
         interleaved,
         out,
         *out.shape[2:],
+        checks,
+        filtered,
     )
+    return resized
 
 
 def pick_pixels(images: Sequence[np.ndarray], windows: Windows, out: np.ndarray) -> None:

@@ -119,7 +119,7 @@ class RaggedReader(ArrayReader):
             As `rows`.
         """
         blended = self.array.dtype == "uint8" and not nearest
-        if blended and self._crop_mapped(rows, windows, out):
+        if blended and self._crop_together(rows, windows, out):
             return
         jpeg = self.array.decoder.jpeg
         with contextlib.closing(self.rows(rows)) as images:
@@ -133,44 +133,63 @@ class RaggedReader(ArrayReader):
                 pixels = image.transpose(1, 2, 0) if jpeg else image
                 resize_windows([pixels], windows.part(part), out[part], interleaved=jpeg)
 
-    def _crop_mapped(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> bool:
-        """Crop plain rows where they are mapped, all by one call once they are checked.
+    def _crop_together(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> bool:
+        """Crop plain rows where they are mapped, or zstd frames, all by one compiled call.
 
-        Returns False if they are not plain, or not what they should be, which `rows` says.
+        Returns False where that is missing, or if a row is not what it should be: `rows` says why.
         """
-        plain = self.array.decoder.codecs == ("crc32c",) and not self.array.decoder.jpeg
-        if not (plain and self._objects.mapped) or kernels.compiled().functions is None:
-            return False
+        decoder, kernel = self.array.decoder, kernels.compiled()
         rows = np.ascontiguousarray(rows, np.int64)
-        places, shapes, sources = (
-            self._objects.locate(rows),
-            self.shapes[rows],
-            self._objects.sources,
+        places, shapes = self._objects.locate(rows), self.shapes[rows]
+        if kernel.functions is None or decoder.jpeg or (shapes[:, 0] != out.shape[1]).any():
+            return False
+        if decoder.codecs == ("crc32c",) and self._objects.mapped:
+            return self._crop_mapped(places, shapes, windows, out)
+        sizes = shapes.prod(axis=1) + RAGGED_HEAD_NBYTES
+        if decoder.codecs != ("zstd",) or not kernel.has_zstd or self._implausible(sizes, places):
+            return False
+        frames: Any = self._objects.read(places)
+        checks = self._checks(places) if self._verify else np.full(len(rows), kernels.OWN)
+        numbers, starts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        done = resize_pieces(
+            frames, numbers, starts, shapes, windows, out, checks=checks, filtered=decoder.filtered
         )
-        sizes = shapes.prod(axis=1)
-        whole = sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES
-        if (places.lengths != whole).any() or (shapes[:, 0] != out.shape[1]).any():
+        if done < len(rows):
+            return False
+        self._mark_checked(places)
+        return True
+
+    def _crop_mapped(
+        self, places: Places, shapes: np.ndarray, windows: Windows, out: np.ndarray
+    ) -> bool:
+        """Crop plain rows where they are mapped, by one call once they are checked; or as
+        `_crop_together`."""
+        sizes, sources, count = shapes.prod(axis=1), self._objects.sources, len(shapes)
+        if (places.lengths != sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES).any():
             return False
         checked = bool((self._checks(places) == kernels.UNCHECKED).all())
-        together = max(1, len(rows)) if checked else CHECKED_TOGETHER
-        heads = np.empty((len(rows), RAGGED_HEAD_NBYTES), np.uint8)
-        for start in range(0, len(rows), together):
+        together = max(1, count) if checked else CHECKED_TOGETHER
+        heads = np.empty((count, RAGGED_HEAD_NBYTES), np.uint8)
+        for start in range(0, count, together):
             part = slice(start, start + together)
             if not checked:
-                self.check(rows[part])
+                self.check(places.rows[part])
             objects, starts = places.objects[part], places.starts[part]
             lengths = np.full(len(starts), RAGGED_HEAD_NBYTES)
             try:
                 kernels.copy_pieces(sources, objects, starts, lengths, heads[part], 0)
                 if not _heads_hold(heads[part], sizes[part]):
                     return False
-                resize_pieces(
-                    sources, objects, starts + RAGGED_HEAD_NBYTES, shapes[part],
-                    windows.part(part), out[part],
-                )  # fmt: skip
+                starts = starts + RAGGED_HEAD_NBYTES
+                resize_pieces(sources, objects, starts, shapes[part], windows.part(part), out[part])
             except ValueError:  # another iterator closed an object
                 return False
         return True
+
+    @staticmethod
+    def _implausible(sizes: np.ndarray, places: Places) -> bool:
+        """Return whether a chunk claims to decode to implausibly many bytes."""
+        return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())
 
     def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
@@ -239,7 +258,7 @@ class RaggedReader(ArrayReader):
             except ValueError:  # another iterator closed an object
                 return None
         elif codecs == ("zstd",) and kernel.has_zstd and not self.array.decoder.filtered:
-            if (sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any():
+            if self._implausible(sizes, places):
                 return None
             data = np.empty(int(sizes.sum()), np.uint8)
             frames: Any = self._objects.read(places)

@@ -199,12 +199,21 @@ def test_every_way_of_reading_gives_the_same_rows(
             assert torch.equal(image, usual[int(row)])
 
 
-@pytest.mark.parametrize(("place", "verify"), [(500, True), (0, False), (5, False)])
+@pytest.mark.parametrize(
+    ("codec", "place", "verify"),
+    [
+        ("raw", 500, True),
+        ("raw", 0, False),
+        ("raw", 5, False),
+        ("image", 500, True),
+        ("image", 500, False),
+    ],
+)
 def test_a_chunk_is_checked_once_and_damage_is_named(
-    place: int, verify: bool, ragged: dict[str, Path], tmp_path: Path
+    codec: str, place: int, verify: bool, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
     """Without checksums, the number and the length before a row are still compared."""
-    store = Path(shutil.copytree(ragged["raw"], tmp_path / "store"))
+    store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
     shard = Path(precache.open(store).path) / "image/c/1"
     data = bytearray(shard.read_bytes())
     data[place] ^= 2
