@@ -126,7 +126,13 @@ def _commands(
         if not flags[0].startswith("-"):
             words[place] = type(source)(flags.pop(0))
             before = [shlex.join(map(relative, command)) for command in unpack]
+            kind = getattr(options, "source_kind", None)
+            if kind in ("folder", "folders") or (kind and before):  # that of the archives
+                flags += "--source-kind", "folders" if "{" in words[place] else "folder"
         words[end:end] = flags
+        copies = "://" in "".join(before)  # by a tool that does not know the options
+        if copies and any(text.startswith("--storage-options") for text in given):
+            continue
         command = _Command(words, before)
         if str(command) == printable(without_secrets(str(command))):
             yield way, command

@@ -105,6 +105,19 @@ def tar(names: str, labels: Mapping[str, str] | None = None) -> Case:
     return packed(files(" ".join(f"in/{name}" for name in names.split()), "in", placed), "tar")
 
 
+def two_archives(case: Case, kind: str) -> Case:
+    """Each folder in the folder ``in`` of a case in an archive of its own."""
+
+    def lay(root: Path) -> str:
+        case(root)
+        for path in (root / "in").iterdir():
+            shutil.make_archive(str(root / f"in_{path.name}"), kind, root / "in", path.name)
+        shutil.rmtree(root / "in")
+        return f"'in_*.{kind}'"
+
+    return lay
+
+
 def several_splits(root: Path) -> str:
     for name in ("train", "val"):
         table = pa.table({"id": [name], "image": [photo(name)]})
@@ -130,6 +143,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a tar archive": (packed(MASKS, "tar"), 2),
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
+    "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
+    "splits in two tar archives": (
+        two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 1,
+    ),
     "splits in a zip archive": (
         packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
     ),
