@@ -266,7 +266,8 @@ def _with_numbers(
     own = pa.array(table.labels, mask=table.labels < 0)
     numbers = pc.if_else(lines.is_valid(), given, own)
     kept = table.classes if lines.null_count else ()
-    text = ""
+    are_same = pc.equal(given, own).drop_null()
+    same, both, text = pc.sum(are_same).as_py() or 0, len(are_same), ""
     if kept and (pc.max(given).as_py() or 0) >= len(kept):
         text = (
             f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
@@ -274,6 +275,11 @@ def _with_numbers(
         )
     elif other := _numbered_otherwise(table, given, kept or classes, [0] if kept else [0, 1]):
         text = f"{where} numbers classes otherwise than {quoted(kept or classes)}: {other}"
+    elif kept and 2 * same < both:
+        text = (
+            f"{where} gives {both - same:,} of {both:,} samples another number than that of their "
+            f"class ({quoted(kept)}), and samples without a line keep theirs"
+        )
     if text:
         beside = (NAME, "if each number is a class beside these")
         no_folder = ("--label-level", "0", *["--accept-unmatched"] * bool(kept))
