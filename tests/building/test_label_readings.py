@@ -1530,21 +1530,23 @@ def test_class_numbers_are_those_of_a_class_map(
             assert [builds.labels(line)] == expected
 
 
-@pytest.mark.parametrize("classes", [(), ("--classes", "classes.txt")])
-def test_class_numbers_and_folders_that_disagree_are_refused(
-    builds: Builds, classes: tuple[str, ...]
-) -> None:
+def test_class_numbers_and_folders_that_disagree_are_refused(builds: Builds) -> None:
     """Samples without a line would keep classes of other numbers than those with one."""
     names = [f"{name}{number}" for name in ("ant", "bee", "cat") for number in range(8)]
     put(builds.root / "in", *(f"{name[:3]}/{name}.png" for name in names))
     numbers = {"ant": 1, "bee": 2, "cat": 0}
     rows = [f"{n[:3]}/{n}.png,{numbers[n[:3]]}" for n in names if not n.endswith("7")]
     put_csv(builds.root / "labels.csv", "path,label", *rows)
+    beside, alone = builds.choices("in --labels labels.csv")
+    assert (alone["ant7"], alone["ant0"]) == (None, "1")
+    assert (beside["ant7"], beside["ant0"]) == ("ant", "1")
+    # A map of classes has one number for each, unless it gives the numbers to others.
     write(builds.root / "classes.txt", b"cat\nant\nbee\n")
-    *beside, alone = builds.choices("in --labels labels.csv", *classes)
-    assert alone["ant7"] is None
-    assert alone["ant0"] == ("ant" if classes else "1")
-    assert [(labels["ant7"], labels["ant0"]) for labels in beside] == [("ant", "1")] * (not classes)
+    labels = builds.labels("in --labels labels.csv --classes classes.txt")
+    assert labels == {name: name[:3] for name in names}
+    write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
+    [alone] = builds.choices("in --labels labels.csv --classes classes.txt")
+    assert (alone["ant7"], alone["ant0"]) == (None, "bee")
 
 
 def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:

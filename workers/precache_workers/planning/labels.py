@@ -263,9 +263,13 @@ def _with_numbers(
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
             "classes without gaps, or give names"
         )
-    own = pa.array(table.labels, mask=table.labels < 0)
+    own, kept = table.labels, table.classes if lines.null_count else ()
+    by_map = bool(classes) and {*kept} <= {*classes}
+    if kept and by_map:  # which has a number for each, so that the source's own do not count
+        own = np.append([classes.index(name) for name in kept], -1)[own]
+        kept = tuple(classes)
+    own = pa.array(own, mask=own < 0)
     numbers = pc.if_else(lines.is_valid(), given, own)
-    kept = table.classes if lines.null_count else ()
     are_same = pc.equal(given, own).drop_null()
     same, both, text = pc.sum(are_same).as_py() or 0, len(are_same), ""
     if kept and (pc.max(given).as_py() or 0) >= len(kept):
@@ -288,7 +292,7 @@ def _with_numbers(
         ways = [*[beside] * (not classes), *[alone] * of_folders, write]
         raise choice_error([Doubt.of(text, *ways)])
     top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
-    named = kept or not classes
+    named = not by_map and (kept or not classes)
     return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named else ()
 
 
