@@ -70,11 +70,13 @@ def remedies(
             seconds = time.monotonic() - began  # that of the next may take as long
             if refusal is None:
                 break
-            further = next(_commands(refusal, own, command.words), None)
-            if further is not None and not further[0][0].startswith("-"):
+            others = [*_commands(refusal, own, command.words)]
+            if others and not others[0][0][0].startswith("-"):
                 # Another source begins anew: it may not take the flags of ways before.
-                further = next(_commands(refusal, options, given))
-            command = None if further is None else further[1]
+                others = [*_commands(refusal, options, given)]
+            # A flag that is given twice would undo the way.
+            apart = (c for other, c in others if not {*filter(_is_flag, way)} & {*other})
+            command = next(apart, None)
             text = "also" if command else f"`{shlex.join(way)}` is refused, too"
             text += f": {refusal}"
             if text not in said:
@@ -126,10 +128,20 @@ def _commands(
         if not flags[0].startswith("-"):
             words[place] = type(source)(flags.pop(0))
             before = [shlex.join(map(relative, command)) for command in unpack]
+            kind = getattr(options, "source_kind", None)
+            if kind in ("folder", "folders") or (kind and before):  # that of the archives
+                flags += "--source-kind", "folders" if "{" in words[place] else "folder"
         words[end:end] = flags
+        copies = "://" in "".join(before)  # by a tool that does not know the options
+        if copies and any(text.startswith("--storage-options") for text in given):
+            continue
         command = _Command(words, before)
         if str(command) == printable(without_secrets(str(command))):
             yield way, command
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--")
 
 
 def _has_secret(given: Sequence[str]) -> bool:

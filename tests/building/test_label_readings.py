@@ -436,7 +436,13 @@ def test_photos_and_masks_of_archives_are_to_be_unpacked(builds: Builds) -> None
     put(builds.root / "in", *(f"{of}/{n}.png" for of in ("images", "masks") for n in "ab"))
     assert builds.choices(as_zip(builds.root)) == [dict.fromkeys("ab")] * 2
     (builds.root / "in.zip").rename(write(builds.root / "zips/in.zip", b""))
-    assert builds.choices("zips --source-kind zip") == []  # there may be more of them
+    assert builds.choices("zips --source-kind zip") == [dict.fromkeys("ab")] * 2
+    for number in range(8):
+        put(builds.root / "in", f"images/{number}.png", f"masks/{number}.png")
+        as_zip(builds.root)
+        shutil.rmtree(builds.root / "in")
+        (builds.root / "in.zip").rename(builds.root / f"zips/{number}.zip")
+    assert builds.choices("zips --source-kind zip") == []
     assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in builds.printed
 
 
@@ -1535,21 +1541,23 @@ def test_class_numbers_are_those_of_a_class_map(
             assert [builds.labels(line)] == expected
 
 
-@pytest.mark.parametrize("classes", [(), ("--classes", "classes.txt")])
-def test_class_numbers_and_folders_that_disagree_are_refused(
-    builds: Builds, classes: tuple[str, ...]
-) -> None:
+def test_class_numbers_and_folders_that_disagree_are_refused(builds: Builds) -> None:
     """Samples without a line would keep classes of other numbers than those with one."""
     names = [f"{name}{number}" for name in ("ant", "bee", "cat") for number in range(8)]
     put(builds.root / "in", *(f"{name[:3]}/{name}.png" for name in names))
     numbers = {"ant": 1, "bee": 2, "cat": 0}
     rows = [f"{n[:3]}/{n}.png,{numbers[n[:3]]}" for n in names if not n.endswith("7")]
     put_csv(builds.root / "labels.csv", "path,label", *rows)
+    beside, alone = builds.choices("in --labels labels.csv")
+    assert (alone["ant7"], alone["ant0"]) == (None, "1")
+    assert (beside["ant7"], beside["ant0"]) == ("ant", "1")
+    # A map of classes has one number for each, unless it gives the numbers to others.
     write(builds.root / "classes.txt", b"cat\nant\nbee\n")
-    *beside, alone = builds.choices("in --labels labels.csv", *classes)
-    assert alone["ant7"] is None
-    assert alone["ant0"] == ("ant" if classes else "1")
-    assert [(labels["ant7"], labels["ant0"]) for labels in beside] == [("ant", "1")] * (not classes)
+    labels = builds.labels("in --labels labels.csv --classes classes.txt")
+    assert labels == {name: name[:3] for name in names}
+    write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
+    [alone] = builds.choices("in --labels labels.csv --classes classes.txt")
+    assert (alone["ant7"], alone["ant0"]) == (None, "bee")
 
 
 def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:
@@ -2243,6 +2251,35 @@ def test_folders_of_a_bucket_are_read_alike(tmp_path: Path, s3: S3Server) -> Non
     result = precache.build(train, tmp_path / "a.store", **options)
     assert result.left_out == {"service_folder": 1}
     assert built_labels(tmp_path / "a.store") == {"a": "cat", "b": "dog"}
+
+
+def test_an_archive_of_a_bucket_is_copied_to_be_unpacked(builds: Builds, s3: S3Server) -> None:
+    put(builds.root / "in", "images/a.png", "images/b.png", "masks/a.png", "masks/b.png")
+    as_zip(builds.root)
+    url = "s3://bucket/packed/in.zip"
+    open_folder("s3://bucket", s3.options()).put("packed/in.zip", [Path("in.zip").read_bytes()])
+    with pytest.raises(ChoiceError) as caught:
+        precache.build(url, "a.store", address="serial", storage_options=s3.options())
+    copy, unpack = caught.value.unpack
+    assert copy == ("aws", "s3", "cp", url, str(builds.root / "in.zip"))
+    assert unpack[-2:] == (copy[-1], str(builds.root / "in_unpacked"))
+    assert caught.value.ways[0] == (str(builds.root / "in_unpacked/images"),)
+
+
+def test_a_refusal_of_a_bucket_prints_commands_without_secrets(
+    builds: Builds, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = s3.options()
+    folder = open_folder("s3://bucket/refused", options)
+    for name in ("train/cat/a", "train/dog/b", "val/cat/c"):
+        folder.put(f"{name}.png", [photo(name)])
+    flags = ["--storage-options", f"endpoint_url={options['endpoint_url']}"]
+    for name in ("key", "secret"):
+        monkeypatch.setenv(f"REFUSED_{name}", options[name])
+        flags += ["--storage-options-env", f"{name}=REFUSED_{name}"]
+    choices = builds.choices("s3://bucket/refused", *flags)
+    assert choices[0] == {"a": "cat", "b": "dog"}
+    assert len(choices) == 4
 
 
 def test_classes_that_a_build_no_longer_gives_are_said(builds: Builds) -> None:

@@ -105,6 +105,19 @@ def tar(names: str, labels: Mapping[str, str] | None = None) -> Case:
     return packed(files(" ".join(f"in/{name}" for name in names.split()), "in", placed), "tar")
 
 
+def two_archives(case: Case, kind: str) -> Case:
+    """Each folder in the folder ``in`` of a case in an archive of its own."""
+
+    def lay(root: Path) -> str:
+        case(root)
+        for path in (root / "in").iterdir():
+            shutil.make_archive(str(root / f"in_{path.name}"), kind, root / "in", path.name)
+        shutil.rmtree(root / "in")
+        return f"'in_*.{kind}'"
+
+    return lay
+
+
 def several_splits(root: Path) -> str:
     for name in ("train", "val"):
         table = pa.table({"id": [name], "image": [photo(name)]})
@@ -136,6 +149,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a tar archive": (packed(MASKS, "tar"), 2),
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
+    "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
+    "splits in two tar archives": (
+        two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 1,
+    ),
     "splits in a zip archive": (
         packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
     ),
@@ -248,6 +265,14 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "numbers beside classes": (
         files("in/cat/0.png in/dog/1.png", "in --labels l.csv --accept-unmatched",
               {"l.csv": "cat/0.png,7"}), 2,
+    ),
+    "numbers beside folders that are no classes": (
+        files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(36)), "in --labels l.txt",
+              {"l.txt": " ".join(f"{'abc'[n % 3]}/{n}.png,{n % 11}" for n in range(30))}), 2,
+    ),
+    "numbers that are not those of the folders": (
+        files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(18)), "in --labels l.csv",
+              {"l.csv": " ".join(f"{'abc'[n % 3]}/{n}.png,{n // 3 % 3}" for n in range(15))}), 2,
     ),
     "numbers from 1, and more names": (
         files("in/a.png in/b.png", "in/list.csv --classes classes.txt",

@@ -263,10 +263,15 @@ def _with_numbers(
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
             "classes without gaps, or give names"
         )
-    own = pa.array(table.labels, mask=table.labels < 0)
+    own, kept = table.labels, table.classes if lines.null_count else ()
+    by_map = bool(classes) and {*kept} <= {*classes}
+    if kept and by_map:  # which has a number for each, so that the source's own do not count
+        own = np.append([classes.index(name) for name in kept], -1)[own]
+        kept = tuple(classes)
+    own = pa.array(own, mask=own < 0)
     numbers = pc.if_else(lines.is_valid(), given, own)
-    kept = table.classes if lines.null_count else ()
-    text = ""
+    are_same = pc.equal(given, own).drop_null()
+    same, both, text = pc.sum(are_same).as_py() or 0, len(are_same), ""
     if kept and (pc.max(given).as_py() or 0) >= len(kept):
         text = (
             f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
@@ -274,6 +279,11 @@ def _with_numbers(
         )
     elif other := _numbered_otherwise(table, given, kept or classes, [0] if kept else [0, 1]):
         text = f"{where} numbers classes otherwise than {quoted(kept or classes)}: {other}"
+    elif kept and 2 * same < both:
+        text = (
+            f"{where} gives {both - same:,} of {both:,} samples another number than that of their "
+            f"class ({quoted(kept)}), and samples without a line keep theirs"
+        )
     if text:
         beside = (NAME, "if each number is a class beside these")
         no_folder = ("--label-level", "0", *["--accept-unmatched"] * bool(kept))
@@ -282,7 +292,7 @@ def _with_numbers(
         ways = [*[beside] * (not classes), *[alone] * of_folders, write]
         raise choice_error([Doubt.of(text, *ways)])
     top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
-    named = kept or not classes
+    named = not by_map and (kept or not classes)
     return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named else ()
 
 

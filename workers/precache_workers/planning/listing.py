@@ -554,10 +554,11 @@ def _read_names(
         uris = table.locations.places.field("uri")  # keys may be others
         files = Texts([*dict.fromkeys(uris.to_pylist())])
     folder, unpack = None, tuple[tuple[str, ...], ...]()
-    if isinstance(source, ContainerSource):
-        unpacked, unpack = source.containers.unpacked()
-        if unpacked and table.locations is not None:
-            folder, files = f"{unpacked}/**", member_names(files, table.locations)
+    if isinstance(source, ContainerSource) and table.locations is not None:
+        names = member_names(files, table.locations)
+        unpacked, unpack = source.unpacked(names, table.locations)
+        if unpacked:
+            folder, files = f"{unpacked}/**", names
     partners = None if request.sample_name == "whole" else partners_among(files)
     if partners is not None and isinstance(source, FolderSource):
         nested = files.matching("/").any()

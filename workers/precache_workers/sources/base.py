@@ -219,14 +219,15 @@ def is_flag(way: Sequence[str]) -> bool:
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
     """Return the error of all doubts: of one with all ways out, of several with the first ones."""
     text = ". Also: ".join(doubt.text for doubt in doubts)
-    unpack = next((doubt.unpack for doubt in doubts if doubt.unpack), ())
     if len(doubts) == 1:
-        return ChoiceError(text, ways=doubts[0].ways, unpack=unpack, doubts=doubts)
-    firsts = [doubt.ways[0] if doubt.ways else () for doubt in doubts]
-    firsts.sort(key=is_flag)  # a source comes first
+        [doubt] = doubts
+        return ChoiceError(text, ways=doubt.ways, unpack=doubt.unpack, doubts=doubts)
+    firsts = [(doubt.ways[0] if doubt.ways else (), doubt.unpack) for doubt in doubts]
+    firsts.sort(key=lambda first: is_flag(first[0]))  # a source comes first
+    unpack = firsts[0][1]
     # That of folders is one which leaves no doubt about the names of its images.
-    firsts = [way for number, way in enumerate(firsts) if not number or is_flag(way)]
-    ways = [list(itertools.chain(*firsts))] if all(firsts) else []
+    some = [way for number, (way, _) in enumerate(firsts) if not number or is_flag(way)]
+    ways = [list(itertools.chain(*some))] if all(some) else []
     return ChoiceError(text, ways=ways, unpack=unpack, doubts=doubts)
 
 

@@ -28,6 +28,15 @@ MOST_NAMES = 100_000
 REQUESTS = 16
 """Files that are looked up concurrently on remote storage."""
 
+MOST_UNPACKED = 8
+"""Archives that commands unpack, at most."""
+
+_COPIES = {
+    "https": "curl -fL {url} -o {path}", "s3": "aws s3 cp {url} {path}",
+    "gs": "gcloud storage cp {url} {path}",
+}  # fmt: skip
+"""Commands that copy a file of a service, by scheme."""
+
 _MAGIC = re.compile(r"[*?\[]")
 _TEXT = r"(?:[^{}\\]|\\.)*"
 _GROUP = re.compile(rf"(?<!\\)\{{{_TEXT},{_TEXT}\}}")
@@ -143,19 +152,42 @@ class Containers:
         """Names and patterns of the files, as the user gave them, below the folder of all."""
         return _resolved(self.uri)[1]
 
-    def unpacked(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return a new folder for the members of an archive, and the commands that unpack it there.
+    def unpacked(self, files: Sequence[str]) -> tuple[str, tuple[tuple[str, ...], ...]]:
+        """Return a new folder for the members of archives, and the commands that unpack them there.
 
-        Both are empty unless the source is one local archive.
+        Both are empty for containers of other kinds. Those of a service are copied before, into
+        the working directory.
+
+        Parameters
+        ----------
+        files
+            Names of the archives.
         """
-        path = self.folder.local(self.patterns[0]) if len(self.patterns) == 1 else None
-        suffix = container_suffix(path.name) if path is not None and path.is_file() else ""
-        if path is None or not suffix.startswith((".zip", ".tar", ".tgz")):
+        suffixes = [container_suffix(name) for name in files]
+        are_archives = all(suffix.startswith((".zip", ".tar", ".tgz")) for suffix in suffixes)
+        if not are_archives:
             return "", ()
-        file, folder = str(path), f"{str(path)[: -len(suffix)]}_unpacked"
-        if suffix == ".zip":
-            return folder, (("python3", "-m", "zipfile", "-e", file, folder),)
-        return folder, (("mkdir", "-p", folder), ("tar", "-xf", file, "-C", folder))
+        paths, commands = list[str](), list[tuple[str, ...]]()
+        for name in files:
+            path, url = self.folder.local(name), self.folder.path(name)
+            if path is None:
+                path, copy = (
+                    Path(posixpath.basename(name)).absolute(),
+                    _COPIES.get(url.partition("://")[0]),
+                )
+                if copy is None:
+                    return "", ()
+                commands.append(tuple(word.format(url=url, path=path) for word in copy.split()))
+            paths.append(str(path))
+        stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]
+        parent, _, common = "".join(common_start(stems)).rpartition("/")
+        folder = f"{parent}/{'_'.join(filter(None, (common.rstrip('-_.'), 'unpacked')))}"
+        if not all(suffix == ".zip" for suffix in suffixes):
+            commands.append(("mkdir", "-p", folder))
+        for path, suffix in zip(paths, suffixes, strict=True):
+            unzip = "python3", "-m", "zipfile", "-e", path, folder
+            commands.append(unzip if suffix == ".zip" else ("tar", "-xf", path, "-C", folder))
+        return folder, tuple(commands)
 
     def narrowed(self, wanted: Collection[str], names: Collection[str]) -> str | None:
         """Return the source of some of the files, by a pattern; None if none has only these.

@@ -71,7 +71,7 @@ from precache_workers.sources.base import (
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
-from precache_workers.sources.container_names import Containers
+from precache_workers.sources.container_names import MOST_UNPACKED, Containers
 from precache_workers.sources.file_ranges import read_parts
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import bare_folders
@@ -372,6 +372,15 @@ class ContainerSource(Source):
 
     def __str__(self) -> str:
         return str(self.containers)
+
+    def unpacked(self, names: Texts, located: Locations) -> tuple[str, tuple[tuple[str, ...], ...]]:
+        """Return the folder and the commands of `Containers.unpacked`.
+
+        Both are empty if a member would take the place of another archive's.
+        """
+        files = [file.name for file in located.containers]
+        apart = len(files) == 1 or (len(files) <= MOST_UNPACKED and (names.counts() == 1).all())
+        return self.containers.unpacked(files) if apart else ("", ())
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -844,7 +853,7 @@ class Scans:
         names = Texts([]) if columns is not None else member_names(keys, located)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            folder, unpack = source.containers.unpacked()
+            folder, unpack = source.unpacked(names, located)
             inside = f"{folder}/{{}}".format if folder else None
             column, _ = labels_of_folders(names, keys, source, rules, inside, bare_in, unpack)
         else:

@@ -532,7 +532,8 @@ def _stems_below(names: Texts, start: str) -> list[str]:
 
 def _settled(names: Texts, folder: str) -> list[list[str]]:
     """Return the arguments that read a folder without a doubt: itself, or what its doubt names."""
-    inside = [name[len(folder) + 1 :] for name in names if name.startswith(f"{folder}/")]
+    begin = f"{folder}/"
+    inside = [*dict.fromkeys(n.removeprefix(begin) for n in names if n.startswith(begin))]
     found = read_folders(Texts(inside), NO_RULES, folder, lambda name: f"{folder}/{name}")
     if not found.doubts:
         partners = partners_among(Texts(inside))
