@@ -9,8 +9,9 @@ transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
 Fields of one scene, such as an image and its mask, move together only if `fields` names them. A
 transform that moves or mixes pixels refuses a batch with another field of arrays unless `fields`
 says which it changes. Boxes and keypoints, which their recipe declares to be places in a picture,
-follow it without being named: they move by the same draw, are clipped, and boxes of which less than
-a pixel is left across or down are dropped, together with the entries that belong to them.
+follow it without being named: they move by the same draw, and are clipped. After the last step that
+moves pixels, and before a function of the batch, boxes of which less than a pixel is left across or
+down are dropped, together with the entries that belong to them.
 """
 
 from __future__ import annotations
@@ -109,12 +110,15 @@ class Draw:
         come before, -1 minus its position in the epoch's order.
     followers
         Fields of the batch that move as its pictures do.
+    moved
+        Those that have moved, and still have boxes that are gone; see `without_gone`.
     """
 
     key: tuple[int | str, ...]
     step: int
     numbers: torch.Tensor
     followers: Mapping[str, Follower] = dataclasses.field(default_factory=dict)
+    moved: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def inside(self, index: int) -> Draw:
         """Return the draw of the transform at an index within this one."""
@@ -328,30 +332,41 @@ def following_of(batch: Batch, pictures: Collection[str], draw: Draw) -> list[st
 
 
 def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Draw) -> Batch:
-    """Return the fields that follow some pictures, moved, and without boxes that are gone.
-
-    Boxes are left out of which less than `LEAST_SIDE` is left across or down, with the entries that
-    belong to them; those that are kept come first, in their order, and zeros behind.
-    """
+    """Return the fields that follow some pictures, moved, and note them for `without_gone`."""
     for name in following_of(batch, pictures, draw):
         if name + LENGTH not in batch:
             raise UsageError(
                 f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
                 "of ragged= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
             )
-    names, followers, changed = following_of(batch, pictures, draw), draw.followers, Batch()
+    names = following_of(batch, pictures, draw)
     move = {"boxes": movement.boxes, "keypoints": movement.keypoints}
-    moved = {name: move.get(followers[name].kind, lambda v: v)(batch[name]) for name in names}
-    leaders = {n: f if (f := followers[n].boxes) in moved else n for n in names}
+    draw.moved.update(names)
+    return {n: move.get(draw.followers[n].kind, lambda v: v)(batch[n]) for n in names}
+
+
+def without_gone(batch: Batch, draw: Draw) -> Batch:
+    """Return a batch without boxes that are gone after all steps that moved pixels.
+
+    Boxes are left out of which less than `LEAST_SIDE` is left across or down, with the entries that
+    belong to them; those that are kept come first, in their order, and zeros behind.
+    """
+    names, followers, changed = (
+        [n for n in draw.followers if n in draw.moved],
+        draw.followers,
+        Batch(),
+    )
+    draw.moved.clear()
+    leaders = {n: f if (f := followers[n].boxes) in names else n for n in names}
     for leader in dict.fromkeys(leaders.values()):
-        entries = torch.arange(moved[leader].shape[1], device=moved[leader].device)
+        entries = torch.arange(batch[leader].shape[1], device=batch[leader].device)
         kept = entries < batch[leader + LENGTH][:, None]
         if followers[leader].kind == "boxes":
-            corners = moved[leader]
+            corners = batch[leader]
             kept &= (corners[..., 2:] - corners[..., :2] >= LEAST_SIDE).all(-1)
         order, lengths = (~kept).to(torch.int8).argsort(dim=1, stable=True), kept.sum(1)
         for name in [name for name in names if leaders[name] == leader]:
-            values = moved[name]
+            values = batch[name]
             unlike, on_host = values.shape[:2] != kept.shape, values.device.type == "cpu"
             if on_host and not unlike:  # a CUDA device would have to be waited for
                 unlike = not torch.equal(batch[name + LENGTH], batch[leader + LENGTH])
@@ -365,7 +380,7 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
             in_order = values.gather(1, order.reshape(axes).expand_as(values))
             behind = (entries >= lengths[:, None]).reshape(axes)
             changed |= {name: in_order.masked_fill(behind, 0), name + LENGTH: lengths}
-    return changed
+    return {**batch, **changed} if changed else batch
 
 
 def _constant(
@@ -407,8 +422,15 @@ def require_step(name: str, step: Any) -> Any:
     return step
 
 
+def run_all(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
+    """Apply a whole transform; boxes that are gone are dropped at its end."""
+    return without_gone(run(step, batch, draw), draw)
+
+
 def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
-    """Apply a `Transform` or `Compose`, or call any other callable."""
+    """Apply a `Transform` or `Compose`, or call any other callable, which sees no boxes gone."""
+    if type(step).__module__ != __name__:
+        batch = without_gone(batch, draw)
     return step.apply(batch, draw) if isinstance(step, Transform | Compose) else step(batch)
 
 
@@ -500,7 +522,7 @@ def require_fitting(
         known = known and type(step).__module__ == __name__
         if known:
             try:
-                batch = step.apply(batch, draw)
+                batch = run_all(step, batch, draw)
             except UsageError:
                 raise
             except Exception:  # of a dtype that a device may have; else the first batch raises it

@@ -41,7 +41,7 @@ from precache.transforms import (
     label_mixing,
     require_fitting,
     require_unblended,
-    run,
+    run_all,
     split_windows,
 )
 
@@ -303,7 +303,7 @@ class BatchSource:
         if transform is not None:
             draw = self._draw(epoch, first, batch["row"])
             with self._transform_time.counted():
-                batch = run(transform, batch, draw)
+                batch = run_all(transform, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)

@@ -205,13 +205,14 @@ def parse_json(data: bytes, where: str) -> Json:
 
 
 def is_summed(field: Field, row: RowShape) -> bool:
-    """Return whether channel sums are stored for a field: only for decoded images."""
-    return field.decodes and len(row.shape) == 3
+    """Return whether channel sums are stored for a field: only for decoded images, not masks."""
+    return field.decodes and len(row.shape) == 3 and field.specs()[-1].kind != "mask"
 
 
 def field_document(field: Field, row: RowShape, rows: int, rows_per_shard: int) -> Json:
     """Return the `zarr.json` of a field's array."""
-    names = ["row", "channel", "height", "width"] if is_summed(field, row) else None
+    is_picture = field.decodes and len(row.shape) == 3
+    names = ["row", "channel", "height", "width"] if is_picture else None
     fill_value = False if row.dtype == "bool" else 0
     return _field_array(field.stored_as, row, rows, rows_per_shard).document(names, fill_value)
 

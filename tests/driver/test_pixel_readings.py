@@ -237,7 +237,8 @@ def test_one_file_gives_an_image_and_its_mask(tmp_path: Path) -> None:
             "mask": Field(ops=[Decode(mode="P"), Resize(**resize)]),
         }
     )
-    precache.build(source, tmp_path / "store", recipe, address="serial")
+    result = precache.build(source, tmp_path / "store", recipe, address="serial")
+    assert [*result.mean] == ["image"], "values of masks have no mean"
     masks = pixels(tmp_path / "store", "mask")
     for key, image in pixels(tmp_path / "store").items():
         shown = in_palette(Image.fromarray(masks[key][0])).convert("RGB")

@@ -3,8 +3,8 @@
 ``tests/golden/boxes.npz`` was made with torchvision 0.28: of each sample, `BoundingBoxes` (XYXY)
 and `KeyPoints` went through ``v2.functional.resized_crop``, ``crop``, ``center_crop``, ``resize``
 and ``horizontal_flip``, with the crops and flips that the steps below draw from
-``Draw((3, 5), 0, arange(16))``, and through ``sanitize_bounding_boxes`` with its defaults: after
-each step for pictures of one size (``dense``), at the end for those of many sizes (``ragged``).
+``Draw((3, 5), 0, arange(16))``, and at the end through ``sanitize_bounding_boxes`` with its
+defaults, for pictures of one size (``dense``) and of many (``ragged``).
 ``kept`` are the numbers of the boxes that are left, -1 behind them.
 """
 
@@ -35,6 +35,8 @@ from precache.transforms import (
     WindowSteps,
     follow,
     movement_of,
+    run_all,
+    without_gone,
 )
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden/boxes.npz")
@@ -92,7 +94,7 @@ def test_dense_batches_have_the_boxes_of_torchvision(name: str) -> None:
     height, width = GOLDEN["dense.sizes"][0].tolist()
     batch = {"image": torch.zeros(16, 3, height, width, dtype=torch.uint8), **batch_of("dense")}
     before = {field: values.clone() for field, values in batch.items()}
-    require_golden(Compose(STEPS[name]).apply(batch, draw()), "dense", name)
+    require_golden(run_all(Compose(STEPS[name]), batch, draw()), "dense", name)
     assert all(torch.equal(batch[field], values) for field, values in before.items())
 
 
@@ -107,8 +109,9 @@ def test_windows_of_ragged_pictures_have_the_boxes_of_torchvision(name: str) -> 
     view = WindowSteps(placed, size, ())(GOLDEN["ragged.sizes"], draw())
     batch = batch_of("ragged")
     places = torch.from_numpy(view.places())
-    moved = follow(batch, ["image"], movement_of(places, size), draw())
-    require_golden({**batch, **moved}, "ragged", name)
+    drawn = draw()
+    moved = follow(batch, ["image"], movement_of(places, size), drawn)
+    require_golden(without_gone({**batch, **moved}, drawn), "ragged", name)
 
 
 def test_boxes_move_where_the_pixels_under_them_do() -> None:
@@ -120,7 +123,7 @@ def test_boxes_move_where_the_pixels_under_them_do() -> None:
     for steps in ([RandomCrop(40, 4), HorizontalFlip()], [HorizontalFlip(), CenterCrop((48, 51))]):
         drawn = Draw((9, 0), 0, torch.arange(4), {"boxes": FOLLOWERS["boxes"]})
         boxes = {"boxes": corners[:, None].float(), "boxes.length": torch.ones(4).long()}
-        batch = Compose(steps).apply({"image": image, **boxes}, drawn)
+        batch = run_all(Compose(steps), {"image": image, **boxes}, drawn)
         for pixels, box, length in zip(*(batch[n] for n in ("image", *boxes)), strict=True):
             rows, columns = (pixels[0] > 0).any(1).nonzero(), (pixels[0] > 0).any(0).nonzero()
             if length:
@@ -130,6 +133,32 @@ def test_boxes_move_where_the_pixels_under_them_do() -> None:
                 assert not len(rows)
 
 
+def test_boxes_are_dropped_after_the_last_step_that_moves_pixels() -> None:
+    """In dense batches and in windows; a function of the batch sees none of those that are gone."""
+    corners = torch.tensor([[[10.0, 10, 15.5, 30], [0, 0, 14, 9], [12, 12, 40, 20]]])
+    steps = [CenterCrop(20), Resize((80, 80))]  # of 30 x 50, it begins at 15, 5
+    drawn = Draw((0,), 0, torch.arange(1), {"boxes": FOLLOWERS["boxes"]})
+    boxes = {"boxes": corners, "boxes.length": torch.tensor([3])}
+    left = torch.tensor([[[0.0, 20, 2, 80], [0, 28, 80, 60], [0, 0, 0, 0]]])
+
+    def require(batch: Batch, wanted: torch.Tensor, count: int) -> None:
+        torch.testing.assert_close(batch["boxes"], wanted)
+        assert batch["boxes.length"].tolist() == [count]
+
+    dense = {"image": torch.zeros(1, 1, 30, 50), **boxes}
+    require(run_all(Compose(steps), dense, drawn), left, 2)
+    view = WindowSteps([((n,), step) for n, step in enumerate(steps)], (80, 80), ())(
+        np.array([[30, 50]]), drawn
+    )
+    movement = movement_of(torch.from_numpy(view.places()), (80, 80))
+    moved = follow(boxes, ["image"], movement, drawn)
+    require(without_gone({**boxes, **moved}, drawn), left, 2)
+    seen: list[Batch] = []
+    between: list[Any] = [steps[0], lambda batch: (seen.append(batch), batch)[1], steps[1]]
+    require(run_all(Compose(between), dense, drawn), left[:, [1, 2, 2]], 1)
+    assert seen[0]["boxes.length"].tolist() == [1]
+
+
 def test_a_batch_without_boxes_keeps_its_shape() -> None:
     batch: Batch = {
         "image": torch.zeros(3, 3, 30, 30),
@@ -137,7 +166,7 @@ def test_a_batch_without_boxes_keeps_its_shape() -> None:
         "boxes.length": torch.zeros(3).long(),
     }
     drawn = Draw((1, 0), 0, torch.arange(3), {"boxes": FOLLOWERS["boxes"]})
-    moved = RandomResizedCrop(8).apply(batch, drawn)
+    moved = run_all(RandomResizedCrop(8), batch, drawn)
     assert moved["boxes"].shape == (3, 0, 4)
     assert moved["image"].shape == (3, 3, 8, 8)
 
@@ -173,7 +202,7 @@ def test_boxes_that_a_function_dropped_alone_are_refused(longest: bool) -> None:
         return {**batch, "boxes": batch["boxes"][:, : fewer.max()], "boxes.length": fewer}
 
     with pytest.raises(UsageError, match="has other entries, or lengths"):
-        Compose([drop, HorizontalFlip()]).apply(batch, draw())
+        run_all(Compose([drop, HorizontalFlip()]), batch, draw())
 
 
 def test_boxes_may_be_named_beside_their_picture() -> None:
