@@ -41,15 +41,11 @@ def is_summed(field: Field, row: RowShape) -> bool:
     return field.decodes and len(row.shape) == 3
 
 
-def field_document(field: Field, row: RowShape, rows: int, rows_per_shard: int) -> Json:
-    """Return the `zarr.json` of a field's array."""
-    names = ["row", "channel", "height", "width"] if is_summed(field, row) else None
-    return _field_document(field.stored_as, row, rows, rows_per_shard, names)
-
-
-def _field_document(
-    codec: Codec, row: RowShape, rows: int, rows_per_shard: int, names: list[str] | None = None
+def field_document(
+    codec: Codec, row: RowShape, rows: int, rows_per_shard: int, *, summed: bool = False
 ) -> Json:
+    """Return the `zarr.json` of a field's array."""
+    names = ["row", "channel", "height", "width"] if summed else None
     if row.ragged:
         own: Json = {"dtype": row.dtype}
         if isinstance(codec, ImageCodec):
@@ -88,7 +84,7 @@ def field_layout(attributes: Attributes, name: str, where: str) -> Array:
     if field.codec not in CODEC_CLASSES:
         raise StoreError(f"{where} has codec {field.codec!r}; there are {', '.join(CODEC_CLASSES)}")
     codec = cast(Codec, CODEC_CLASSES[field.codec]())
-    document = _field_document(codec, field.row, attributes.rows, attributes.rows_per_shard)
+    document = field_document(codec, field.row, attributes.rows, attributes.rows_per_shard)
     return parse_array(document, where)
 
 

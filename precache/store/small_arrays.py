@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,15 +51,6 @@ def small_layout(
     names = [""] * len(shape)
     document = small_document(shape, dtype, names, fill_value, per_chunk)
     return zarr_metadata.parse_array(document, "a small array")
-
-
-def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
-    """Return the `zarr.json` of a `string_array`."""
-    rows = max(1, min(count, KEYS_PER_CHUNK))
-    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
-    return zarr_metadata.array_document(
-        (count,), "string", (rows,), codecs, fill_value="", dimension_names=[dimension_name]
-    )
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -158,8 +149,9 @@ def small_array(
     )
     files = {"zarr.json": json.dumps(document).encode()}
     tail, per_chunk = "/0" * (values.ndim - 1), per_chunk or ROWS_PER_CHUNK
-    for number, part in enumerate(_runs(values, per_chunk)):
-        rows = min(len(values), per_chunk)
+    rows = min(len(values), per_chunk)
+    for number, start in enumerate(range(0, len(values), per_chunk)):
+        part = values[start : start + per_chunk]
         chunk = np.full((rows, *values.shape[1:]), fill_value, values.dtype)
         chunk[: len(part)] = part
         files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
@@ -182,16 +174,17 @@ def file_array_document(nbytes: int) -> bytes:
 
 def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
     """Make a Zarr `string` array (codec `vlen-utf8`): name below its folder -> bytes."""
-    files = {"zarr.json": json.dumps(string_document(len(values), dimension_name)).encode()}
-    for number, part in enumerate(_runs(values, KEYS_PER_CHUNK)):
-        rows = min(len(values), KEYS_PER_CHUNK)
+    count, rows = len(values), min(len(values), KEYS_PER_CHUNK)
+    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
+    document = zarr_metadata.array_document(
+        (count,), "string", (max(1, rows),), codecs, fill_value="", dimension_names=[dimension_name]
+    )
+    files = {"zarr.json": json.dumps(document).encode()}
+    for number, start in enumerate(range(0, count, KEYS_PER_CHUNK)):
+        part = values[start : start + KEYS_PER_CHUNK]
         chunk = np.array([*part] + [""] * (rows - len(part)), object)
         files[f"c/{number}"] = _compress(VLenUTF8().encode(chunk))
     return files
-
-
-def _runs(values: Any, length: int) -> Iterator[Any]:
-    return (values[start : start + length] for start in range(0, len(values), length))
 
 
 def _compress(data: Any) -> bytes:

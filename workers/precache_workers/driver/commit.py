@@ -19,6 +19,7 @@ from precache.store.array_metadata import (
     SUMS,
     checks_per_object,
     field_document,
+    is_summed,
     label_form,
     shapes_name,
 )
@@ -172,7 +173,8 @@ def small_objects(
     group = as_json(zarr_metadata.group_document({}))
     objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
     for name, row in target.shapes.items():
-        document = field_document(fields[name], row, len(table), target.rows_per_shard)
+        codec, summed = fields[name].stored_as, is_summed(fields[name], row)
+        document = field_document(codec, row, len(table), target.rows_per_shard, summed=summed)
         objects[f"{name}/{ROOT}"] = as_json(document)
         stored = [receipt.objects[name] for receipt in receipts]
         shards = [(made.size, made.xxh3 >> 64, made.xxh3 & 2**64 - 1) for made in stored]
