@@ -67,7 +67,7 @@ class Translated:
 
     path: object
     doing: str
-    hints: Mapping[int, str] = field(default_factory=lambda: _HINTS)
+    hints: Mapping[int, str] | None = None
 
     def __enter__(self) -> None:
         pass
@@ -80,7 +80,7 @@ class Translated:
     ) -> None:
         if not isinstance(error, OSError):
             return
-        reason, hint = error.strerror or str(error), self.hints.get(error.errno or 0)
+        reason, hint = error.strerror or str(error), (self.hints or _HINTS).get(error.errno or 0)
         end = f"; {hint}" if hint else ""
         raise StorageError(f"cannot {self.doing} {self.path}: {reason}{end}") from error
 

@@ -53,9 +53,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.extend(names)
         return fetch(self, names, sizes)
 
-    def tried(self: PixelReadings, sample: Any, key: str) -> None:
+    def tried(self: PixelReadings, key: str, sample: Any) -> None:
         keys.remove(key)
-        look(self, sample, key)
+        look(self, key, sample)
 
     monkeypatch.setattr(FolderSource, "fetch", noted)
     monkeypatch.setattr(PixelReadings, "look", tried)

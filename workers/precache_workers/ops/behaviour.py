@@ -259,13 +259,9 @@ def _text(array: np.ndarray) -> str:
     what = f"{array.dtype.str} {array.shape}".encode()
     plain = np.ascontiguousarray(array)
     digest = xxhash.xxh3_64_hexdigest(what + plain.tobytes())
-    sampled = _sampled(plain.reshape(-1))
+    values, most = plain.reshape(-1), max(1, SAMPLED_BYTES // plain.itemsize)
+    sampled = values[:: max(1, -(-len(values) // most))]
     return f"{digest} {array.dtype.str} {sampled.tobytes().hex()}"
-
-
-def _sampled(values: np.ndarray) -> np.ndarray:
-    most = max(1, SAMPLED_BYTES // values.itemsize)
-    return values[:: max(1, -(-len(values) // most))]
 
 
 @functools.cache

@@ -229,16 +229,13 @@ def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None
 
 
 def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
-    turned = {
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: a[::-1].transpose(1, 0, 2),
-        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda a: a[:, ::-1].transpose(1, 0, 2),
-    }.get(orientation)
-    return array if turned is None else np.ascontiguousarray(turned(array))
+    if orientation not in range(2, 9):
+        return array
+    rows, columns = (
+        -1 if orientation in flipped else 1 for flipped in ((3, 4, 6, 7), (2, 3, 7, 8))
+    )
+    turned = array[::rows, ::columns]
+    return np.ascontiguousarray(turned if orientation < 5 else turned.transpose(1, 0, 2))
 
 
 def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:

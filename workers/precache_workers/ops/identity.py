@@ -99,15 +99,6 @@ def decides(recipe: Recipe) -> dict[str, str]:
     return _versions(recipe) | digests | codes
 
 
-def select_identities(recipe: Recipe, decided: Mapping[str, str]) -> dict[str, str]:
-    """Return those identities, by name, that decide the pixels of a recipe; empty if unknown."""
-    identities = _versions(recipe)
-    for step in recipe_steps(recipe):
-        if not (isinstance(step.op, Function) and step.op.version):
-            identities[step.name] = decided.get(step.name, "")
-    return identities
-
-
 def _versions(recipe: Recipe) -> dict[str, str]:
     """Return the versions that functions declare.
 
@@ -136,6 +127,10 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
     field = recipe.fields[name]
     ops = tuple(op.without_refusals() for op in field.ops[:count])
     part = recipe.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
+    identities = _versions(part)  # that decide its pixels; empty if unknown
+    for step in recipe_steps(part):
+        if not (isinstance(step.op, Function) and step.op.version):
+            identities[step.name] = decided.get(step.name, "")
     random = any(op.is_random for op in ops)
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
@@ -143,7 +138,7 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
         "seed": recipe.seed if random else None,
         "decodes": field.decodes,
         "revision": OPS_REVISION,
-        "versions": select_identities(part, decided),
+        "versions": identities,
     }
     if field.kind:
         meaning["kind"] = field.kind

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from precache_workers.ops.identity import all_starts, ops_digest, starts_of
 from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
+    StoredVersion,
     open_finished,
     stored_versions,
 )
@@ -365,7 +366,10 @@ class Catalogue:
         made
             Id of the version that is made: no rows are taken of it.
         """
-        versions = [*_samples(store, spec, made)]
+        stored = [*stored_versions(store, begun=True)]
+        if not stored:
+            return cls.empty(spec)
+        versions = [*_samples(stored, spec, made)]
         content, known, labels, parts = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, content, known, labels, retries or pinned is not None, parts)
 
@@ -522,12 +526,14 @@ def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) 
     return np.repeat(whole, ends - starts)
 
 
-def _samples(store: Folder, spec: VersionSpec, made: str | None) -> Iterator[StoredSamples]:
+def _samples(
+    versions: Iterable[StoredVersion], spec: VersionSpec, made: str | None
+) -> Iterator[StoredSamples]:
     """Read the versions that have rows of some field, or samples that ended workers: the committed,
     the latest first, then the finished shards of those that were begun; damaged ones are left out.
     """
     wanted = _wanted_digests(spec)
-    for stored in stored_versions(store, begun=True):
+    for stored in versions:
         attributes, is_made = stored.attributes, stored.folder.name == made
         matches = match_arrays(spec.recipe, wanted, stored.folder, attributes)
         if not (matches or attributes.holes) or (is_made and stored.begun is not None):

@@ -133,13 +133,6 @@ class RunOptions(SourceOptions, PlacementOptions):
     storage_options: Annotated[dict[str, Any], _DICT] = Field(default={}, repr=False)
     storage_options_env: Annotated[dict[str, str], _DICT] = {}
 
-    @model_validator(mode="after")
-    def _name_variables(self) -> Self:
-        if self.storage_options_env:
-            options = with_environment(self.storage_options, self.storage_options_env)
-            object.__setattr__(self, "storage_options", options)
-        return self
-
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
@@ -150,7 +143,10 @@ class RunOptions(SourceOptions, PlacementOptions):
         return address
 
     @model_validator(mode="after")
-    def _check_joined(self) -> Self:
+    def _check_run(self) -> Self:
+        if self.storage_options_env:
+            options = with_environment(self.storage_options, self.storage_options_env)
+            object.__setattr__(self, "storage_options", options)
         if not is_joined(self.address) and self.placement != Placement():
             default = PlacementOptions()
             names = [

@@ -104,7 +104,8 @@ class RecalledListing:
         return record_name(self.listed.source, self.inputs)
 
     def new_record(self, content_of: Callable[[], Mapping[str, str]] | None) -> bytes | None:
-        """Return the record of this listing; None if the earlier one says the same.
+        """Return the record of this listing, a Parquet file after its XXH3-128 digest; None if the
+        earlier one says the same.
 
         Parameters
         ----------
@@ -112,6 +113,8 @@ class RecalledListing:
             Returns contents of samples by key, called if some are still unknown.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
 
         listed, table = self.listed, self.table
         other = ~listed.etags.same(table.etags) | (listed.mtimes != table.mtimes)
@@ -130,17 +133,17 @@ class RecalledListing:
             arrow_of(self.file_states), contents.plain, arrow_of(table.mtimes), table.etags.plain,
         )  # fmt: skip
         new = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
-        new = new if kept.all() else new.filter(arrow_of(kept))
-        return _serialised([new, *self._absent(arrays[0])])
-
-    def _absent(self, keys: Any) -> list[Any]:
-        """Return the samples of the earlier record that are not listed, as they may come back."""
-        import pyarrow.compute as pc
-
-        rows = self.record.filter(
-            pc.invert(pc.is_in(self.record["key"].cast(keys.type), value_set=keys))
-        )
-        return [rows] if len(rows) <= len(keys) else []
+        parts = [new if kept.all() else new.filter(arrow_of(kept))]
+        listed_before = pc.is_in(self.record["key"].cast(arrays[0].type), value_set=arrays[0])
+        absent = self.record.filter(pc.invert(listed_before))  # which may come back
+        parts += [absent] * (len(absent) <= len(arrays[0]))
+        whole = [_table(dict(zip(_COLUMNS, part.columns, strict=True))) for part in parts]
+        few, sink = ["etag", "known_etag", "file_state"], io.BytesIO()
+        pq.write_table(
+            pa.concat_tables(whole), sink, compression="zstd", use_dictionary=few,
+            write_statistics=False,
+        )  # fmt: skip
+        return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
 
 
 def _filled(contents: Texts, keys: Texts, of_key: Mapping[str, str]) -> Texts:
@@ -214,9 +217,10 @@ def recall(
     sizes = listing.expected_sizes(np.flatnonzero(touched))
     few = len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
     unsure = alike & (stale | (len(record) == 0))
-    _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
-    rows = np.flatnonzero(alike | (touched & few) | read_all)
-    found = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
+    if unsure.sum() > max(FEW, 0.01 * len(listing)):
+        _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
+    rows = np.flatnonzero(alike | (touched & few) | read_all).tolist()
+    found = dict(zip(rows, read(listing, rows), strict=True)) if rows else {}
     return RecalledListing(
         _with_identities(listing, known, found, alike, file_states),
         listing,
@@ -390,7 +394,7 @@ def _with_identities(
 def _announce(
     listing: RowTable, rows: np.ndarray, say: Callable[[str], None], *, is_lost: bool
 ) -> None:
-    """Print that samples are read whose size and time are known, if they are many."""
+    """Print that samples are read whose size and time are known."""
     sizes = listing.sizes[rows]
     size = f" ({in_units(int(sizes.sum()))})" if (sizes >= 0).all() else ""
     why = (
@@ -398,12 +402,11 @@ def _announce(
         if is_lost
         else "but another ctime or inode, as after chmod, links or copies"
     )
-    if len(rows) > max(FEW, 0.01 * len(listing)):
-        say(
-            f"{len(rows):,} of {len(listing):,} samples have the size and time that they had, "
-            f"{why}: they are read{size}, and their content decides; --ignore-ctime takes them as "
-            "unchanged"
-        )
+    say(
+        f"{len(rows):,} of {len(listing):,} samples have the size and time that they had, "
+        f"{why}: they are read{size}, and their content decides; --ignore-ctime takes them as "
+        "unchanged"
+    )
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -416,16 +419,3 @@ def _table(columns: Mapping[str, Any]) -> Any:
     pairs = zip(columns.values(), schema, strict=True)
     arrays = [column.cast(field.type) for column, field in pairs]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _serialised(parts: Sequence[Any]) -> bytes:
-    """Serialise tables as a record: a Parquet file after its XXH3-128 digest."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.concat_tables([_table(dict(zip(_COLUMNS, p.columns, strict=True))) for p in parts])
-    sink = io.BytesIO()
-    few = ["etag", "known_etag", "file_state"]
-    pq.write_table(table, sink, compression="zstd", use_dictionary=few, write_statistics=False)
-    data = sink.getvalue()
-    return xxhash.xxh3_128_digest(data) + data

@@ -107,8 +107,9 @@ def run_samples(
                 if not isinstance(sample, Sample):
                     raise sample
                 run.nbytes = sample.nbytes
-                current.work(DECODING, run.key, _warm_up, warm_up, run.key, sample)
-                warm_up = {}
+                if warm_up:
+                    current.work(DECODING, run.key, _warm_up, warm_up, run.key, sample)
+                    warm_up = {}
                 outcome = current.work(DECODING, run.key, work, run, sample)
             except Exception as error:  # as in a build: whatever an op raises on a hostile file
                 outcome = error.with_traceback(None)  # whose frames hold the sample's memory

@@ -280,8 +280,12 @@ class _Rows:
         parts = self._stored_parts(place) if fetched is None else ""
         if fetched is not None:
             sample, reason = self._sample_of(place, fetched)
-            content, own = sample.content, self._parts_of(sample)
-            parts = _joined(content, own)
+            content = sample.content
+            own = dict.fromkeys(self._starts, content)
+            if sample.contents:
+                for start, each in self._starts.items():
+                    own[start] = sample.contents.get(part_of(*each, sample), content)
+                parts = _joined(content, own)
             row = self._assembly.with_sample(place, content, reason, own)
         reason = self._at_work.work(DECODING, key, self._stage, row, place, key, sample)
         if reason:
@@ -302,15 +306,6 @@ class _Rows:
     def _stored_parts(self, place: int) -> str:
         rows = self._assembly.rows
         return _joined(rows.contents[place], rows.parts_of_rows[place]) if rows.has_parts else ""
-
-    def _parts_of(self, sample: Sample) -> dict[str, str]:
-        """Return the contents of the parts of a sample from which fields start."""
-        if not sample.contents:
-            return dict.fromkeys(self._starts, sample.content)
-        return {
-            start: sample.contents.get(part_of(*each, sample), sample.content)
-            for start, each in self._starts.items()
-        }
 
     def _stage(self, row: Run, place: int, key: str, sample: Sample | None) -> str:
         """Stage a row; returns the reason if it is a hole."""
