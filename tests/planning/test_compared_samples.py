@@ -22,6 +22,7 @@ from precache.errors import PrecacheError, SourceError, UsageError
 from tests.support.building import labels, pixels, with_equal_ctimes, write_jpegs
 
 CODE = """
+import dataclasses
 import json
 import pathlib
 import random
@@ -45,6 +46,15 @@ class Inner(list):
 class Record:
     def __init__(self, path):
         self.path = path
+
+class Slots:
+    __slots__ = ("path",)
+    def __init__(self, path):
+        self.path = path
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    path: pathlib.Path
 
 class Data:
     {members}
@@ -289,6 +299,16 @@ HOLDERS = {
     "slots": (
         "__slots__ = ('files',)\n    def __init__(self): self.files = sorted(HERE.glob('*.png'))"
     ),
+    "objects with slots": "files = [Slots(p) for p in sorted(HERE.glob('*.png'))]",
+    "data class with slots": "files = [Slotted(p) for p in sorted(HERE.glob('*.png'))]",
+    "open file": (
+        "def __init__(self): self.file = open(HERE / '3.png', 'rb')\n"
+        "    def __del__(self): self.file.close()"
+    ),
+    "index of a data frame": (
+        "root, x = HERE, pandas.DataFrame({'n': 0}, [f'{n}.png' for n in range(8)])"
+    ),
+    "index of a series": "root, x = HERE, pandas.Series(0, [f'{n}.png' for n in range(8)])",
     "series": "img_dir, names = HERE, pandas.Series([f'{n}.png' for n in range(8)])",
     "columns": "root, table = HERE, {'label': [*range(8)], 'file': [f'{n}.png' for n in range(8)]}",
     "bytes": "files = np.array([bytes(p) for p in sorted(HERE.glob('*.png'))])",
@@ -527,6 +547,14 @@ def test_a_file_that_is_rewritten_in_place_is_seen(
     assert [found[str(n)] for n in range(8)] == [0, 1, 0, label, 0, 1, 0, 1]
     assert build(bitmaps, tmp_path).version == second.version
     assert build(bitmaps, tmp_path, compact=True).version == second.version
+
+
+def test_files_that_are_all_rewritten_in_place_are_read(bitmaps: str, tmp_path: Path) -> None:
+    build(bitmaps, tmp_path)
+    for n in range(8):
+        rewrite(tmp_path / f"code/{n}.bmp", bitmap(10 + n))
+    build(bitmaps, tmp_path)
+    assert values(tmp_path) == [*range(10, 18)]
 
 
 def test_folders_of_files_that_are_exchanged_are_seen(source: Module, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
         return
     rows = np.unique(np.linspace(0, len(table) - 1, SPOTS).astype(int)).tolist()
     places = Texts(stored["key"]).find(table.keys.take(np.array(rows)))
-    contents, etags = Texts(stored["content"]), Texts(stored["etag"])
+    contents, etags = Texts(stored["content"]), Texts(stored["known_etag"])
     for row, place in zip(rows, places.tolist(), strict=True):
         if place < 0 or not contents[place] or etags[place] != table.etags[row]:
             continue

@@ -363,11 +363,12 @@ def _recall(
     if not isinstance(source, DatasetSource):
         return known(ContentReader(source, request.sample_timeout, say)), {}
     reader = DatasetReader(source, request.sample_timeout, say, tick, request.compare)
-    if not source.compares and not request.recompute:
-        require_spots(store, replace(reader, tick=lambda count: None, contents={}), listing)
     # What one recipe reads of a sample settles nothing for another.
     inputs = repr((source.fields, source.labels_given))
     recalled = known(reader, read_all=request.compare, read_touched=False, inputs=inputs)
+    if not source.compares and not request.recompute:
+        spots = replace(reader, tick=lambda count: None, contents={})
+        require_spots(store, spots, recalled.table)
     return recalled, reader.contents if request.compare else {}
 
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import itertools
 import json
 import os
@@ -230,13 +231,17 @@ def _around(dataset: Any) -> Iterator[tuple[str, Any]]:
 def _as_builtin(value: Any) -> Any:
     """Return a column of pandas, polars or Arrow as a list, and a table as a list of them.
 
-    Of Arrow's columns only text and numbers are copied: others may hold images.
+    The index of pandas is a column. Of Arrow's columns only text and numbers are copied: others may
+    hold images.
     """
     if isinstance(value, np.ndarray | type):
         return value
     if hasattr(value, "to_pylist") and hasattr(value, "type"):  # Arrow
         simple = re.search("string|^u?int|^float|^double|^halffloat|^bool", str(value.type))
         return value.to_pylist() if simple else ()
+    if hasattr(value, "iloc"):  # pandas, where several columns may have one name
+        columns = [column for _, column in value.items()] if hasattr(value, "columns") else [value]
+        return [values.to_list() for values in (value.index, *columns)]
     if hasattr(value, "to_list"):
         return value.to_list()
     if not hasattr(value, "columns"):
@@ -245,8 +250,6 @@ def _as_builtin(value: Any) -> Any:
         return list(map(_as_builtin, value.iter_columns()))
     if hasattr(value, "itercolumns"):  # Arrow
         return list(map(_as_builtin, value.flatten().itercolumns()))
-    if hasattr(value, "iloc"):  # pandas, where several columns may have one name
-        return [_as_builtin(column) for _, column in value.items()]
     if hasattr(value, "__getitem__") and not _is_dataset(value):  # a lazy table of polars
         raise TypeError(f"{type(value).__name__} is a table whose columns cannot be listed")
     return value
@@ -269,9 +272,11 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
     if type(value).__module__ == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = tuple(vars(value).values())
+        value = tuple(_own_values(value))
     elif length is None and _is_record(value):
-        value = tuple(part for part in vars(value).values() if not hasattr(part, "__dict__"))
+        value = tuple(
+            p for p in _own_values(value) if not (hasattr(p, "__dict__") or _is_record(p))
+        )
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
     if is_array and value.dtype.kind in "OSU":
         value = value.tolist()
@@ -298,7 +303,8 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
         if len(value) <= LONGEST_PATH and 0 not in value:
             return os.fsdecode(bytes(value))
         return xxhash.xxh3_64_hexdigest(value)
-    path = value if _is_path(value) else getattr(value, "filename", None)  # of an open file
+    name = "name" if isinstance(value, io.IOBase) else "filename"  # of an open file
+    path = value if _is_path(value) else getattr(value, name, None)
     if path is not None and _is_path(path):
         return os.fsdecode(path)
     if value is None or isinstance(value, str | int | float):
@@ -309,9 +315,19 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
 def _is_record(value: Any) -> bool:
     """Return True for an object of a user's class that is told by its attributes."""
     kinds = (str, bytes, int, float, list, tuple, Mapping, AbstractSet, np.ndarray, os.PathLike)
-    if isinstance(value, kinds) or not hasattr(value, "__dict__"):
-        return False
-    return _is_of_user(type(value).__module__)
+    return not isinstance(value, kinds) and _is_of_user(type(value).__module__)
+
+
+def _own_values(value: Any) -> list[Any]:
+    """Return the values of an object's attributes and slots."""
+    of_slots = (getattr(value, name, None) for name in _slots(type(value)))
+    return [*getattr(value, "__dict__", {}).values(), *of_slots]
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> list[str]:
+    members = [item for part in kind.__mro__ for item in vars(part).items()]
+    return [name for name, value in members if isinstance(value, types.MemberDescriptorType)]
 
 
 @functools.lru_cache(maxsize=4096)
