@@ -70,7 +70,7 @@ from precache_workers.sources.name_readings import (
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import is_split, split_name
-from precache_workers.user_code.identity import code_of
+from precache_workers.user_code.identity import code_of, unfollowed
 
 log = logging.getLogger(__name__)
 
@@ -206,14 +206,16 @@ class ListedSource:
             code = code_of(name.removeprefix("python:"))
             if code is None:
                 continue
-            unknown = code.unfollowed
-            remedy = "a method fingerprint(i) of the dataset decides instead"
-            if not name.startswith("python:"):  # a dataset is there to read files
-                unknown += code.reads
-                remedy = "give the function a version=, and change it with them"
+            unknown, remedy = (
+                unfollowed(code),
+                "give the function a version=, and change it with them",
+            )
+            if name.startswith("python:"):  # a dataset is there to read files
+                unknown = [(text, reads) for text, reads in unknown if not reads]
+                remedy = "a method fingerprint(i) of the dataset decides instead"
             if unknown:
                 more = f"; and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-                shown = "; ".join(unknown[:8]) + more
+                shown = "; ".join(text for text, _ in unknown[:8]) + more
                 lines.append(
                     f"{name}: edits of what these reach are not noticed: {shown}; {remedy}"
                 )

@@ -6,9 +6,9 @@
   all that they import.
 - An installed package counts by its distribution and version; one that was installed from a folder
   or repository also by its files. The standard library and precache count by name only.
-- The order of statements counts, but for that of definitions, constants and imports of packages
-  whose names are bound once.
-- Comments, layout, docstrings, and annotations that are never evaluated do not count.
+- The order of statements counts, but for that of functions, constants and imports of packages whose
+  names are bound once.
+- Comments, layout, docstrings and annotations of functions do not count.
 - Expressions that use code, files or variables which are known only at run time are listed.
 """
 
@@ -22,11 +22,10 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -77,18 +76,12 @@ class Code:
         Module of the user -> its statements.
     counted
         The statements that count.
-    unfollowed
-        Expressions that use code or variables which are known only at run time.
-    reads
-        Expressions that read files or weights.
     """
 
     digest: str
     texts: Mapping[str, str]
     modules: Mapping[str, Module]
     counted: Set[Statement]
-    unfollowed: tuple[str, ...]
-    reads: tuple[str, ...]
 
 
 def code_of(name: str) -> Code | None:
@@ -185,6 +178,7 @@ class _Tracer:
         for statement in own.statements:
             self._follow_imports(statement.run_imports)
         self._reach({name} if name in own.binders else {name, *own.binders})
+        self._reach(self._count(s for s in own.statements if self._brings(s)))
         while self._left or self._count_effects():
             while self._left:
                 self._take(self._left.pop())
@@ -194,34 +188,21 @@ class _Tracer:
         modules = {m: found for m in self._texts if (found := self._module(m))}
         for other in modules.values():
             self._counted.update(() if other is own else other.statements)
-        unknown = {found for m in modules for found in self._unknown(m, modules[m])}
-        return Code(
-            xxhash.xxh3_128_hexdigest(repr(facts).encode()),
-            self._texts,
-            modules,
-            self._counted,
-            tuple(sorted(text for text, reads in unknown if not reads)),
-            tuple(sorted(text for text, reads in unknown if reads)),
-        )
+        digest = xxhash.xxh3_128_hexdigest(repr(facts).encode())
+        return Code(digest, self._texts, modules, self._counted)
 
     def _text(self) -> str:
-        """Return what counts of the function's module: by name, and in order where that matters.
+        """Return what counts of the function's module: in order, where that may matter."""
+        loose, ordered = list[str](), list[str]()
+        for s in (s for s in self._own.statements if s in self._counted):
+            again = any(len(self._own.binders[name]) > 1 for name in s.bound)
+            fixed = not (s.acts or s.mentions_run or again or self._brings(s))
+            (loose if fixed else ordered).append(s.text)
+        return str((sorted(loose), ordered))
 
-        Definitions, constants and imports of packages are alike in any order, if each name is bound
-        once.
-        """
-        names, binders = sorted(self._reached), self._own.binders
-        again = {name for name in names if len(binders.get(name, ())) > 1}
-        sources = [self._sources((self._label[0], name)) for name in names]
-        values = [[s.text for s in binders.get(name, ()) if not s.is_import] for name in names]
-        ordered: list[Any] = []
-        for s in self._own.statements:
-            brought = [module for _, module, _ in s.run_imports if self._module(module)]
-            if s in self._counted and (s.acts or s.mentions_run or s.bound & again):
-                ordered.append(s.text)
-            elif brought or s.bound & again:
-                ordered.append((brought, sorted(found for found in s.imports if found[0] in again)))
-        return str((names, sources, values, ordered))
+    def _brings(self, statement: Statement) -> bool:
+        """Return True if a statement imports a module of the user, or all names of a package."""
+        return any(bound == "*" or self._module(m) for bound, m, _ in statement.run_imports)
 
     # What counts
 
@@ -256,8 +237,7 @@ class _Tracer:
         """Count the statements that bind names, and those that bind what they use."""
         while new := names - self._reached:
             self._reached |= new
-            binders = [s for name in new for s in self._own.binders.get(name, ())]
-            names = self._count(s for s in binders if not s.is_import)
+            names = self._count(s for name in new for s in self._own.binders.get(name, ()))
 
     def _count(self, statements: Iterable[Statement]) -> set[str]:
         """Count statements of the function's module, and return the names that they use."""
@@ -272,31 +252,24 @@ class _Tracer:
         names = own.binders.keys() | {name for s in own.statements for name in s.mentions}
         imported = {n: found for n in names if (found := self._sources((self._label[0], n)))}
         users = {n for n, found in imported.items() if any(self._module(m) for m, _ in found)}
+        binders = [s for name in reached - imported.keys() for s in own.binders.get(name, ())]
+        shared = {name for s in binders if not s.is_fixed for name in s.bound}
+        shared |= users if users & reached else set()
         called = users | imported.keys() & reached
-
-        def sets_imported(statement: Statement) -> bool:
-            """Return True for ``ImageFile.LOAD_TRUNCATED_IMAGES = True`` or ``np.seterr(...)``."""
-            return bool(statement.stores & imported.keys() | statement.calls & called)
-
-        counted = {s for name in reached - imported.keys() for s in own.binders.get(name, ())}
-        defined = {s.definition.name for s in counted if s.definition} & reached
-        setters = {s for s in own.statements if s.stores or s.methods & defined}
-        changers = {s for s in counted if s.is_mutable} | {
+        setters = {  # such as ``ImageFile.LOAD_TRUNCATED_IMAGES = True``, or ``np.seterr(...)``
             s
             for s in own.statements
-            if s.definition and (sets_imported(s) or s.mentions & _NAMESPACES)
+            if s.stores & imported.keys() or s.calls & called or s.mentions & _NAMESPACES
         }
-        changed = {n for s in changers for n in (s.bound & reached if s.is_tuple else s.bound)}
-        changing = own.using(changed | (users if users & reached else set()))
-        setting = own.using({name for s in setters for name in s.bound} | users)
-        given = own.using(defined)
+        shared |= {name for s in setters if s.is_definition for name in s.bound}
+        using = own.using(shared) | _NAMESPACES
+        hooks = own.binders.keys() if any(s.is_hook for s in own.statements) else users
         effects = [
             s
             for s in own.statements
-            if s.acts and s not in self._counted
-            if s.mentions_run & (changing | _NAMESPACES)
-            or (s.mentions_run & given and (s in setters or s.mentions_run & setting))
-            or (not s.definition and sets_imported(s))
+            if s not in self._counted
+            if (s.mentions_run & using and (s.acts or (s.is_definition and s.mentions_run & hooks)))
+            or (s in setters and not s.is_definition)
         ]
         self._reach(self._count(effects))
         return bool(effects)
@@ -336,49 +309,32 @@ class _Tracer:
         state = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino) if status else ()
         return _parsed(name, path, place.submodule_search_locations is not None, *state)
 
-    # What is not followed
 
-    def _unknown(self, name: str, module: Module) -> Iterator[tuple[str, bool]]:
-        """Yield expressions of a module that are not followed, and True if they read files."""
-        own = {"self", *(s.definition.name for s in module.statements if s.definition)}
-        own |= {bound for bound, source, _ in module.imports if bound and self._module(source)}
-        for statement, found in _unfollowed(module, frozenset(own)).items():
-            if statement in self._counted:
-                yield from ((f"{text} in {name}", reads) for text, reads in found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _unfollowed(
-    module: Module, own: frozenset[str]
-) -> Mapping[Statement, Sequence[tuple[str, bool]]]:
-    """Return the expressions of each statement that are not followed; True for those that read.
-
-    Parameters
-    ----------
-    own
-        Names of code of the user, which is followed.
-    """
-    imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
-    found: dict[Statement, list[tuple[str, bool]]] = {}
-    for statement in module.statements:
-        left: list[ast.AST] = [statement.node]
+def unfollowed(code: Code) -> list[tuple[str, bool]]:
+    """Return the expressions that are not followed, sorted, with True if they read files."""
+    unknown = set[tuple[str, bool]]()
+    for name, module in code.modules.items():
+        followed = {"self", *(n for s in module.statements if s.is_definition for n in s.bound)}
+        followed |= {bound for bound, source, _ in module.imports if source in code.modules}
+        imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
+        left: list[ast.AST] = [s.node for s in module.statements if s in code.counted]
         while left:
             node = left.pop()
             call = node if isinstance(node, ast.Call) else None
             root, *rest = spine(call.func if call else node) or [""]
             full = [*imported.get(root, (root,)), *rest]
-            dynamic = root not in own and _DYNAMIC.match(".".join(filter(None, full)))
+            dynamic = root not in followed and _DYNAMIC.match(".".join(filter(None, full)))
             words = {word.arg for word in call.keywords} if call else set()
-            reads = call and root not in own and (full[-1] in _READERS or words & _WEIGHTS)
+            reads = call and root not in followed and (full[-1] in _READERS or words & _WEIGHTS)
             if import_called(node):
                 continue
             if dynamic or reads or full[-1] in _INTROSPECTION:
-                text = ast.unparse(node)[:60]
-                found.setdefault(statement, []).append((text, bool(reads and not dynamic)))
+                text = f"{ast.unparse(node)[:60]} in {name}"
+                unknown.add((text, bool(reads and not dynamic)))
                 left += [*call.args, *call.keywords] if call else []
             else:
                 left += ast.iter_child_nodes(node)
-    return found
+    return sorted(unknown)
 
 
 def _version_of(place: ModuleSpec) -> str | None:

@@ -6,9 +6,9 @@ unless the user allows it: even the search for ``package.module`` imports ``pack
 
 from __future__ import annotations
 
-import contextlib
+import ast
+import gc
 import importlib
-import inspect
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 from precache.errors import PrecacheError, RecipeError, UsageError
 from precache.messages import did_you_mean
 from precache.recipe.recipe import Recipe
-from precache_workers.user_code.identity import Code, Label, code_of, missing_module
-from precache_workers.user_code.module_code import Module, plain_code
+from precache_workers.user_code.identity import Code, code_of, missing_module
+from precache_workers.user_code.module_code import Statement, is_part_store, plain_code
 
-_loaded: dict[tuple[str, str], tuple[ModuleSpec | None, str]] = {}
+_loaded: dict[tuple[str, str], tuple[ModuleSpec, str]] = {}
 """Name and module -> the module's spec, which a reload replaces, and what counted of it."""
 _lock = threading.RLock()
 
@@ -81,6 +81,9 @@ def load_object(name: str, code: str = "") -> Any:
         try:
             attained = getattr(loaded, attribute)
         except AttributeError as error:
+            parsed = identity and identity.modules.get(module)
+            if parsed and loaded.__spec__ and attribute in parsed.binders:
+                raise _edited(name, loaded.__spec__) from None
             why = _why_missing(loaded, module, attribute, str(error))
             raise RecipeError(f"cannot load {name!r}: {why}") from None
     except PrecacheError:
@@ -99,7 +102,7 @@ def require_unchanged(name: str) -> None:
     """Raise `RecipeError` if this process runs other code than the files of a name have.
 
     Workers import the code from its files, and its identity is that of the files. Compared are what
-    was loaded before, and the constants, functions and classes that a file binds once.
+    was loaded before, and the functions and constants of what was imported otherwise.
 
     Parameters
     ----------
@@ -113,94 +116,53 @@ def require_unchanged(name: str) -> None:
 
 
 def _compare(name: str, code: Code) -> None:
+    """Raise `RecipeError` if this process runs other code than the files of a name have."""
+    stores = [n for m in code.modules.values() for s in m.statements for n in s.nodes]
+    stored = {n.attr for n in stores if isinstance(n, ast.Attribute) and is_part_store(n)}
+    functions: list[FunctionType] = []
     for module, text in code.texts.items():
-        spec = _spec(module)
-        before, loaded = _loaded.get((name, module), (None, text))
-        if spec is not None and before is spec and loaded != text:
-            raise RecipeError(
-                f"cannot use {name!r}: {spec.origin} was edited since its import; "
-                "restart the process"
-            )
-        _loaded[name, module] = spec, text
-    for (module, bound), (origin, defined, value) in _certain(code).items():
-        members, spec = getattr(sys.modules.get(module), "__dict__", {}), _spec(origin)
-        found = members.get(bound)
-        if (
-            not members
-            or spec is None
-            or _agrees(found, defined, value, code.modules[origin], spec)
-        ):
+        loaded, parsed = sys.modules.get(module), code.modules[module]
+        spec: ModuleSpec | None = getattr(loaded, "__spec__", None)
+        if loaded is None or spec is None:
             continue
-        there = f"not what {spec.origin} defines as {defined}"
-        there = f"but {_short(repr(value[0]))} by {spec.origin}" if value else there
+        for bound, binders in parsed.binders.items():
+            if len(binders) == 1 and binders[0] in code.counted and bound not in stored:
+                _require_constant(name, loaded, bound, binders[0])
+        before, seen = _loaded.get((name, module), (None, ""))
+        edited = seen != text
+        if before is not spec:
+            functions = functions or [f for f in gc.get_objects() if type(f) is FunctionType]
+            own = [f.__code__ for f in functions if f.__globals__ is vars(loaded)]
+            names = {c.co_qualname for c in parsed.codes}  # others were made of them
+            own = [c for c in own if c.co_filename == spec.origin and c.co_qualname in names]
+            # Other loaders may change the code, as that of pytest does.
+            is_plain = type(spec.loader) is SourceFileLoader
+            edited = is_plain and not parsed.codes.issuperset(map(plain_code, own))
+        if edited:
+            raise _edited(name, spec)
+        _loaded[name, module] = spec, text
+
+
+def _require_constant(name: str, loaded: ModuleType, bound: str, statement: Statement) -> None:
+    """Raise `RecipeError` if a module has another value than a constant that its file binds."""
+    if statement.constant is None:
+        return
+    value = eval(compile(ast.Expression(statement.constant), "", "eval"))
+    found = vars(loaded).get(bound)
+    if (type(found), repr(found)) != (type(value), repr(value)):
         raise RecipeError(
-            f"cannot use {name!r}: {module}.{bound} is {_short(repr(found))} in this process, "
-            f"{there}: the file is what workers run. If the file was edited since its "
-            f"import, restart the process (if that does not help, remove {spec.cached}). If the "
-            "value was set, pass it as a parameter of the function (params={...}), or write it in "
-            "the file and restart the process"
+            f"cannot use {name!r}: {loaded.__name__}.{bound} is {_short(repr(found))} in this "
+            f"process, but {_short(repr(value))} by {loaded.__file__}, which workers run: "
+            "restart the process if the file was edited; a value that was set, pass as a "
+            "parameter of the function (params={...}), or write it in the file"
         )
 
 
-def _certain(code: Code) -> dict[Label, tuple[str, str, tuple[Any, ...]]]:
-    """Find names whose value is known without running the code, as nothing is seen to change them.
-
-    Returns
-    -------
-    dict
-        Module and name -> the module and name where it is defined, and the value as in `known`.
-    """
-    statements = [s for module in code.modules.values() for s in module.statements]
-    stored = {name for statement in statements for name in statement.stores}
-    called = {name for statement in statements for name in statement.methods}
-    certain: dict[Label, tuple[str, str, tuple[Any, ...]]] = {}
-    imported: dict[Label, Label] = {}
-    for module, parsed in code.modules.items():
-        for name, binders in parsed.binders.items():
-            value = binders[0].known.get(name)
-            if len(binders) > 1 or name in stored or (value and name in called):
-                continue
-            if value is not None and binders[0] in code.counted:
-                certain[module, name] = module, name, value
-            for bound, source, inner in binders[0].imports:
-                imported |= {(module, name): (source, inner)} if bound == name else {}
-    return certain | {label: certain[of] for label, of in imported.items() if of in certain}
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    return getattr(sys.modules.get(module), "__spec__", None)
-
-
-def _agrees(
-    found: Any, name: str, value: tuple[Any, ...], module: Module, spec: ModuleSpec
-) -> bool:
-    """Return False if a value of this process is certainly not what a file binds to a name."""
-    if value:
-        return _same(found, value[0])
-    with contextlib.suppress(ValueError):  # wrappers in a circle
-        found = inspect.unwrap(found)
-    if type(spec.loader) is not SourceFileLoader:  # others may change the code, as pytest does
-        return getattr(found, "__qualname__", "") == name
-    parts = vars(found).values() if isinstance(found, type) else [found]
-    functions = [getattr(part, "__func__", getattr(part, "fget", part)) for part in parts]
-    codes = [plain_code(f.__code__) for f in functions if isinstance(f, FunctionType)]
-    names = {code.co_qualname for code in module.codes}  # classes have generated methods, too
-    return getattr(found, "__qualname__", "") == name and all(
-        code in module.codes for code in codes if code.co_qualname in names
+def _edited(name: str, spec: ModuleSpec) -> RecipeError:
+    return RecipeError(
+        f"cannot use {name!r}: {spec.origin} was edited since its import; restart the process (if "
+        f"that does not help, remove {spec.cached})"
     )
-
-
-def _same(found: Any, value: Any) -> bool:
-    """Compare a value with a constant of a file by types and `repr`, sets in any order."""
-    if type(found) is not type(value):
-        return False
-    if isinstance(value, set):
-        return sorted(map(repr, found)) == sorted(map(repr, value))
-    if isinstance(value, dict):
-        found, value = list(found.items()), list(value.items())
-    if isinstance(value, list | tuple):
-        return len(found) == len(value) and all(map(_same, found, value))
-    return repr(found) == repr(value)
 
 
 def _short(text: str) -> str:

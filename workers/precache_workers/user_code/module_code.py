@@ -1,12 +1,13 @@
 """Top-level statements of a Python module, with the names that each binds, uses and may change.
 
 The code is parsed and compiled, not run: the compiler tells global names from local ones. Comments,
-layout, docstrings, annotations that are never evaluated and the main guard are left out.
+layout, docstrings, annotations of functions and the main guard are left out.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import inspect
 import warnings
@@ -25,7 +26,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.Load)
 _FIXED = {"Path", "compile", "frozenset", "getLogger"}
 """Calls whose results cannot change, or do not affect what is computed."""
-_SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"}
+_SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
+_HOOKS = {"__init_subclass__", "metaclass"}
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"}
 
 
@@ -36,6 +38,8 @@ class Module:
     ----------
     error
         Why it cannot be read or parsed; empty if it can.
+    statements
+        Its statements; an import of several names is one for each.
     imports
         Imports anywhere in it.
     binders
@@ -56,24 +60,21 @@ class Module:
                     self._tree, self._data = ast.parse(self._data), b""
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self.error = f"{path} does not parse: {error}"
-        self._tree.body = [node for node in self._tree.body if not _is_main_guard(node)]
+        nodes = (part for node in self._tree.body for part in _apart(node))
+        self._tree.body = [node for node in nodes if not _is_main_guard(node)]
         _tidy(self._tree)
         package = name if is_package else name.rpartition(".")[0]
         self.statements = [Statement(node, package) for node in self._tree.body]
         self.imports = [found for statement in self.statements for found in statement.imports]
+        self.binders: dict[str, list[Statement]] = {}
+        for statement in self.statements:
+            for bound in statement.bound:
+                self.binders.setdefault(bound, []).append(statement)
 
     @cached_property
     def text(self) -> str:
         """Text of all that counts of the module."""
         return _canonical(self._tree) + xxhash.xxh3_128_hexdigest(self._data)
-
-    @cached_property
-    def binders(self) -> dict[str, list[Statement]]:
-        binders: dict[str, list[Statement]] = {}
-        for statement in self.statements:
-            for bound in statement.bound:
-                binders.setdefault(bound, []).append(statement)
-        return binders
 
     @cached_property
     def codes(self) -> set[CodeType]:
@@ -104,14 +105,24 @@ class Statement:
         Those that run when its module is imported.
     acts
         True if it may change more at import than the names that it binds.
+    is_hook
+        True if it may define a class that acts when another one inherits from it.
+    bound
+        Names of the module that it binds, by ``global`` too.
+    mentions
+        Global names that it uses.
+    mentions_run
+        Global names that it uses when its module is imported.
     """
 
     def __init__(self, node: ast.stmt, package: str) -> None:
         self.node = node
         self.nodes = list(ast.walk(node))
         self.imports = [found for part in self.nodes for found in _imported(part, package)]
-        self.is_import = isinstance(node, ast.Import | ast.ImportFrom)
-        self.definition = node if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else None
+        self.is_definition = isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+        self.is_hook = any(
+            {getattr(part, "name", ""), getattr(part, "arg", "")} & _HOOKS for part in self.nodes
+        )
         run: list[ast.AST] = [node]
         for part in run:
             if isinstance(part, _FUNCTIONS):
@@ -120,115 +131,41 @@ class Statement:
                 run += [part.args] if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)
         self.run_imports = [found for part in run for found in _imported(part, package)]
         self.acts = any(
-            _is_part_store(part)
-            or isinstance(part, ast.Call | ast.AugAssign | ast.Expr)
-            or getattr(part, "decorator_list", None)
-            or getattr(part, "bases", None)
-            or getattr(part, "keywords", None)
+            isinstance(part, ast.Call | ast.AugAssign | ast.Expr)
+            or is_part_store(part)
+            or any(getattr(part, name, None) for name in ("decorator_list", "keywords"))
             for part in run
         )
+        self.bound, self.mentions, self.mentions_run = _names(node)
 
     @cached_property
     def text(self) -> str:
         return _canonical(self.node)
 
-    @property
-    def bound(self) -> set[str]:
-        """Names of the module that it binds, by ``global`` too."""
-        return self._names[0]
-
-    @property
-    def mentions(self) -> set[str]:
-        """Global names that it uses."""
-        return self._names[1]
-
-    @property
-    def mentions_run(self) -> set[str]:
-        """Global names that it uses when its module is imported."""
-        return self._names[2]
-
     @cached_property
-    def _names(self) -> tuple[set[str], set[str], set[str]]:
-        bound, mentions, run = set[str](), set[str](), set[str]()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            whole = compile(ast.Module([self.node], []), "", "exec", dont_inherit=True)
-        left = [(whole, True)]
-        for code, runs in left:
-            for step in dis.get_instructions(code):
-                verb, _, place = step.opname.partition("_")
-                if verb == "LOAD" and place.endswith(("NAME", "GLOBAL", "GLOBALS")):
-                    mentions.add(step.argval)
-                    run |= {step.argval} if runs else set()
-                elif place == "GLOBAL" or (place == "NAME" and verb != "IMPORT" and code is whole):
-                    bound.add(step.argval)
-            for inner in code.co_consts:
-                if isinstance(inner, CodeType):
-                    later = inner.co_flags & inspect.CO_OPTIMIZED
-                    left.append((inner, runs and (inner.co_name in _COMPREHENSIONS or not later)))
-        return bound, mentions, run
-
-    @property
-    def value(self) -> ast.expr | None:
-        """The value of an assignment to names; None for all else."""
-        node = self.node
-        if isinstance(node, ast.Assign) and all(isinstance(t, ast.Name) for t in node.targets):
-            return node.value
-        return None
+    def constant(self) -> ast.expr | None:
+        """The expression of a value that cannot change, if it binds names to one."""
+        node, value = self.node, getattr(self.node, "value", None)
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        named = all(isinstance(target, ast.Name) for target in targets)
+        if not (named and value and isinstance(node, ast.Assign | ast.AnnAssign)):
+            return None
+        return value if all(isinstance(part, _LITERALS) for part in ast.walk(value)) else None
 
     @cached_property
     def is_fixed(self) -> bool:
         """True if it binds names to values that count as immutable."""
-        called = spine(self.value)[-1:] if isinstance(self.value, ast.Call) else ()
-        return bool(_FIXED.intersection(called)) or (
-            self.value is not None and _is_literal(self.value)
-        )
-
-    @property
-    def is_tuple(self) -> bool:
-        """True if each of the names that it binds has a value of its own."""
-        return isinstance(getattr(self.node, "value", None), ast.Tuple)
-
-    @cached_property
-    def is_mutable(self) -> bool:
-        """True if calls may change what it binds, or bind it again."""
-        values: list[ast.expr | None]
-        match self.node:
-            case ast.ClassDef(body=body):
-                values = [p.value for p in body if isinstance(p, ast.Assign | ast.AnnAssign)]
-            case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args) as function:
-                values = [*function.decorator_list, *args.defaults, *args.kw_defaults]
-            case _:
-                return not (self.is_import or self.is_fixed)
-        others = len(self.bound) > 1  # by ``global``
-        return others or not all(value is None or _is_literal(value) for value in values)
-
-    @cached_property
-    def known(self) -> dict[str, tuple[Any, ...]]:
-        """Names that it binds to a constant -> that alone; to a function or class -> empty.
-
-        An empty list or dict is left out: it is there to be filled.
-        """
-        if self.definition:
-            return {} if self.definition.decorator_list else {self.definition.name: ()}
-        try:
-            value = ast.literal_eval(self.value or "")
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return {}
-        return {} if value in ([], {}) else dict.fromkeys(self.bound, (value,))
+        called = spine(getattr(self.node, "value", None))[-1:]
+        return bool(_FIXED.intersection(called)) or self.constant is not None
 
     @cached_property
     def stores(self) -> set[str]:
-        """Names, also of attributes, on the way to what it sets: ``a`` and ``b`` for ``a.b = 1``.
-
-        An empty one stands for other expressions. A class may set attributes of its instances.
-        """
-        targets = [node for node in self.nodes if _is_part_store(node)]
-        for call in self._calls:
-            targets += call.args[:1] if _SETTERS.intersection(spine(call.func)) else ()
-        ways = [spine(target) or [""] for target in targets]
-        own = isinstance(self.node, ast.ClassDef)
-        return {name for way in ways if not (own and way[:-1] == ["self"]) for name in way}
+        """Names of which it sets or deletes attributes or items."""
+        targets = [node for node in self.nodes if is_part_store(node)]
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and _SETTERS.intersection(spine(node.func)):
+                targets += node.args[:1]
+        return {name for target in targets for name in spine(target)[:1]}
 
     @cached_property
     def calls(self) -> set[str]:
@@ -236,14 +173,27 @@ class Statement:
         calls = (node.value for node in self.nodes if isinstance(node, ast.Expr))
         return {name for call in calls for name in spine(call)[:1]}
 
-    @cached_property
-    def methods(self) -> set[str]:
-        """Names, also of attributes, of which it calls a method."""
-        return {name for call in self._calls for name in spine(call.func)[-2:-1]}
 
-    @property
-    def _calls(self) -> list[ast.Call]:
-        return [node for node in self.nodes if isinstance(node, ast.Call)]
+def _names(node: ast.stmt) -> tuple[set[str], set[str], set[str]]:
+    """Return the global names that a statement binds, uses, and uses at import."""
+    bound, mentions, run = set[str](), set[str](), set[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = compile(ast.Module([node], []), "", "exec", dont_inherit=True)
+    left = [(whole, True)]
+    for code, runs in left:
+        for step in dis.get_instructions(code):
+            verb, _, place = step.opname.partition("_")
+            if verb == "LOAD" and place.endswith(("NAME", "GLOBAL", "GLOBALS")):
+                mentions.add(step.argval)
+                run |= {step.argval} if runs else set()
+            elif place == "GLOBAL" or (place == "NAME" and verb != "IMPORT" and code is whole):
+                bound.add(step.argval)
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                later = inner.co_flags & inspect.CO_OPTIMIZED
+                left.append((inner, runs and (inner.co_name in _COMPREHENSIONS or not later)))
+    return bound, mentions, run
 
 
 def plain_code(code: CodeType) -> CodeType:
@@ -289,12 +239,18 @@ def _imported(node: ast.AST, package: str) -> Iterator[Import]:
         yield "", name, ""
 
 
-def _is_part_store(node: ast.AST) -> bool:
+def is_part_store(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
 
 
-def _is_literal(node: ast.AST) -> bool:
-    return all(isinstance(part, _LITERALS) for part in ast.walk(node))
+def _apart(node: ast.stmt) -> list[ast.stmt]:
+    """Return a statement; for an import of several names, one for each."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return [node]
+    parts = [copy.copy(node) for _ in node.names]
+    for part, name in zip(parts, node.names, strict=True):
+        part.names = [name]
+    return [*parts]
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
@@ -303,7 +259,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _tidy(tree: ast.AST) -> None:
-    """Remove docstrings, ``pass`` statements, and annotations that are never evaluated."""
+    """Remove docstrings, and annotations of functions."""
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS) and not node.decorator_list:
             node.returns = None
@@ -312,25 +268,14 @@ def _tidy(tree: ast.AST) -> None:
                     part.annotation = None
         elif isinstance(node, ast.JoinedStr):  # only some releases of Python add empty parts
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
-        for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(body, list):
-                kept = [part for part in body if not _is_idle(part)]
-                if not isinstance(node, ast.ClassDef):
-                    kept = [part for whole in kept for part in _without_annotation(whole)]
-                setattr(node, name, kept or [ast.copy_location(ast.Pass(), p) for p in body[:1]])
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [part for part in body if not _is_docstring(part)]
+            body[:] = kept or [ast.copy_location(ast.Pass(), part) for part in body[:1]]
 
 
-def _is_idle(node: ast.stmt) -> bool:
-    constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return constant or isinstance(node, ast.Pass)
-
-
-def _without_annotation(node: ast.stmt) -> list[ast.stmt]:
-    if not isinstance(node, ast.AnnAssign):
-        return [node]
-    assigned = [] if node.value is None else [ast.Assign([node.target], node.value)]
-    return [ast.copy_location(new, node) for new in assigned]
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _canonical(tree: ast.AST) -> str:
