@@ -93,7 +93,7 @@ def stored_versions(
         if VERSION.fullmatch(name) and not known and not is_link(store, name):
             with contextlib.suppress(*UNREADABLE):
                 live = open_begun(store.folder(name))
-                if live is not None and live.attributes and source in (None, live.table.source):
+                if live is not None and source in (None, live.table.source):
                     yield StoredVersion(live.folder, live.attributes, live)
 
 
