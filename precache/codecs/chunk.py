@@ -12,7 +12,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -250,22 +250,10 @@ class Decoder:
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if self.jpeg and nbytes:
-            file = self._stored_values(data, verify)
+            file = self._payload(data, verify=verify)
             require_plausible(len(file), nbytes)
             return decode_jpeg(file, shape)
-        whole = nbytes + RAGGED_HEAD_NBYTES
-        if "zstd" in self.codecs:
-            require_plausible(len(data), nbytes)
-            size = zstd_content_size(data)
-            _require(size == whole, f"it is no single row of {nbytes} bytes")
-            source: Any = np.empty(whole, np.uint8)
-            self.decode(data, source)
-        else:
-            source = _strip_crc32c(data, verify)
-        head = bytes(source[:RAGGED_HEAD_NBYTES])
-        right = len(source) == whole and head == _ragged_head(nbytes)
-        _require(right, f"it is no single row of {nbytes} bytes")
-        row = np.frombuffer(source, dtype, offset=RAGGED_HEAD_NBYTES).reshape(shape)
+        row = self._payload(data, nbytes, verify=verify).view(dtype).reshape(shape)
         if self.filtered and row.size:
             undo_image(row[np.newaxis])
         return row
@@ -278,14 +266,26 @@ class Decoder:
         DamageError
             The bytes are not what was written.
         """
-        return self._stored_values(data).tobytes()
+        return self._payload(data).tobytes()
 
-    def _stored_values(self, data: memoryview, verify: bool = True) -> np.ndarray:
-        size = zstd_content_size(data) if "zstd" in self.codecs else len(data) - 4
-        nbytes = (size or 0) - RAGGED_HEAD_NBYTES
-        _require(nbytes >= 0, "it is no single row")
-        plain = replace(self, filtered=False, jpeg=False)
-        return plain.decode_ragged(data, (nbytes,), "uint8", verify=verify)
+    def _payload(
+        self, data: memoryview, nbytes: int | None = None, *, verify: bool = True
+    ) -> np.ndarray:
+        """Return the bytes of a ragged row as they are stored: `nbytes`, if these are known."""
+        framed = "zstd" in self.codecs
+        whole = (zstd_content_size(data) or 0) if framed else len(data) - 4
+        wanted = whole - RAGGED_HEAD_NBYTES if nbytes is None else nbytes
+        if framed:
+            require_plausible(len(data), wanted)
+        wrong = f"it is no single row of {max(0, wanted)} bytes"
+        _require(whole == wanted + RAGGED_HEAD_NBYTES >= RAGGED_HEAD_NBYTES, wrong)
+        if framed:
+            source = np.empty(whole, np.uint8)
+            self.decode(data, source)
+        else:
+            source = np.frombuffer(_strip_crc32c(data, verify), np.uint8)
+        _require(source[:RAGGED_HEAD_NBYTES].tobytes() == _ragged_head(wanted), wrong)
+        return source[RAGGED_HEAD_NBYTES:]
 
 
 def decoder(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> Decoder:

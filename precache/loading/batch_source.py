@@ -23,7 +23,7 @@ from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
 from precache.loading.sequences import Sequences
 from precache.loading.shard_order import CommittedShards, ShardOrder
-from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
+from precache.loading.slots import map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
@@ -127,9 +127,7 @@ class BatchSource:
         if self._mixing:
             self._require_labels(self._rows_with_labels())
         if self._transform is not None:
-            kinds = {
-                n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
-            }
+            kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
             sequences = self._sequences.tried(self.reader)
             require_fitting(self._transform, kinds, sequences, self._followers)
         self.order = self._make_order(shuffle)
@@ -391,7 +389,7 @@ class BatchSource:
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
         for name, (*_, dtype) in self.reader.columns.items():
-            like = as_tensor(np.empty(0, dtype))
+            like = torch.from_numpy(np.empty(0, dtype))
             try:
                 like.to(self._options.device)
             except Exception as error:  # of a type that depends on the backend
@@ -464,7 +462,7 @@ class BatchSource:
             return resident.ResidentStream(resident.load(reader, options.device), options.device)
         if options.resident is not None:
             for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
-                arrays = {name: as_array(values) for name, values in fields.items()}
+                arrays = {name: values.numpy() for name, values in fields.items()}
                 reader.at_epoch(turn).read_from_memory(arrays)
         return BatchStream(
             reader,

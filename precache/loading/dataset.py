@@ -22,7 +22,7 @@ from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.options import LoaderOptions, choices_of, require_choice, require_path
 from precache.loading.sequences import differ_in_length, padded
-from precache.loading.slots import as_tensor, require_memory, row_nbytes
+from precache.loading.slots import require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
@@ -391,9 +391,9 @@ class CachedDataset(Dataset[Batch]):
         if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch: dict[str, Any] = {
-            name: as_tensor(values)
+            name: torch.from_numpy(values)
             if isinstance(values, np.ndarray)
-            else [as_tensor(v) if isinstance(v, np.ndarray) else v for v in values]
+            else [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
             for name, values in reader.read_whole(rows).items()
         }
         return _RowsOfBatch(batch=batch, sequences=reader.sequences)

@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from precache.codecs import kernels
 from precache.errors import UsageError
-from precache.loading.slots import as_tensor
 from precache.reading.ragged_reader import LARGE_NBYTES, PackedRows, RaggedReader
 from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
@@ -80,7 +79,7 @@ class Sequences:
         """Return parts of a batch of two rows without values, to try a transform on."""
         batch: dict[str, Any] = {}
         for name, field in reader.sequences.items():
-            shape, dtype = (2, 1, *field.fixed), as_tensor(np.empty(0, field.array.dtype)).dtype
+            shape, dtype = (2, 1, *field.fixed), getattr(torch, field.array.dtype)
             batch[name] = ["", ""]
             if name in self.forms:
                 rows = torch.empty(shape, dtype=dtype, device="meta")
@@ -112,10 +111,10 @@ def _gathered(
         out = np.empty((int(lengths.sum()), *field.fixed), dtype)
     kernels.copy_pieces(sources, numbers, starts, sizes, out, out.nbytes)
     if form == "list":
-        return {name: as_tensor(out), name + LENGTH: lengths.tolist()}
+        return {name: torch.from_numpy(out), name + LENGTH: lengths.tolist()}
     if form == "jagged":
         lengths = np.concatenate([[0], np.cumsum(lengths)])
-    return {name: as_tensor(out), name + LENGTH: torch.from_numpy(lengths)}
+    return {name: torch.from_numpy(out), name + LENGTH: torch.from_numpy(lengths)}
 
 
 def _in_turns(values: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -34,22 +34,6 @@ STEPS_AHEAD = 4
 """Steps that may be queued on a device when the host requests the next batch."""
 
 
-def as_tensor(values: np.ndarray) -> torch.Tensor:
-    """Do as `torch.from_numpy`, also for bfloat16, which NumPy has from ml_dtypes alone."""
-    try:
-        return torch.from_numpy(values)
-    except TypeError:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-
-
-def as_array(values: torch.Tensor) -> np.ndarray:
-    """Return the array that shares the memory of a tensor on the CPU."""
-    try:
-        return values.numpy()
-    except TypeError:
-        return values.view(torch.int16).numpy().view("bfloat16")
-
-
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a function to the tensors of a batch, and return new containers.
 
@@ -107,7 +91,7 @@ class Column:
 
     @functools.cached_property
     def tensor_dtype(self) -> torch.dtype:
-        return as_tensor(np.empty(0, self.dtype)).dtype
+        return torch.from_numpy(np.empty(0, self.dtype)).dtype
 
     def nbytes(self, rows: int) -> int:
         return rows * self.row_nbytes

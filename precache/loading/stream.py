@@ -25,7 +25,6 @@ from precache.loading.slots import (
     DeviceCopier,
     SlotLayout,
     SlotPool,
-    as_tensor,
     require_memory,
     row_nbytes,
 )
@@ -456,7 +455,7 @@ class BatchStream:
 
     def _tensors(self, reader: VersionReader, batch: _Batch) -> dict[str, Any]:
         # NumPy's views: torch's own would each release the interpreter lock, and wait for it.
-        tensors = {name: as_tensor(batch.out[name]) for name in self._reader.shapes}
+        tensors = {name: torch.from_numpy(batch.out[name]) for name in self._reader.shapes}
         return tensors | self._sequences.formed(self._gathered(reader, batch))
 
     def _gathered(self, reader: VersionReader, batch: _Batch) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def gc(
     folder = open_folder(store, storage_options)
     log = read_log(folder)
     folders = scan_store(folder, log)
-    if log.current is None and all(item.link for item in folders):
+    if log.current is None and not folders:
         raise StoreError(f"there is no store at {folder}, and no build has started there")
     clock = partial(_latest_time, folders) if dry_run else store_clock(folder)
     plan = plan_gc(log, dated_commits(folder, log), folders, keep, min_age, clock())
@@ -254,7 +254,7 @@ def plan_gc(
     """
     periods = current_periods(commits)
     current = commits[-1].version if commits else None
-    by_name = {folder.version: folder for folder in folders if not folder.link}
+    by_name = {folder.version: folder for folder in folders}
     committed = [
         name
         for name in periods
@@ -284,8 +284,7 @@ def plan_gc(
         stays = name in committed and name not in removed
         if stays and folder.scratch and idle >= QUIET_SECONDS:
             swept.append(name)
-    links = [Kept(f.version, "a link, which gc never touches") for f in folders if f.link]
-    return GcPlan(removed, (*kept, *links), tuple(swept))
+    return GcPlan(removed, tuple(kept), tuple(swept))
 
 
 def _time_out_of_use(
@@ -330,7 +329,7 @@ def _remove(
         for version in unfinished:
             leases, last = Leases.of_version(store.folder(version)), latest(store.folder(version))
             folder = scan_folder(store, version, log)
-            if folder is None or folder.link:
+            if folder is None:
                 refused[version] = "another process is removing it"
             elif folder.idle_seconds(clock(), committed=False) < QUIET_SECONDS:
                 refused[version] = IN_USE

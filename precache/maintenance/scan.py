@@ -25,7 +25,6 @@ from pydantic_core import from_json
 
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
-from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
 from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
 from precache.store.json_documents import LogEntry
@@ -76,8 +75,6 @@ class StoredVersion:
         Name below the store.
     complete
         Whether its `zarr.json` exists.
-    link
-        It is only a link with the name of a version.
     scratch
         Whether it has files that are removed after a commit.
     """
@@ -86,7 +83,6 @@ class StoredVersion:
     complete: bool
     objects: tuple[ListedObject, ...]
     build: BuildStatus | None
-    link: bool = False
     scratch: bool = False
 
     @property
@@ -109,7 +105,7 @@ class StoredVersion:
 
 
 def scan_store(store: Folder, log: Log) -> list[StoredVersion]:
-    """List the folders of versions of a store, and links with such names."""
+    """List the folders of versions of a store."""
     names = [name for name in store.names() if VERSION.fullmatch(name)]
     folders = (scan_folder(store, name, log) for name in names)
     return [folder for folder in folders if folder is not None]
@@ -118,9 +114,7 @@ def scan_store(store: Folder, log: Log) -> list[StoredVersion]:
 def scan_folder(store: Folder, name: str, log: Log) -> StoredVersion | None:
     """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
-    if is_link(store, name):
-        return StoredVersion(name, False, (), None, link=True)
-    if path is not None and not path.is_dir():
+    if path is not None and (path.is_symlink() or not path.is_dir()):
         return None
     objects = tuple(list_objects(folder))
     names = {item.name for item in objects}

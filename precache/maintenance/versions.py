@@ -166,7 +166,7 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     folder = open_folder(store, storage_options)
     log = read_log(folder)
     scanned = scan_store(folder, log)
-    if log.current is None and all(stored.link for stored in scanned):
+    if log.current is None and not scanned:
         raise StoreError(f"there is no store at {folder}, and no build has started there")
     periods = current_periods(log.commits)
     shared = _shared_nbytes(scanned)
@@ -174,9 +174,9 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     unfinished = []
     for stored in scanned:
         kept = stored.version in periods and stored.version not in log.removed
-        if kept and (stored.complete or stored.link):
+        if kept and stored.complete:
             committed.append(_summarize(folder, stored, log, shared))
-        elif not stored.link:
+        else:
             idle = stored.idle_seconds(time.time(), committed=False)
             unfinished.append(
                 Unfinished(
@@ -230,9 +230,7 @@ def _summarize(
     store: Folder, folder: StoredVersion, log: Log, shared: dict[str, int]
 ) -> VersionSummary:
     committed, replaced = current_periods(log.commits)[folder.version]
-    attributes, problem = None, "a link, which is not followed"
-    if not folder.link:
-        attributes, problem = _attributes(store.folder(folder.version))
+    attributes, problem = _attributes(store.folder(folder.version))
     return VersionSummary(
         version=folder.version,
         current=folder.version == log.commits[-1].version,

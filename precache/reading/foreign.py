@@ -53,9 +53,8 @@ class ForeignGroup(Version):
         if others:
             lengths = ", ".join(f"{name}: {array.rows}" for name, array in self.arrays.items())
             raise StoreError(f"the arrays of {folder} differ in rows: {lengths}")
-        paths = {name: array.path for name, array in opened.items()}
-        text = "\n".join(f"{n} {paths[n]} {array}" for n, array in sorted(self.arrays.items()))
-        self.id = hashlib.sha256(text.encode()).hexdigest()[:32]
+        told = sorted(f"{n} {array.path} {self.arrays[n]}" for n, array in opened.items())
+        self.id = hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
 
     @property
     def attributes(self) -> Attributes:  # type: ignore[override]
@@ -150,14 +149,6 @@ class ForeignReader(ArrayReader):
                 out[...] = self._stored.oindex[rows]
         except Exception as error:  # of any codec or storage
             raise StorageError(f"zarr-python cannot read {self._where}: {error}") from error
-
-    def whole(self) -> np.ndarray:
-        """Read all rows; class numbers as int64."""
-        self.require_memory(self.array.rows * (self.array.row_nbytes + 8))  # and their numbers
-        values = np.empty((self.array.rows, *self.array.row_shape), self.array.dtype)
-        self.read(np.arange(self.array.rows), values)
-        integers = self.name == "label" and values.dtype.kind in "iu"
-        return values.astype(np.int64) if integers else values
 
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return nothing: zarr-python opens the files."""

@@ -32,8 +32,8 @@ MAX_REQUEST = 8 << 20
 MAX_REMEMBERED = 65_536
 """Objects whose checks are remembered after their reader is closed: as many as can be mapped."""
 
-MISSING, OUTSIDE = -1, -2
-"""In place of the length of a chunk: its index leaves it out, or points outside of the object."""
+WRONG = -1
+"""Length of a chunk of which the index of its object tells no extent that it can have."""
 
 _NOTHING = memoryview(b"")
 
@@ -104,7 +104,6 @@ class ShardFiles(ABC):
                 f"there is no memory for {version.path}/{name}, which has "
                 f"{shape[0]} x {shape[1]} chunks"
             ) from None
-        self._longest = most_stored(self.array.chunk_nbytes)
         self._has_wrong = False
 
     def locate(self, rows: np.ndarray) -> Places:
@@ -135,15 +134,9 @@ class ShardFiles(ABC):
 
     def _require_right(self, places: Places) -> None:
         """Raise for the first chunk whose entry in its index is wrong."""
-        wrong = np.flatnonzero((places.lengths < 0) | (places.lengths > self._longest))
-        for at in wrong[:1].tolist():
-            length = int(places.lengths[at])
-            reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
-            if length == MISSING:
-                reason = "a chunk is missing in its index"
-            elif length == OUTSIDE:
-                reason = "its index points outside of it"
-            raise self.damage(int(places.objects[at]), int(places.rows[at]), reason)
+        for at in np.flatnonzero(places.lengths == WRONG)[:1].tolist():
+            number, row = int(places.objects[at]), int(places.rows[at])
+            raise self.damage(number, row, "its index leaves a chunk out, or points beside it")
 
     @abstractmethod
     def open(self, objects: Mapping[int, int]) -> None:
@@ -156,13 +149,11 @@ class ShardFiles(ABC):
     def _enter(self, number: int, size: int, index: np.ndarray) -> None:
         """Enter an open object of `size` bytes by its (chunks, 2) index."""
         starts, lengths = index.astype(np.int64).T
-        missing = (starts == -1) & (lengths == -1)
-        outside = (starts < 0) | (lengths < 0) | (starts > size - lengths)
-        lengths = np.select([missing, outside], [MISSING, OUTSIDE], lengths)
-        self._starts[number], self._lengths[number] = starts, lengths
-        written = lengths[: -(-len(self.array.rows_of(number)) // self.array.chunk_rows)]
-        wrong = (written < 0) | (written > self._longest)
-        self._has_wrong = self._has_wrong or bool(wrong.any())
+        wrong = (starts < 0) | (lengths < 0) | (starts > size - lengths)
+        wrong |= lengths > most_stored(self.array.chunk_nbytes)
+        self._starts[number], self._lengths[number] = starts, np.where(wrong, WRONG, lengths)
+        written = -(-len(self.array.rows_of(number)) // self.array.chunk_rows)
+        self._has_wrong = self._has_wrong or bool(wrong[:written].any())
         self._is_open[number] = True  # last, as other threads look at it
 
     def checks(self, places: Places) -> np.ndarray:

@@ -194,16 +194,10 @@ class VersionReader:
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
-        if isinstance(self.version, ForeignGroup):
-            reader = ForeignReader(self.version, array)
-            return reader.whole() if self._is_small(array) else reader
         if self._is_small(array):
             return read_small_field(self.version, array, self._verify, self._mapped)
-        if self.cached:
-            objects: ShardFiles = self.cached.objects(array)
-        else:
-            objects = shard_files(self.version, array, mapped=self._mapped)
-        return open_reader(self.version, array, self._verify, objects)
+        objects = self.cached.objects(array) if self.cached else None
+        return _reader(self.version, array, self._verify, self._mapped, objects)
 
     def _is_small(self, array: str) -> bool:
         if array == "label" and not self.version.foreign:
@@ -287,14 +281,25 @@ def read_small_field(
     mapped
         As `shard_files` takes it.
     """
-    if isinstance(version, ForeignGroup):
-        return ForeignReader(version, name).whole()
-    if name == "label":
+    if name == "label" and not version.foreign:
         labels = version.labels  # a live version's labels grow
         return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
-    reader = ArrayReader(version, name, verify, shard_files(version, name, mapped=mapped))
+    reader = _reader(version, name, verify, mapped)
     array = reader.array
     reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *array.row_shape), array.dtype)
     reader.read(np.arange(version.rows), values)
-    return values
+    integers = name == "label" and values.dtype.kind in "iu"
+    return values.astype(np.int64) if integers else values
+
+
+def _reader(
+    version: Version,
+    name: str,
+    verify: bool,
+    mapped: bool | None,
+    objects: ShardFiles | None = None,
+) -> ArrayReader:
+    if isinstance(version, ForeignGroup):
+        return ForeignReader(version, name)
+    return open_reader(version, name, verify, objects or shard_files(version, name, mapped=mapped))

@@ -171,8 +171,8 @@ def _entry(data: bytes, where: str) -> LogEntry:
         why = str(error).removeprefix(f"{where} is damaged or forged: ") if data else "it is empty"
         raise StoreError(
             f"{where} is damaged or forged: {why}; it alone "
-            "says which version was made current. Versions are still read by name "
-            "(STORE@VERSION). Remove that file, and before any gc run again what wrote it, "
+            "says which version was made current. Versions are still read by their folders "
+            "(STORE/VERSION). Remove that file, and before any gc run again what wrote it, "
             "precache build or precache use: a build finds its version whole, computes nothing and "
             "makes it current"
         ) from None

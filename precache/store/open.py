@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from precache.errors import GoneError, StorageError, StoreError
+from precache.errors import GoneError, StoreError
 from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
-from precache.storage.base import Folder, is_missing
+from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.arrays import (
-    CHECKS,
     ROWS_PER_CHUNK,
     SHARDS,
     shapes_name,
@@ -34,7 +33,6 @@ from precache.store.version import (
     REPAIR_HINT,
     Version,
     gone_error,
-    read_ahead,
     read_attributes,
 )
 
@@ -89,7 +87,7 @@ def _open(uri: str | os.PathLike[str], storage_options: StorageOptions, *, mends
     folder, document, commit = _find(store, base, prefix)
     for _ in range(OPEN_TRIES):
         try:
-            return open_own(folder, document, commit, loads=True, mends=mends)
+            return open_own(folder, document, commit, mends=mends)
         except GoneError:
             if prefix is not None or folder is store:
                 raise
@@ -109,38 +107,16 @@ def _find(
     """
     newest = prefix is None
     with ThreadPoolExecutor(1, "precache-open") as pool:  # remote requests run in parallel
-        request = pool.submit(_log, store, newest) if _is_remote(store) else None
+        remote = store.local("") is None
+        request = pool.submit(read_log, store, newest=newest) if remote else None
         document = store.get(ROOT)
     if document is not None and prefix is not None:
         raise StoreError(f"{shown(base)} is one version, and no store; leave out @{prefix}")
     if document is not None:
         return store, document, None
-    log = request.result() if request else _log(store, newest)
-    if log is None:
-        assert prefix is not None
-        return store.folder(_pick_whole(store, base, prefix)), None, None
+    log = request.result() if request else read_log(store, newest=newest)
     commit = _pick(log, store, base, prefix)
     return store.folder(commit.version), None, commit
-
-
-def _log(store: Folder, newest: bool) -> Log | None:
-    """Read the log, or its newest entry; None for a damaged log that is not needed as a whole."""
-    try:
-        return read_log(store, newest=newest)
-    except StoreError:
-        if newest:
-            raise
-        return None
-
-
-def _pick_whole(store: Folder, base: str, prefix: str) -> str:
-    """Return the one whole version whose name begins so, whatever the log says."""
-    fitting = possible_versions(v for v in store.names() if fits(v, prefix))
-    whole = [version for version in fitting if store.exists(f"{version}/{ROOT}")]
-    if len(whole) != 1:
-        what = "more than one version" if whole else "no version"
-        raise StoreError(f"'{prefix}' fits {what} of {shown(base)}, whose log is damaged")
-    return whole[0]
 
 
 def fits(version: str, prefix: str) -> bool:
@@ -148,10 +124,6 @@ def fits(version: str, prefix: str) -> bool:
     digits, dot, generation = prefix.partition(".")
     own, _, of_version = version.partition(".")
     return digits != "" and own.startswith(digits) and (not dot or generation == of_version)
-
-
-def _is_remote(folder: Folder) -> bool:
-    return folder.local("") is None
 
 
 def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
@@ -188,17 +160,11 @@ def possible_versions(names: Iterable[str]) -> list[str]:
     return list(islice(filter(VERSION.fullmatch, names), LOOKED_AT))
 
 
-_SMALL_OBJECTS = ("label/c/0", "valid/c/0")
-_FIELD_OBJECTS = (f"{SHARDS}/{{}}/c/0/0", f"{CHECKS}/{{}}/c/0/0")
-"""Objects that a loader reads of a version, and of a field (up to a million rows or shards)."""
-
-
 def open_own(
     folder: Folder,
     document: bytes | None = None,
     commit: LogEntry | None = None,
     *,
-    loads: bool = False,
     mends: bool = False,
 ) -> Version:
     """Open a version's folder by its root alone.
@@ -209,8 +175,6 @@ def open_own(
         Its root, if that was read already.
     commit
         Its entry in the log, if that was read.
-    loads
-        Read small objects of a remote version together, as a loader needs them.
     mends
         Take a damaged root, and damaged small objects, from the spare copy.
 
@@ -221,15 +185,9 @@ def open_own(
     StoreError
         The root is invalid or damaged, or is not the one that was committed.
     """
-    ahead, loads = dict[str, bytes | StorageError](), loads and _is_remote(folder)
-
-    def prefetch(names: Iterable[str]) -> None:
-        wanted = list(dict.fromkeys(names))
-        ahead.update(zip(wanted, folder.read_many(wanted, [-1] * len(wanted)), strict=True))
-
-    if loads:
-        prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
-    root = document or _read_root(folder, ahead)
+    root = document or folder.get(ROOT)
+    if root is None:
+        raise gone_error(str(folder))
     try:
         attributes = _attributes(folder, root, commit)
     except StoreError as error:
@@ -240,16 +198,11 @@ def open_own(
             attributes = _attributes(folder, spare, commit)
         except StoreError:
             raise error from None
-    if loads:
-        names = [part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS]
-        ragged = [name for name, field in attributes.fields.items() if field.ragged]
-        prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
     return Version(
         folder,
         version_id=folder.name if VERSION.fullmatch(folder.name) else attributes.version,
         attributes=attributes,
         arrays=version_arrays(attributes, folder.path(ROOT)),
-        ahead=ahead,
         mends=mends,
     )
 
@@ -262,13 +215,6 @@ def _attributes(folder: Folder, root: bytes, commit: LogEntry | None) -> Attribu
     _require_same_variants(folder, attributes)
     _require_small_objects(where, attributes)
     return attributes
-
-
-def _read_root(folder: Folder, ahead: dict[str, bytes | StorageError]) -> bytes:
-    [document] = read_ahead(folder, ahead, [ROOT])
-    if isinstance(document, StorageError):
-        raise gone_error(str(folder)) if is_missing(document) else document
-    return document
 
 
 def _require_small_objects(where: str, attributes: Attributes) -> None:

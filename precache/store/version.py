@@ -164,8 +164,6 @@ class Version:
 
     Parameters
     ----------
-    ahead
-        The folder, with objects that were read already.
     mends
         Take small objects that are damaged from the spare copy.
     """
@@ -180,11 +178,10 @@ class Version:
         version_id: str,
         attributes: Attributes,
         arrays: Mapping[str, Array],
-        ahead: Mapping[str, bytes | StorageError] | None = None,
         mends: bool = False,
     ) -> None:
         self.folder = folder
-        self._ahead = dict(ahead or {})
+        self._ahead = dict[str, bytes | StorageError]()
         self._mends = mends
         self.id = version_id
         self.path = str(folder)

@@ -724,9 +724,7 @@ def test_a_damaged_log_is_mended_by_removing_the_entry_and_building_again(
             use()
     assert before == {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     for version in versions:
-        assert precache.open(f"{store}@{version}").id == version
-    with pytest.raises(StoreError, match=r"'0123' fits no version of .*, whose log is damaged"):
-        precache.open(f"{store}@0123")
+        assert precache.open(store / version).id == version
     written = {path: path.stat().st_ino for path in before}
     entry.unlink()
     again = build(source, store, SMALL)

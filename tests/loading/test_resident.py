@@ -14,7 +14,6 @@ import precache
 from precache.errors import UsageError
 from precache.loading.gpu import resident
 from precache.loading.gpu.resident import ResidentStream
-from precache.loading.slots import as_array
 from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from precache.sampling.order import Order
@@ -83,7 +82,7 @@ def test_every_dtype_can_be_resident(dtype: str, tmp_path: Path) -> None:
     for batch in batches:
         for name, field in values.items():
             assert str(batch[name].dtype) == f"torch.{dtype}"
-            np.testing.assert_array_equal(as_array(batch[name]), field[batch["row"].numpy()])
+            np.testing.assert_array_equal(batch[name].numpy(), field[batch["row"].numpy()])
 
 
 def test_what_does_not_fit_is_refused_before_loading(

@@ -18,7 +18,13 @@ RECEIPTS = st.builds(
     shard=COUNTS,
     objects=st.dictionaries(
         NAMES,
-        st.builds(ShardObject, COUNTS, COUNTS, COUNTS, st.text("0123456789abcdef")),
+        st.builds(
+            ShardObject,
+            COUNTS,
+            COUNTS,
+            COUNTS,
+            st.binary(max_size=12).map(lambda ends: ends[: len(ends) // 4 * 4].hex()),
+        ),
         max_size=3,
     ),
     holes=st.dictionaries(COUNTS, st.text(), max_size=4),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from precache.codecs import nvcomp
-from precache.loading.slots import SlotLayout, as_tensor, undo_image_tensor
+from precache.loading.slots import SlotLayout, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
 from precache.transforms import Batch, Draw
@@ -126,8 +126,7 @@ class DeviceSlots:
             values, failed = nvcomp.decompress(memory, offsets, lengths, reader.array.row_nbytes)
             failures.add(name, rows, failed)
             shape, dtype = self._reader.shapes[name]
-            like = as_tensor(np.empty(0, dtype)).dtype
-            tensors[name] = values.view(like).view(len(values), *shape)
+            tensors[name] = values.view(getattr(torch, dtype)).view(len(values), *shape)
         for name, reader in self._reader.readers.items():
             if reader.filtered:
                 tensors[name] = undo_image_tensor(tensors[name])
