@@ -305,7 +305,8 @@ class BatchSource:
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)
-        mark = batch.get("repeated") if isinstance(batch, Mapping) else None
+        if mark is not None:
+            mark = batch.get("repeated") if isinstance(batch, Mapping) else None
         return rows, count, mark, [batch if self.output is None else self._tuple_of(batch)]
 
     def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:

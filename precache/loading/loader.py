@@ -128,12 +128,6 @@ class Loader(Loop):
         classes, is skipped, and logged. By default all epochs read the version that was current
         when the loader was made.
 
-    Attributes
-    ----------
-    repeated
-        Mark of the batch that was handed out last: (N,) bool on its device, True for rows that only
-        fill up the epoch. None where no row can be repeated, and where a transform left it out.
-
     Notes
     -----
     Of a field with `variants = K`, epoch e reads the stored variant whose number is e

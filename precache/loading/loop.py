@@ -51,15 +51,7 @@ class Loop(ABC):
     """Iterates over batches; one iterator is one epoch.
 
     A position is an epoch and a place in it, counted in the loop's `unit`.
-
-    Attributes
-    ----------
-    repeated
-        Mark of the batch that was handed out last: (N,) bool on its device, True for rows that only
-        fill up the epoch. None where no row can be repeated, and where a transform left it out.
     """
-
-    repeated: torch.Tensor | None = None
 
     unit: ClassVar[str]
 
@@ -75,6 +67,7 @@ class Loop(ABC):
         self._reported = Counters()
         self._reached = self._next = self._last = (0, 0)
         self._is_chosen = False
+        self._mark: torch.Tensor | None = None
 
     # --- of a kind of loop ---
 
@@ -103,6 +96,12 @@ class Loop(ABC):
         """Return the number that ranks of one epoch have in common."""
         return epoch
 
+    @property
+    def repeated(self) -> torch.Tensor | None:
+        """Mark of the batch that was handed out last: (N,) bool on its device, True for rows that
+        only fill up the epoch. None where no row can be, and where a transform left it out."""
+        return self._mark
+
     # --- iterators ---
 
     def __iter__(self) -> Iterator[Any]:
@@ -124,8 +123,10 @@ class Loop(ABC):
         check.begin(turn, place, chosen=chosen)
         with contextlib.closing(self.batches(epoch, place)) as batches, check.passing():
             self._clock.begin()
-            for following, rows, nbytes, ready, self.repeated, output in batches:
+            for following, rows, nbytes, ready, mark, output in batches:
                 self._last, place = (epoch, place), following or 0
+                if mark is not self._mark:
+                    self._mark = mark
                 self._clock.arrived(rows, nbytes, ready)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
                 if following is None:

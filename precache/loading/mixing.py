@@ -138,8 +138,6 @@ class Mixture(Loop):
         The sources.
     counts
         Batches of each in an epoch; divided by ``len(loader)``, how often it is read.
-    repeated
-        Mark of the batch that was handed out last, as of a `Loader`.
     """
 
     unit = "batch"

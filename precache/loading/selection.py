@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,9 @@ import torch
 import xxhash
 
 from precache.errors import UsageError
-from precache.reading.version_reader import VersionReader, read_small_field
+from precache.reading.version_reader import VersionReader
 from precache.sampling.order import ChosenRows, ValidRows
-from precache.store.version import SMALL_ROW_NBYTES, Version
+from precache.store.version import Version
 
 log = logging.getLogger(__name__)
 
@@ -159,33 +158,3 @@ def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:
     if len(wrong):
         raise UsageError(f"the weight of row {wrong[0]} is {weights[wrong[0]]}; give 0 or more")
     return weights
-
-
-def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.ndarray:
-    """Implement `Version.rows_where`."""
-    small = [
-        name
-        for name, array in version.arrays.items()
-        if array.row_nbytes <= SMALL_ROW_NBYTES or (name == "label" and not version.foreign)
-    ]
-    known = small if version.foreign else [*small, "key"]
-    values = []
-    for name in inspect.signature(predicate).parameters:
-        if name not in known:
-            field = version.fields.get(name)
-            why = "there is no such field"
-            if field is not None:
-                why = "it is too large a field" if field.variants == 1 else "it has variants"
-            raise UsageError(
-                f"the predicate takes {name!r}, and {why}; its parameters may be "
-                f"{', '.join(known)} of {version.path}"
-            )
-        keys = name == "key" and name not in small
-        values.append(np.array(list(version.keys)) if keys else read_small_field(version, name))
-    chosen = np.asarray(predicate(*values))
-    if chosen.dtype != np.bool_ or chosen.shape != (version.rows,):
-        raise UsageError(
-            f"the predicate returns {chosen.dtype} {chosen.shape}; it takes whole arrays and must "
-            f"return bool ({version.rows},), such as lambda label: label < 10"
-        )
-    return np.flatnonzero(chosen)

@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -312,7 +312,7 @@ class Version:
         if labels.dtype.kind == "f":
             raise UsageError(
                 f"the labels of {self.path} are numbers, and no classes; choose rows by "
-                "rows_where(lambda label: ...)"
+                "a condition, such as np.flatnonzero(version.labels > 0)"
             )
         return np.flatnonzero(np.isin(labels, numbers))
 
@@ -344,29 +344,6 @@ class Version:
                 raise UsageError(f"{self.path} has no key {key!r}")
             rows.append(row_of[key])
         return np.array(rows, np.int64)
-
-    def rows_where(self, predicate: Callable[..., np.ndarray]) -> np.ndarray:
-        """Row numbers (int64) where a function of small fields is true, holes included.
-
-        Parameters
-        ----------
-        predicate
-            Called once. Its parameters name the columns that it takes: fields of at most 64 bytes a
-            row, each as (rows, ...), ``label`` (class numbers as int64), and ``key`` as (rows,)
-            str. It returns (rows,) bool.
-
-        Raises
-        ------
-        UsageError
-            There is no such field, or it is a large one; or the result is not (rows,) bool.
-
-        Examples
-        --------
-        >>> version.rows_where(lambda label: label % 10 == 3)  # doctest: +SKIP
-        """
-        from precache.loading.selection import rows_where
-
-        return rows_where(self, predicate)
 
     @functools.cached_property
     def leaves(self) -> dict[str, Leaf]:

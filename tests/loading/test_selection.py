@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,40 +102,6 @@ def test_rows_of_keys(raw: BuiltStore) -> None:
             version.rows_of_keys(keys)
     with pytest.raises(UsageError, match="has no key 'dog/nowhere'"):
         version.rows_of_keys(["dog/nowhere"])
-
-
-def brightness(image: np.ndarray) -> np.ndarray:
-    return np.float32(image.mean())
-
-
-def test_rows_where_a_function_of_small_fields_is_true(
-    image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]
-) -> None:
-    ops = (precache.Decode(), precache.Function(
-        function="tests.loading.test_selection:brightness", dtype="float32", shape=()))  # fmt: skip
-    fields = {"image": precache.Field(ops=(precache.Decode(),)), "light": precache.Field(ops=ops)}
-    built = make_store(image_folder(9, broken=1), precache.Recipe(fields=fields))
-    version = built.open()
-    means = built.rows().mean(axis=(1, 2, 3)).astype(np.float32)
-    middle = float(np.median(means))
-    found = version.rows_where(lambda light, label: (light > middle) & (label + 1000 != 1001))
-    expected = [r for r in range(10) if means[r] > middle and version.labels[r] != 1]
-    assert found.tolist() == expected != []
-    with precache.Loader(built.path, 2, device="cpu", rows=found) as loader:
-        assert sorted(r for batch in loader for r in batch["row"].tolist()) == expected
-
-
-def test_rows_where_takes_keys_and_says_what_it_can_take(raw: BuiltStore) -> None:
-    version = raw.open()
-    dogs = version.rows_where(lambda key: np.char.startswith(key, "dog/"))
-    assert dogs.tolist() == version.rows_of_classes("dog").tolist()
-    assert version.rows_where(lambda label: label > 99).tolist() == []
-    with pytest.raises(UsageError, match=r"'image', and it is too large a field; .* label, key of"):
-        version.rows_where(lambda image: image > 0)
-    with pytest.raises(UsageError, match="'size', and there is no such field"):
-        version.rows_where(lambda label, size: label < size)
-    with pytest.raises(UsageError, match=r"returns int64 \(23,\); .* must return bool \(23,\)"):
-        version.rows_where(lambda label: label)
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "block"])

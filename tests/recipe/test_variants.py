@@ -416,11 +416,6 @@ def test_a_version_is_pulled_with_all_its_variants(store: Path, tmp_path: Path) 
     assert precache.verify(tmp_path / "copy").ok
 
 
-def test_rows_are_not_chosen_by_what_is_random(store: Path) -> None:
-    with pytest.raises(UsageError, match="takes 'image', and it has variants"):
-        precache.open(store).rows_where(lambda image: image > 0)
-
-
 def test_an_object_is_linked_from_the_version_whose_it_is(tmp_path: Path) -> None:
     """The last shard has one row: flipped in variant 0, and in variant 1 what its base has."""
     source = write_jpegs(tmp_path / "in", 65, (24, 20))
