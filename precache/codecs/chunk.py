@@ -281,12 +281,15 @@ class Decoder:
         """
         return self._stored_values(data).tobytes()
 
+    @functools.cached_property
+    def _unfiltered(self) -> Decoder:
+        return replace(self, filtered=False, jpeg=False)
+
     def _stored_values(self, data: memoryview, verify: bool = True) -> np.ndarray:
         size = zstd_content_size(data) if "zstd" in self.codecs else len(data) - 4
         nbytes = (size or 0) - RAGGED_HEAD_NBYTES
         _require(nbytes >= 0, "it is no single row")
-        plain = replace(self, filtered=False, jpeg=False)
-        return plain.decode_ragged(data, (nbytes,), "uint8", verify=verify)
+        return self._unfiltered.decode_ragged(data, (nbytes,), "uint8", verify=verify)
 
 
 @functools.lru_cache
