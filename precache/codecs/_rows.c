@@ -958,18 +958,13 @@ USES_AVX2 static void sum_blocks(uint16_t *sum, const uint8_t *window, size_t st
     }
 }
 
-/* Pixels of `step` words beside each other -> a plane of words for each. */
-USES_AVX2 static void separate(uint16_t *restrict planes, size_t pitch,
-                               const uint16_t *restrict line, size_t step, size_t width)
+/* Pixels of three words beside each other -> a plane of words for each. */
+USES_AVX2 static void separate_three(uint16_t *restrict red, uint16_t *restrict green,
+                                     uint16_t *restrict blue, const uint16_t *restrict line,
+                                     size_t width)
 {
-    if (step == 3) /* a constant, for which compilers know how to shuffle */
-        for (size_t x = 0; x < width; x++)
-            for (size_t c = 0; c < 3; c++)
-                planes[c * pitch + x] = line[3 * x + c];
-    else
-        for (size_t x = 0; x < width; x++)
-            for (size_t c = 0; c < step; c++)
-                planes[c * pitch + x] = line[step * x + c];
+    for (size_t x = 0; x < width; x++)
+        red[x] = line[3 * x], green[x] = line[3 * x + 1], blue[x] = line[3 * x + 2];
 }
 
 USES_AVX2 static inline __m256i sum_group(const uint16_t *line, const Group *group,
@@ -1104,7 +1099,7 @@ USES_AVX2 static void resize_lines(uint8_t *out, const Plan *plan, uint16_t *lin
             sum_blocks(line, plan->window + channel * plan->plane, plan->stride, &plan->down[y],
                        plan->count);
             if (step > 1)
-                separate(planes, pitch, line, step, plan->count / step);
+                separate_three(planes, planes + pitch, planes + 2 * pitch, line, plan->count / 3);
             for (size_t c = 0; c < step; c++)
                 sum_groups(out + ((channel + c) * height + y) * width, planes + c * pitch, groups,
                            width);
@@ -1156,7 +1151,7 @@ static int resize_window(uint8_t *out, const Window *in, Shape size, Scratch *sc
     }
 #if defined(USES_AVX2)
     Group *groups = (Group *)at;
-    if (HAS_AVX2 && count >= BLOCK &&
+    if (HAS_AVX2 && count >= BLOCK && (step == 1 || step == 3) &&
         group_taps(groups, (__m256i *)(at + groups_size), across, width)) {
         uint16_t *line = (uint16_t *)(at + groups_size + aligned(vectors_size));
         resize_lines(out, &plan, line, reach, groups);

@@ -205,13 +205,13 @@ class RaggedReader(ArrayReader):
         """
         places = self._objects.locate(np.ascontiguousarray(rows, np.int64))
         chunks, checks = self._objects.read(places), self._checks(places).tolist()
+        shapes, decode_ragged = self.shapes[places.rows].tolist(), self.array.decoder.decode_ragged
         for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
-            shape = tuple(self.shapes[rows[position]].tolist())
-            decode = functools.partial(
-                self.array.decoder.decode_ragged, shape=shape, dtype=self.array.dtype
-            )
+            shape = tuple(shapes[position])
+            decode = functools.partial(decode_ragged, shape=shape, dtype=self.array.dtype)
             value = self._chunk(places, position, data, check, decode)
-            self._mark_checked(places.part(position))
+            if check != kernels.UNCHECKED:
+                self._mark_checked(places.part(position))
             yield value
 
     def packed(self, rows: np.ndarray) -> PackedRows:
