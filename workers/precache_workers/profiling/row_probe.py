@@ -149,7 +149,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    stored, reasons, alike = list[float](), list[str](), dict[str, dict[str, np.ndarray]]()
+    stored, reasons, alike = Counter[str](), list[str](), dict[str, dict[str, np.ndarray]]()
     typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
@@ -174,12 +174,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
             for name, row in rows.items():
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
-            nbytes = files.nbytes
-            stored.append(
-                sum(
-                    nbytes.get(name) or _stored_nbytes(job, name, row) for name, row in rows.items()
-                )
-            )
+            for name, row in rows.items():
+                stored[name] += files.nbytes.get(name) or _stored_nbytes(job, name, row)
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
@@ -209,7 +205,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     notes = (*notes, *_entry_notes(fields, tried.values()))
     if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
         notes = (*notes, unlike)
-    return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
+    means = {name: nbytes / len(tried) for name, nbytes in stored.items()}
+    return MeasuredRows(shapes, means, notes, pixels, starts)
 
 
 def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]]) -> RowShape:
