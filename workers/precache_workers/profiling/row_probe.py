@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -149,7 +149,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    stored, reasons, alike = Counter[str](), list[str](), dict[str, dict[str, np.ndarray]]()
+    stored, reasons = defaultdict[str, float](float), list[str]()
+    alike = dict[str, dict[str, np.ndarray]]()
     typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
