@@ -67,7 +67,8 @@ class Buckets:
     field
         A field whose rows differ in length, such as texts or tokens.
     count
-        Buckets, each of the same share of all values: more of them leave less to pad, and mix less.
+        Most buckets, which end at the lengths that leave the least to pad: more of them leave less,
+        and mix less.
 
     Raises
     ------

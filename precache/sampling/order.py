@@ -261,13 +261,34 @@ class BucketPermutation:
         return indices
 
 
+MOST_LENGTHS = 512
+"""Lengths at which a bucket may end."""
+
+
 def buckets_of(lengths: np.ndarray, count: int) -> np.ndarray:
-    """Sort rows by length into `count` buckets of the same total length: (n,) int16."""
-    order = np.argsort(lengths, kind="stable")
-    before = np.cumsum(lengths[order]) - lengths[order]
-    buckets = np.empty(len(lengths), np.int16)
-    buckets[order] = before * count // max(1, int(lengths.sum()))
-    return buckets
+    """Sort rows by length into at most `count` buckets that leave the least to pad: (n,) int16.
+
+    Rows of a bucket are counted as long as its longest. The ends of buckets are found by dynamic
+    programming, in integers, among all lengths, or some of the same share of all values.
+    """
+    ordered = np.sort(lengths.astype(np.int64))
+    tops = np.unique(ordered)
+    if len(tops) > MOST_LENGTHS:
+        values = np.cumsum(ordered)
+        shares = np.arange(1, MOST_LENGTHS + 1) / MOST_LENGTHS
+        tops = np.unique(ordered[np.searchsorted(values / values[-1], shares)])
+    rows = np.searchsorted(ordered, tops, side="right")
+    costs = (rows[None] - rows[:, None]) * tops  # of a bucket behind one top, up to another
+    costs[np.tril_indices(len(tops), -1)] = np.iinfo(np.int64).max // 2
+    least, steps = rows * tops, list[np.ndarray]()
+    for _ in range(min(count, len(tops)) - 1):
+        sums = least[:, None] + costs
+        steps.append(sums.argmin(0))
+        least = sums.min(0)
+    ends = [len(tops) - 1]
+    for before in reversed(steps):
+        ends.append(int(before[ends[-1]]))
+    return np.searchsorted(tops[ends[:0:-1]], lengths).astype(np.int16)
 
 
 def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:

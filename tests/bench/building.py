@@ -310,7 +310,7 @@ class _Engine:
         self, function: Callable[[Any], Any], items: Sequence[Any], next_one: bool = False
     ) -> Hashable:
         if not isinstance(items[0], ShardTask):  # the probe
-            answers: list[Any] = [MeasuredRows({"image": ROW}, 80_000.0)]
+            answers: list[Any] = [MeasuredRows({"image": ROW}, {"image": 80_000.0})]
         else:
             self.first = self.first or time.perf_counter()
             self.tasks += len(items)

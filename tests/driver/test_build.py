@@ -624,10 +624,13 @@ def test_sources_that_are_none(tmp_path: Path, source: Path) -> None:
     (tmp_path / "empty").mkdir()
     store = tmp_path / "store"
     assert_refused(SourceError, "nowhere does not exist", tmp_path / "nowhere", store)
-    assert_refused(SourceError, r"empty has no image \(0 other", tmp_path / "empty", store)
+    assert_refused(SourceError, r"empty has no image \(other files: 0", tmp_path / "empty", store)
     assert_refused(SourceError, "is not a folder", source / "cat/0000.jpg", store)
     assert_refused(UsageError, "nowhere:// is not supported", "nowhere://x", store)
     assert_refused(RecipeError, "cannot find|cannot load", "python:no_such_module:f", store)
+    path = Path(build(source, store).path)
+    for stored in (store, path):
+        assert_refused(SourceError, "it is a store, or a version", stored, tmp_path / "other")
 
 
 def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:

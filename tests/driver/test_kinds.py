@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import tomllib
 from pathlib import Path
@@ -468,6 +469,19 @@ def test_doctor_says_that_it_measures_rows_of_one_shape(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=way):
         precache.doctor(source, recipe("image", "caption"), samples=8, seconds=1)
     precache.plan(source, tmp_path / "store", recipe("image", "caption"), address="serial")
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_bytes_to_be_stored_are_those_of_the_rows_that_were_tried(
+    codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever length its shards are sized for: a build is refused where they do not fit."""
+    random = np.random.default_rng(0)
+    rows = [row(n, blob=random.bytes(100_000 + 1000 * n)) for n in range(16)]
+    names = "image", "blob", "caption"
+    result = build(rows, tmp_path / "store", recipe(*names, blob={"codec": codec}), progress=True)
+    [said] = re.findall(r"About (\S+) MB to be stored", capfd.readouterr().err)
+    assert float(said) == pytest.approx(result.stored_bytes / 1e6, rel=0.05)
 
 
 # --- large rows ---------------------------------------------------------------------------------

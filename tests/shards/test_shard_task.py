@@ -423,7 +423,7 @@ def test_the_estimate_of_bytes_is_near_what_is_stored(
     assert 64 % probe.shapes["image"].rows_per_chunk == 0
     task = task_of(tmp_path, keys, recipe, rows_per_shard=64, shapes=dict(probe.shapes))
     found = run_shard(task).objects["image"].size
-    assert 0.8 < probe.stored_per_row * 64 / found < 2
+    assert 0.8 < probe.stored["image"] * 64 / found < 2
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "bool"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import UsageError
+from precache.errors import SourceError, UsageError
 from precache.viewer.source_trace import SourceTracer
 from tests.support.building import cli, environment, pixels, write_jpegs
 from tests.support.containers import WRITERS
@@ -149,6 +149,14 @@ def test_a_version_of_containers_is_copied_and_cleaned_up_as_any(
     precache.pull(store, tmp_path / "copy")
     assert not (tmp_path / "copy/_listings").exists()
     assert pixels(tmp_path / "copy").keys() == pixels(store).keys()
+
+
+def test_a_build_of_containers_that_is_refused_leaves_nothing(photos: Path, tmp_path: Path) -> None:
+    source = WRITERS["tar"](photos, tmp_path)
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"kind": "text", "input": "jpg"}}})
+    with pytest.raises(SourceError, match="none of the"):
+        precache.build(source, tmp_path / "store", recipe, address="serial")
+    assert not (tmp_path / "store").exists()
 
 
 def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_path: Path) -> None:

@@ -259,6 +259,17 @@ def test_the_number_of_an_item_in_quotes_is_refused_with_the_way(
     build(source(part), tmp_path / "store", fields(image="0", mask="1"))  # a dict has such names
 
 
+@pytest.mark.parametrize(
+    ("item", "way"), [("Item(image(n), n, n)", "0,"), ("(image(n), n)", "0 to 1")]
+)
+def test_the_name_of_an_item_of_a_tuple_is_refused_with_its_number(
+    item: str, way: str, source: Module, tmp_path: Path
+) -> None:
+    named = "__import__('collections').namedtuple('Item', 'photo n label')"
+    with pytest.raises(SourceError, match=rf"input = \"photo\".*write input = {way}"):
+        build(source(item.replace("Item", named)), tmp_path / "store", fields(image="photo"))
+
+
 def test_two_fields_do_not_start_from_the_first_part_by_default(
     source: Module, tmp_path: Path
 ) -> None:

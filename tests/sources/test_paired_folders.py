@@ -58,8 +58,8 @@ def test_files_of_one_name_are_one_sample(data: Path, builds: Builds) -> None:
     for line in (
         "the 12 names that are in all of 'images', 'masks', as columns",
         "no input start from 'images'",
-        "1 files of 'images' have no partner in each other folder",
-        "such as 1/spare.png",
+        "Files of 'images' without a partner",
+        "which are no samples: 1, such as 1/spare.png",
     ):
         assert line in builds.printed
     for field, factor in (("image", 10), ("mask", 1)):
@@ -195,7 +195,9 @@ def test_files_that_no_pattern_pairs_are_counted(builds: Builds) -> None:
     for name in ("1.png", "1_mask.png", "1_mask_1.png", "2.png", "2_mask.png", "3.png"):
         photo(builds.root / "in" / name, 1)
     assert builds.run("build", "in/{*.*,*_mask.*}", "store", "--address", "serial") == 0
-    line = "2 files of '*.*' have no partner in each other pattern, and are no samples, such as "
+    line = (
+        "Files of '*.*' without a partner in each other pattern, which are no samples: 2, such as "
+    )
     assert f"{line}1_mask_1.png" in builds.printed
 
 

@@ -189,6 +189,7 @@ class _Build:
             with contextlib.suppress(GoneError):  # then it is built again
                 damaged = self._find_damage(target)
             if damaged is not None and not damaged:
+                listed.keep_index(self.store)
                 return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
@@ -205,6 +206,7 @@ class _Build:
                 request, lambda: run, self._job, self.barred, self.progress, self.progress.note
             )
             work = find_work(request, self.store, listed, target, probe)
+            listed.keep_index(self.store)  # a build that is refused writes nothing
             while not work.committed:
                 if (result := self._make(run, work)) is not None:
                     return result
@@ -320,7 +322,6 @@ class _Build:
         for line in draws_in_words(listed.spec.declared):
             self.progress.note(line)
         self.timings["list"] = listed.seconds
-        listed.keep_index(self.store)
         return listed
 
     def _job(self) -> Job:

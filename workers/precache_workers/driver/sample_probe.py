@@ -77,7 +77,7 @@ class SampleProbe:
                 n: RowShape(f.shape, f.dtype) for n, f in fields.items() if f.shape and f.dtype
             }
             if known.keys() == fields.keys():
-                return MeasuredRows(known, 0.0)
+                return MeasuredRows(known, {})
         measured: MeasuredRows = self._try(run_probe, spec)
         self.starts = measured.starts
         for line in measured.notes:

@@ -49,7 +49,7 @@ Shapes = Mapping[str, RowShape]
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """Row shapes by field, and mean stored bytes of a row over all fields.
+    """Row shapes by field, and mean stored bytes of a row of those that were measured.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class MeasuredRows:
     """
 
     shapes: Mapping[str, RowShape]
-    stored_per_row: float
+    stored: Mapping[str, float]
     notes: tuple[str, ...] = ()
     pixels: tuple[str, ...] = ()
     starts: Starts | None = None
@@ -265,8 +265,9 @@ def _needed(
         rows = int((~whole[shards] | (not encoded)).sum())
         nbytes = catalogue.stored_nbytes(name)
         if nbytes is None and measured is not None:
-            nbytes = measured.stored_per_row * raw[name] / max(1, sum(raw.values()))
+            nbytes = measured.stored.get(name)
         is_raw = target.spec.recipe.fields[name].stored_as.name == "raw"
+        is_raw &= not target.shapes[name].ragged  # those have a usual length
         needed += rows * (raw[name] if is_raw or nbytes is None else nbytes)
     return int(needed)
 

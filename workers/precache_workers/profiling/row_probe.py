@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -140,7 +140,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
-    stored, reasons, alike = list[float](), list[str](), dict[str, dict[str, np.ndarray]]()
+    stored, reasons = defaultdict[str, float](float), list[str]()
+    alike = dict[str, dict[str, np.ndarray]]()
     typical: dict[str, np.ndarray] = {}
 
     def rows_of(key: str, sample: Sample) -> dict[str, np.ndarray]:
@@ -164,8 +165,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
             for name, row in rows.items():
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
-            nbytes = (jpeg_nbytes.get(n) or _stored_nbytes(job, n, row) for n, row in rows.items())
-            stored.append(sum(nbytes))
+            for name, row in rows.items():
+                stored[name] += jpeg_nbytes.get(name) or _stored_nbytes(job, name, row)
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
@@ -202,7 +203,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         )
         if unlike := _of_other_sizes(MaskFrames(fields, recipes), shapes, tried):
             notes = (*notes, unlike)
-    return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
+    means = {name: nbytes / len(tried) for name, nbytes in stored.items()}
+    return MeasuredRows(shapes, means, notes, pixels, starts)
 
 
 def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]]) -> RowShape:

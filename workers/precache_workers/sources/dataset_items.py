@@ -182,10 +182,12 @@ def _layout(
         Also True if the label is found by its name.
     """
     for field, given in fields:
-        if names is not None and isinstance(given, str) and given in map(str, parts):
+        if names is not None and isinstance(given, str):
+            number = given if given in map(str, parts) else f"0 to {len(parts) - 1}"
+            number = str(names.index(given)) if given in names else number
             raise LabelError(
                 f'field {field!r} has input = "{given}", and the items of a tuple are numbers: '
-                f"write input = {given}, without quotes"
+                f"write input = {number}, without quotes"
             )
     first = next((part for part in parts if not _is_label(part)), next(iter(parts), None))
     read: set[Part | None] = {given for _, given in fields if given is not None}

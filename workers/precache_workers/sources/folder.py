@@ -18,6 +18,7 @@ from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import Folder, left_out_text
 from precache.store.columns import GrowingTexts, Texts
+from precache.store.commit_log import NUMBERED, ROOT
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache.units import size as in_units
@@ -135,7 +136,9 @@ class FolderSource(Source):
             suffixes += left_out_text(facts.left_out, facts.examples)
             other = f"{suffixes}; if these are other data, {BY_DATASET}"
             how = _how_to_read(self.folder, container) if container else other
-            what = f"the source {self.folder} has no image ({facts.ignored.total()} other files)"
+            what = f"the source {self.folder} has no image (other files: {facts.ignored.total():,})"
+            if _is_stored(self.folder):
+                how = "it is a store, or a version in one: give what that was built from"
             raise SourceError(f"{what}; {how}")
         table, file_states = images.sorted()
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
@@ -263,6 +266,12 @@ def _note_of_table(name: str) -> list[str]:
     elif name.endswith(".parquet"):
         way += ", with --source-kind manifest"
     return [f"{printable(name)} in the source gives labels only {way}"] if name else []
+
+
+def _is_stored(folder: Folder) -> bool:
+    """Return True for a store, and for a version in one."""
+    has_log = any(map(NUMBERED.fullmatch, folder.names("commits")))
+    return has_log or b'"precache"' in (folder.get(ROOT) or b"")
 
 
 def _is_better(name: str, other: str) -> bool:

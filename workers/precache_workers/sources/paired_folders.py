@@ -403,9 +403,9 @@ def _paired(
         alone &= of.stems.counts() == 1
         if alone.any():
             lines.append(
-                f"{alone.sum():,} files of {name!r} have no partner in each other "
-                f"{'pattern' if columns[name].pattern else 'folder'}, and are no samples, such as "
-                f"{printable(of.names[int(np.argmax(alone))])}"
+                f"Files of {name!r} without a partner in each other "
+                f"{'pattern' if columns[name].pattern else 'folder'}, which are no samples: "
+                f"{alone.sum():,}, such as {printable(of.names[int(np.argmax(alone))])}"
             )
     return taken, lines
 
