@@ -251,6 +251,29 @@ def two_columns_of_images(root: Path) -> tuple[str, Labels]:
     return "list.csv", {"a": "cat", "b": "dog"}
 
 
+def a_table_beside_a_folder(root: Path) -> tuple[str, Labels]:
+    put(root / "kaggle/train", *(f"{name}.png" for name in ANIMALS))
+    put(root / "kaggle/test", "t.png")
+    put_csv(root / "kaggle/train.csv", "Id,label", *(f"{n},{c}" for n, c in ANIMALS.items()))
+    return "kaggle/train.csv", ANIMALS
+
+
+def land_use(root: Path) -> tuple[str, Labels]:
+    put_classes(root / "EuroSAT/2750")
+    names = (f"{c}/{n}.png" for n, c in ANIMALS.items())
+    rows = (
+        f"{n},{name},{c}" for n, (name, c) in enumerate(zip(names, ANIMALS.values(), strict=True))
+    )
+    put_csv(root / "EuroSAT/train.csv", ",Filename,ClassName", *rows)
+    return "EuroSAT/train.csv --label-column ClassName", ANIMALS
+
+
+def splits_with_labels(root: Path) -> tuple[str, Labels]:
+    put(root / "kaggle", *(f"train/{name}.png" for name in ANIMALS), "test/t.png", "test/u.png")
+    put_csv(root / "kaggle/train.csv", "id,label", *(f"{n},{c}" for n, c in ANIMALS.items()))
+    return "kaggle --labels kaggle/train.csv", ANIMALS
+
+
 Layout = Callable[[Path], tuple[str, Labels]]
 
 PLAIN: list[Layout] = [
@@ -261,7 +284,8 @@ PLAIN: list[Layout] = [
 ]  # fmt: skip
 REFUSED: list[Layout] = [
     splits, hub_parquet_of_two_splits, masks, several_joined, one_hot, pandas_integers,
-    chest_xrays, findings, findings_as_the_source, two_columns_of_images,
+    chest_xrays, findings, findings_as_the_source, two_columns_of_images, a_table_beside_a_folder,
+    land_use, splits_with_labels,
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ identity before they are fetched.
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -52,6 +54,7 @@ from precache_workers.sources.base import (
     Sample,
     Source,
     Tick,
+    choice_error,
     fetch_located,
     is_image,
     is_utf8,
@@ -201,6 +204,7 @@ class ManifestSource(Source):
             folders = [root.joinpath(*same)]
         else:
             folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
+            folders += sorted(path for path in root.glob("*/") if (path / location).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
@@ -232,7 +236,8 @@ class ManifestSource(Source):
 
         def wanted(schema: Any, batch: Batch | None = None) -> Iterable[str]:
             def guess(schema: Any, features: object) -> str:
-                return _uri_column(schema.names, where, batch)
+                local = self.folder.local(file.name)
+                return _uri_column(schema.names, where, batch, local and local.parent)
 
             nonlocal chosen
             chosen = choose(schema, self.columns, where, guess, typed=batch is None)
@@ -395,8 +400,21 @@ class ManifestSource(Source):
         return open_folder(root, self.options, follow_links=self.follow_links)
 
 
-def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
-    """Return the column of URIs: one of a usual name, or the only one with names of images."""
+def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: Path | None) -> str:
+    """Return the column of URIs: one of a usual name, or the only one with names of images.
+
+    Parameters
+    ----------
+    beside
+        Folder of the table, if it is local.
+
+    Raises
+    ------
+    ChoiceError
+        There is none, and images below that folder are called as a column says.
+    SourceError
+        There is none.
+    """
     lower = {plain_name(name): name for name in reversed(names)}
     if named := [lower[name] for name in URI_NAMES if name in lower]:
         return named[0]
@@ -410,11 +428,29 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
     if len(named) == 1 and not any(map(is_image, names)):
         return named[0]
+    text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
+    name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
+    if folder := _folder_of_stems(beside, batch):
+        labelled = (str(folder), "--labels", where), "labels the images of that folder by its rows"
+        raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
-        f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}. "
-        f"Choose one by --image-column, or let the first line name it {' or '.join(URI_NAMES[:3])}"
-        ". If its rows label the images of a folder, build that folder with --labels"
+        f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
+        "folder, build that folder with --labels"
     )
+
+
+def _folder_of_stems(beside: Path | None, batch: Batch | None) -> Path | None:
+    """Return the folder that has the images which a column of a table names without a suffix."""
+    if batch is None or beside is None:
+        return None
+    for values in batch.columns.values():
+        stems = {str(value).strip().strip("/") for value in (values[0], values[-1]) if value}
+        patterns = [f"{glob.escape(stem)}.*" for stem in stems if stem]
+        below = [f"{folders}{pattern}" for folders in ("", "*/", "*/*/") for pattern in patterns]
+        found = [path for some in below for path in beside.glob(some) if is_image(path.name)]
+        if found and {path.stem for path in found} == {Path(stem).name for stem in stems}:
+            return Path(os.path.commonpath([path.parent for path in found]))
+    return None
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
