@@ -208,9 +208,12 @@ class ManifestSource(Source):
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
+        which = "which is not beside it, but in"
+        if not folders and (of_stems := _folder_of_stems(root, (location, locations[-1]))):
+            folders, which = [of_stems], "without a suffix, of images in"
         if not folders:
             return []
-        text = f"{self} names {printable(location)!r}, which is not beside it, but in {folders[0]}"
+        text = f"{self} names {printable(location)!r}, {which} {folders[0]}"
         kind = []  # as numbers in a file of labels can be read otherwise
         if not table.classes and self.rules.kind is None and has_label(table.labels).any():
             kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
@@ -430,27 +433,26 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
         return named[0]
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
     name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
-    if folder := _folder_of_stems(beside, batch):
-        labelled = (str(folder), "--labels", where), "labels the images of that folder by its rows"
-        raise choice_error([Doubt.of(text, labelled, ((), name_it))])
+    if batch is not None and beside is not None:
+        for cells in batch.columns.values():
+            if folder := _folder_of_stems(beside, (str(cells[0]), str(cells[-1]))):
+                named = str(folder), "--labels", where
+                labelled = named, "labels the images of that folder by its rows"
+                raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
         f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
         "folder, build that folder with --labels"
     )
 
 
-def _folder_of_stems(beside: Path | None, batch: Batch | None) -> Path | None:
-    """Return the folder that has the images which a column of a table names without a suffix."""
-    if batch is None or beside is None:
+def _folder_of_stems(root: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder below one that has the images which have these names without a suffix."""
+    stems = {name.strip().strip("/") for name in names} - {""}
+    patterns = [f"{below}{glob.escape(stem)}.*" for below in ("", "*/", "*/*/") for stem in stems]
+    found = [path for some in patterns for path in root.glob(some) if is_image(path.name)]
+    if not found or {path.stem for path in found} != {Path(stem).name for stem in stems}:
         return None
-    for values in batch.columns.values():
-        stems = {str(value).strip().strip("/") for value in (values[0], values[-1]) if value}
-        patterns = [f"{glob.escape(stem)}.*" for stem in stems if stem]
-        below = [f"{folders}{pattern}" for folders in ("", "*/", "*/*/") for pattern in patterns]
-        found = [path for some in below for path in beside.glob(some) if is_image(path.name)]
-        if found and {path.stem for path in found} == {Path(stem).name for stem in stems}:
-            return Path(os.path.commonpath([path.parent for path in found]))
-    return None
+    return Path(os.path.commonpath([path.parent for path in found]))
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
