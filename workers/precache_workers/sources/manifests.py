@@ -436,8 +436,8 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     if batch is not None and beside is not None:
         for cells in batch.columns.values():
             if folder := _folder_of_stems(beside, (str(cells[0]), str(cells[-1]))):
-                named = str(folder), "--labels", where
-                labelled = named, "labels the images of that folder by its rows"
+                words = str(folder), "--labels", where
+                labelled = words, "labels the images of that folder by its rows"
                 raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
         f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
