@@ -50,7 +50,8 @@ def remedies(
     """Yield lines with the commands by which a refused source builds.
 
     What a plan of a command refuses, such as pixels that are read after labels, is said before it,
-    and the command takes the first way out of that, too; one that has none is left out.
+    and the command takes a way out of that, too: the only command each of them, and of several
+    commands each the first. A command that has none is left out.
 
     Parameters
     ----------
@@ -60,7 +61,9 @@ def remedies(
     end, seconds = time.monotonic() + SECONDS, 0.0
     plans = options.command in ("build", "plan") and getattr(options, "store", None) is not None
     said = {str(error)}
-    for way, first in _commands(error, options, given):
+    left = [*_commands(error, options, given)]
+    is_one = len(left) == 1
+    for way, first in left:
         command: _Command | None = first
         for _ in range(ROUNDS if plans else 0):
             if command is None or command.before or time.monotonic() + seconds > end:
@@ -75,8 +78,11 @@ def remedies(
                 # Another source begins anew: it may not take the flags of ways before.
                 others = [*_commands(refusal, options, given)]
             # A flag that is given twice would undo the way.
-            apart = (c for other, c in others if not {*filter(_is_flag, way)} & {*other})
-            command = next(apart, None)
+            apart = [c for other, c in others if not {*filter(_is_flag, way)} & {*other}]
+            command = apart[0] if apart else None
+            if is_one:
+                left += [(way, one) for one in apart[1:]]
+                is_one = len(apart) == 1
             text = "also" if command else f"`{shlex.join(way)}` is refused, too"
             text += f": {refusal}"
             if text not in said:

@@ -2,10 +2,10 @@
 
 Sources of the variables' names: torchrun's documentation, srun(1) and sbatch(1), Open MPI's
 "Environment variables set for MPI applications", the user guide of MVAPICH2, Hydra of MPICH and
-Intel MPI, HPE PALS, HPE MPT, flux-environment(7), jsrun, horovodrun, DeepSpeed's launch.py, Paddle,
-JAX and dmlc; for hints aprun(1), IBM's poe, LSF's blaunch, pbsdsh, Lightning, torch_xla's tpu.py,
-and the environment variables of SageMaker, SkyPilot, Volcano, LeaderWorkerSet, and of Kubernetes'
-indexed jobs.
+Intel MPI, Platform MPI, HPE PALS, HPE MPT, flux-environment(7), jsrun, horovodrun, DeepSpeed's
+launch.py, Paddle, JAX and dmlc; for hints aprun(1), IBM's poe, LSF's blaunch, pbsdsh, Lightning,
+torch_xla's tpu.py and xla_env_vars.py, and the environment variables of TensorFlow, Vertex AI,
+SageMaker, SkyPilot, Volcano, LeaderWorkerSet, and of Kubernetes' indexed jobs.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ LAUNCHERS = (
     Launcher("PALS_RANKID", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     Launcher("PMIX_RANK", "", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
     Launcher("MPT_MPI_RANK", "MPT_MPI_SIZE"),
+    Launcher("MPI_RANKID", "MPI_NRANKS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     Launcher("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
     Launcher("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     Launcher("JAX_PROCESS_INDEX", "JAX_PROCESS_COUNT"),
@@ -74,9 +75,12 @@ HINTS = {
     "CLOUD_TPU_TASK_ID": "TPU_PROCESS_ADDRESSES",
     "MEGASCALE_SLICE_ID": "MEGASCALE_NUM_SLICES",
     "PJRT_LOCAL_PROCESS_RANK": "PJRT_LOCAL_PROCESS_COUNT",
+    "XRT_SHARD_ORDINAL": "XRT_SHARD_WORLD_SIZE",
+    "TF_CONFIG": "TF_CONFIG",
+    "CLUSTER_SPEC": "CLUSTER_SPEC",
 }
-"""Variables that number processes, daemons or nodes -> how many there are, or a list of them: no
-rank of a process."""
+"""Variables that number processes, daemons or nodes -> how many there are, or a list or JSON of
+them: no rank of a process."""
 
 CORES, FIRST_NODE = "LSB_DJOB_NUMPROC", "PBS_NODENUM"
 """A number that may be one of cores, and one that is 0 where a job's script runs, too."""
@@ -249,11 +253,14 @@ def _may_have_started(outer: Reading, inner: tuple[int, int]) -> bool:
 
 
 def _count(name: str) -> int | None:
-    """Return the number that a variable has, or of the items in its list; None for no such."""
+    """Return the number that a variable has, or of the items in its list or the tasks of its
+    cluster; None for no such."""
     text = os.environ.get(name, "").strip()
-    if text.startswith("["):
-        with contextlib.suppress(ValueError):
-            return len(json.loads(text))
+    if text.startswith(("[", "{")):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            given = json.loads(text)
+            return len(given) if text[0] == "[" else sum(map(len, given["cluster"].values())) or 1
+        return None
     least, _, most = text.rpartition(":")  # of an elastic job
     if most.isascii() and most.isdecimal() and (least.isdecimal() or not least):
         return int(most)

@@ -1560,6 +1560,16 @@ def test_class_numbers_and_folders_that_disagree_are_refused(builds: Builds) -> 
     assert (alone["ant7"], alone["ant0"]) == (None, "bee")
 
 
+def test_a_map_of_classes_settles_the_folders_of_samples_without_a_line(builds: Builds) -> None:
+    put(builds.root / "in", "a/1.png", "a/2.png", "c/3.png")
+    write(builds.root / "in/b/x.jxl", b"x")
+    put_csv(builds.root / "labels.csv", "path,label", "a/1.png,c")
+    put_csv(builds.root / "classes.txt", "a", "b", "c")
+    expected = {"1": "c", "2": "a", "3": "c"}
+    assert builds.choices("in --labels labels.csv") == [expected] * 2
+    assert builds.labels("in --labels labels.csv --classes classes.txt") == expected
+
+
 def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:
     put(builds.root / "in", "ant/0.png", "ant/1.png", "bee/2.png", "bee/3.png")
     rows = [f"{key}.png,{number}" for key, number in zip(["0", "1", "2", "3"], "1100", strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import tarfile
 import zipfile
@@ -213,6 +214,30 @@ def masks(root: Path) -> tuple[str, Labels]:
     return "data", dict.fromkeys("ab")
 
 
+def numbered_birds(root: Path) -> tuple[str, Labels]:
+    keys = [f"{number % 3 + 1:03}.Bird/b{number}.png" for number in range(6)]
+    put(root / "CUB/images", *keys)
+    put_csv(root / "CUB/images.txt", *(f"{n + 1} {key}" for n, key in enumerate(keys)))
+    put_csv(root / "CUB/image_class_labels.txt", *(f"{n + 1} {n % 3 + 1}" for n in range(6)))
+    labels = {f"b{number}": str(number % 3 + 1) for number in range(6)}
+    return "CUB/images --labels CUB/image_class_labels.txt", labels
+
+
+def food(root: Path) -> tuple[str, Labels]:
+    put(root / "food-101", *(f"images/{label}/{name}.png" for name, label in ANIMALS.items()))
+    put_csv(root / "food-101/meta/train.txt", *(f"{c}/{n}" for n, c in ANIMALS.items()))
+    put_csv(root / "food-101/meta/classes.txt", "cat", "dog", "eel")
+    return "food-101", ANIMALS
+
+
+def splits_with_metadata(root: Path) -> tuple[str, Labels]:
+    rows = [f"{name}.png,{label},x" for name, label in ANIMALS.items()]
+    for split in ("train", "test"):
+        put(root / f"hub/{split}", *(f"{name}.png" for name in ANIMALS))
+        put_csv(root / f"hub/{split}/metadata.csv", "file_name,label,additional", *rows)
+    return "hub/train/metadata.csv", ANIMALS
+
+
 def chest_xrays(root: Path) -> tuple[str, Labels]:
     labels = {"0_0": {"Edema", "Mass"}, "0_1": {"Mass"}, "1_0": {"No Finding"}, "2_0": {"Mass"}}
     for number, name in enumerate(labels):
@@ -251,17 +276,92 @@ def two_columns_of_images(root: Path) -> tuple[str, Labels]:
     return "list.csv", {"a": "cat", "b": "dog"}
 
 
+def a_table_beside_a_folder(root: Path) -> tuple[str, Labels]:
+    put(root / "kaggle/train", *(f"{name}.png" for name in ANIMALS))
+    put(root / "kaggle/test", "t.png")
+    put_csv(root / "kaggle/train.csv", "Id,label", *(f"{n},{c}" for n, c in ANIMALS.items()))
+    return "kaggle/train.csv", ANIMALS
+
+
+def land_use(root: Path) -> tuple[str, Labels]:
+    put_classes(root / "EuroSAT/2750")
+    names = (f"{c}/{n}.png" for n, c in ANIMALS.items())
+    rows = (
+        f"{n},{name},{c}" for n, (name, c) in enumerate(zip(names, ANIMALS.values(), strict=True))
+    )
+    put_csv(root / "EuroSAT/train.csv", ",Filename,ClassName", *rows)
+    return "EuroSAT/train.csv --label-column ClassName", ANIMALS
+
+
+def eyes(root: Path) -> tuple[str, Labels]:
+    labels = {f"{n}_{side}": n % 3 for n in range(3) for side in ("left", "right")}
+    put(root / "eyes/train", *(f"{name}.png" for name in labels))
+    put_csv(root / "eyes/trainLabels.csv", "image,level", *(f"{n},{c}" for n, c in labels.items()))
+    return "eyes/trainLabels.csv", {name: str(level) for name, level in labels.items()}
+
+
+def lesions(root: Path) -> tuple[str, Labels]:
+    for number, name in enumerate(ANIMALS):
+        put(root / f"ham/images_part_{1 + number % 2}", f"{name}.png")
+    rows = (f"{n},{c},histo" for n, c in ANIMALS.items())
+    put_csv(root / "ham/metadata.csv", "image_id,dx,dx_type", *rows)
+    return "ham/metadata.csv", ANIMALS
+
+
+def pets(root: Path) -> tuple[str, Labels]:
+    names = [f"{breed}_{number}" for breed in ("Bengal", "boxer") for number in range(3)]
+    put(root / "pets/images", *(f"{name}.png" for name in names))
+    rows = (f"{name} {1 + name.startswith('b')} {1 + n % 2} 1" for n, name in enumerate(names))
+    put_csv(root / "pets/annotations/list.txt", "#Image CLASS-ID SPECIES BREED ID", *rows)
+    labels = {name: str(1 + name.startswith("b")) for name in names}
+    return "pets/images --labels pets/annotations/list.txt", labels
+
+
+def street_scenes(root: Path) -> tuple[str, Labels]:
+    names = [f"{city}_{number}_19" for city in ("aachen", "bochum") for number in range(2)]
+    for split, name in itertools.product(("train", "val"), names):
+        place = f"{split}/{name.partition('_')[0]}/{name}"
+        put(root / "city", f"leftImg8bit/{place}_leftImg8bit.png")
+        put(root / "city", *(f"gtFine/{place}_gtFine_{end}.png" for end in ("labelIds", "color")))
+    labels = {f"{name}_leftImg8bit": name.partition("_")[0] for name in names}
+    return "city", labels
+
+
+def celebrities(root: Path) -> tuple[str, Labels]:
+    labels = {"0": {"Young"}, "1": {"Bald", "Young"}, "2": {"Young"}, "3": {"Bald"}}
+    put(root / "celeba/img_align_celeba", *(f"{name}.png" for name in labels))
+    bits = ([1 if name in of else -1 for name in ("Bald", "Young")] for of in labels.values())
+    rows = (f"{name}.png,{bald},{young}" for name, (bald, young) in zip(labels, bits, strict=True))
+    put_csv(root / "celeba/list_attr_celeba.csv", "image_id,Bald,Young", *rows)
+    return "celeba/list_attr_celeba.csv", labels
+
+
+def semicolons_of_a_spreadsheet(root: Path) -> tuple[str, Labels]:
+    put(root / "sheet", *(f"{name}.png" for name in ANIMALS))
+    rows = (f"{n}.png;{c};{number},5" for number, (n, c) in enumerate(ANIMALS.items()))
+    put_csv(root / "sheet/list.csv", "Dateiname;Klasse;Gewicht", *rows, mark="\ufeff")
+    return "sheet --labels sheet/list.csv", ANIMALS
+
+
+def splits_with_labels(root: Path) -> tuple[str, Labels]:
+    put(root / "kaggle", *(f"train/{name}.png" for name in ANIMALS), "test/t.png", "test/u.png")
+    put_csv(root / "kaggle/train.csv", "id,label", *(f"{n},{c}" for n, c in ANIMALS.items()))
+    return "kaggle --labels kaggle/train.csv", ANIMALS
+
+
 Layout = Callable[[Path], tuple[str, Labels]]
 
 PLAIN: list[Layout] = [
     image_folder, jupyter_folder, one_split, validation_split, flat_folder, nested_classes,
     img2dataset_tars, webdataset, tar_of_a_folder, hub_parquet, saved_dataset, voc, coco, birds,
     digits, spreadsheet, semicolons, labels_beside, kaggle, mac_zip, regression, metadata_lines,
-    plain_parquet,
+    plain_parquet, numbered_birds, food, splits_with_metadata,
 ]  # fmt: skip
 REFUSED: list[Layout] = [
     splits, hub_parquet_of_two_splits, masks, several_joined, one_hot, pandas_integers,
-    chest_xrays, findings, findings_as_the_source, two_columns_of_images,
+    chest_xrays, findings, findings_as_the_source, two_columns_of_images, a_table_beside_a_folder,
+    land_use, splits_with_labels, eyes, lesions, pets, street_scenes, celebrities,
+    semicolons_of_a_spreadsheet,
 ]  # fmt: skip
 
 

@@ -239,6 +239,14 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "a table that lies elsewhere": (
         files("in/photos/a.png", "in/list.csv", {"in/list.csv": "path,label a.png,cat"}), 1,
     ),
+    "a table of names without suffixes": (
+        files("in/photos/a.png in/photos/b.png", "in/list.csv",
+              {"in/list.csv": "key,label a,cat b,dog"}), 1,
+    ),
+    "labels of few samples": (
+        files(" ".join(f"in/{number}.png" for number in range(10)), "in --labels l.csv",
+              {"l.csv": "key,label 0.png,cat 1.png,dog"}), 1,
+    ),
     "a table of another machine": (
         files("in/photos/a.png in/photos/b.png", "in/list.csv",
               {"in/list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,

@@ -98,6 +98,16 @@ def override_labels(
     if not are_classes(table.labels):  # of another kind than those of the file
         table = replace(table, labels=np.full(len(table), -1), classes=())
     are_numbers, merges = column.kind == "numbers", column.kind in (None, "names", "numbers")
+    keep = [row for row in np.flatnonzero(table.labels >= 0).tolist() if row not in line_of]
+    unlisted = len(keep) * merges
+    lack = f"{unlisted:,} of {len(table):,} samples have no line in {where}, and"
+    if unlisted and doubts:
+        text = (
+            f"{lack} would keep a class that is in doubt. Give each a line (an empty label is none)"
+        )
+        raise choice_error(
+            [replace(one, what=f"{text}, or settle this: {one.what}") for one in doubts]
+        )
     names = file.classes
     if are_numbers:
         given, names = _with_numbers(table, given, lines, where, classes, of_folders=of_folders)
@@ -110,7 +120,6 @@ def override_labels(
         raise choice_error(alike)
     none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
     bare = [row for row in none if row not in line_of]
-    unlisted = len(table) - len(line_of) - len(bare)
     notes = [*column.notes]
     if are_numbers and not (classes and not labelled.classes):
         had_fraction = any("." in text for text in texts_of_labels(file.labels))
@@ -123,12 +132,6 @@ def override_labels(
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
     notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
-    lack = f"{unlisted:,} of {len(table):,} samples have no line in {where}, and"
-    if unlisted and doubts:
-        raise SourceError(
-            f"{lack} would keep a class that is in doubt: give each a line (an empty label is "
-            f"none), or settle this: {'; '.join(doubt.text for doubt in doubts)}"
-        )
     if unlisted:
         notes.append(f"{lack} keep their class")
     if notes:
@@ -160,10 +163,9 @@ def _notes_of_fit(
         )
     too_many = len(unmatched) > default_max_failures(len(file.lines))
     if (too_many or len(bare) > default_max_failures(len(table))) and not accepted:
-        raise SourceError(
-            f"{'; '.join(notes)}; the source's first key is {short(table.keys[0])}. "
-            "Correct the file, or accept this with --accept-unmatched"
-        )
+        text = f"{'; '.join(notes)}; the source's first key is {short(table.keys[0])}"
+        accept = ("--accept-unmatched",), "if the others are meant"
+        raise choice_error([Doubt.of(text, accept, ((), "correct the file"))])
     return notes
 
 

@@ -169,24 +169,21 @@ class Containers:
             return "", ()
         paths, commands = list[str](), list[tuple[str, ...]]()
         for name in files:
-            path, url = self.folder.local(name), self.folder.path(name)
-            if path is None:
-                path, copy = (
-                    Path(posixpath.basename(name)).absolute(),
-                    _COPIES.get(url.partition("://")[0]),
-                )
-                if copy is None:
+            local, url = self.folder.local(name), self.folder.path(name)
+            path = str(local or Path(posixpath.basename(name)).absolute())
+            if local is None:
+                if (copy := _COPIES.get(url.partition("://")[0])) is None:
                     return "", ()
                 commands.append(tuple(word.format(url=url, path=path) for word in copy.split()))
-            paths.append(str(path))
+            paths.append(path)
         stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]
         parent, _, common = "".join(common_start(stems)).rpartition("/")
         folder = f"{parent}/{'_'.join(filter(None, (common.rstrip('-_.'), 'unpacked')))}"
         if not all(suffix == ".zip" for suffix in suffixes):
             commands.append(("mkdir", "-p", folder))
         for path, suffix in zip(paths, suffixes, strict=True):
-            unzip = "python3", "-m", "zipfile", "-e", path, folder
-            commands.append(unzip if suffix == ".zip" else ("tar", "-xf", path, "-C", folder))
+            is_zip, unzip = suffix == ".zip", ("python3", "-m", "zipfile", "-e", path, folder)
+            commands.append(unzip if is_zip else ("tar", "-xf", path, "-C", folder))
         return folder, tuple(commands)
 
     def narrowed(self, wanted: Collection[str], names: Collection[str]) -> str | None:

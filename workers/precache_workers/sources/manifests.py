@@ -14,6 +14,7 @@ identity before they are fetched.
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -52,6 +54,7 @@ from precache_workers.sources.base import (
     Sample,
     Source,
     Tick,
+    choice_error,
     fetch_located,
     is_image,
     is_utf8,
@@ -201,12 +204,16 @@ class ManifestSource(Source):
             folders = [root.joinpath(*same)]
         else:
             folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
+            folders += sorted(path for path in root.glob("*/") if (path / location).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
+        which = "which is not beside it, but in"
+        if not folders and (of_stems := _folder_of_stems(root, (location, locations[-1]))):
+            folders, which = [of_stems], "without a suffix, of images in"
         if not folders:
             return []
-        text = f"{self} names {printable(location)!r}, which is not beside it, but in {folders[0]}"
+        text = f"{self} names {printable(location)!r}, {which} {folders[0]}"
         kind = []  # as numbers in a file of labels can be read otherwise
         if not table.classes and self.rules.kind is None and has_label(table.labels).any():
             kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
@@ -232,7 +239,8 @@ class ManifestSource(Source):
 
         def wanted(schema: Any, batch: Batch | None = None) -> Iterable[str]:
             def guess(schema: Any, features: object) -> str:
-                return _uri_column(schema.names, where, batch)
+                local = self.folder.local(file.name)
+                return _uri_column(schema.names, where, batch, local and local.parent)
 
             nonlocal chosen
             chosen = choose(schema, self.columns, where, guess, typed=batch is None)
@@ -395,8 +403,21 @@ class ManifestSource(Source):
         return open_folder(root, self.options, follow_links=self.follow_links)
 
 
-def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
-    """Return the column of URIs: one of a usual name, or the only one with names of images."""
+def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: Path | None) -> str:
+    """Return the column of URIs: one of a usual name, or the only one with names of images.
+
+    Parameters
+    ----------
+    beside
+        Folder of the table, if it is local.
+
+    Raises
+    ------
+    ChoiceError
+        There is none, and images below that folder are called as a column says.
+    SourceError
+        There is none.
+    """
     lower = {plain_name(name): name for name in reversed(names)}
     if named := [lower[name] for name in URI_NAMES if name in lower]:
         return named[0]
@@ -410,11 +431,28 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
     if len(named) == 1 and not any(map(is_image, names)):
         return named[0]
+    text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
+    name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
+    if batch is not None and beside is not None:
+        for cells in batch.columns.values():
+            if folder := _folder_of_stems(beside, (str(cells[0]), str(cells[-1]))):
+                words = str(folder), "--labels", where
+                labelled = words, "labels the images of that folder by its rows"
+                raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
-        f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}. "
-        f"Choose one by --image-column, or let the first line name it {' or '.join(URI_NAMES[:3])}"
-        ". If its rows label the images of a folder, build that folder with --labels"
+        f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
+        "folder, build that folder with --labels"
     )
+
+
+def _folder_of_stems(root: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder below one that has the images which have these names without a suffix."""
+    stems = {name.strip().strip("/") for name in names} - {""}
+    patterns = [f"{below}{glob.escape(stem)}.*" for below in ("", "*/", "*/*/") for stem in stems]
+    found = [path for some in patterns for path in root.glob(some) if is_image(path.name)]
+    if not found or {path.stem for path in found} != {Path(stem).name for stem in stems}:
+        return None
+    return Path(os.path.commonpath([path.parent for path in found]))
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
