@@ -29,7 +29,6 @@ from precache_workers.ops.behaviour import (
     installed_version,
     outputs_of,
     steps_of,
-    streams,
 )
 from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import require_unchanged
@@ -44,12 +43,12 @@ def recipe_steps(recipe: Recipe) -> Iterator[Step]:
 def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     """Return the outputs of each step with this machine's libraries, by name of the step.
 
-    Functions of the user have none, other than random numbers under the name `RANDOM`.
+    Functions of the user have none, other than NumPy's version, by which they draw, as `RANDOM`.
     """
     steps = [step for step in recipe_steps(recipe) if not isinstance(step.op, Function)]
     outputs = {step.name: outputs_of(step) for step in steps}
     if any(map(_draws, recipe.functions)):
-        outputs[RANDOM] = streams()
+        outputs[RANDOM] = _streams()
     return outputs
 
 
@@ -63,16 +62,16 @@ def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> Non
     """
     for step in recipe_steps(recipe) if expected else ():
         function = isinstance(step.op, Function)
-        name, outputs = (RANDOM, streams()) if function else (step.name, computed(step))
+        name, outputs = (RANDOM, _streams()) if function else (step.name, computed(step))
         if digest_of(expected.get(name, outputs)) != digest_of(outputs):
             versions = " and ".join(
                 f"{library} {installed_version(library)}"
                 for library in step.op.libraries or ("numpy",)
             )
-            probe, far = first_difference(expected[name], outputs)
+            first = first_difference(expected[name], outputs)
             raise MismatchError(
                 f"{os.uname().nodename} computes other pixels than the machine that planned the "
-                f"build: {name} by {versions}, first of the probe {probe}: {far}; "
+                f"build: {name} by {versions}, first of the probe {first}; "
                 "install the same libraries on both; on one machine, run the same command again"
             )
 
@@ -117,8 +116,12 @@ def _versions(recipe: Recipe) -> dict[str, str]:
 
 
 def _draws(op: Function) -> bool:
-    """Return True if the identity of a function includes streams of random numbers."""
+    """Return True if the identity of a function includes how it draws random numbers."""
     return op.random and not op.version
+
+
+def _streams() -> Outputs:
+    return {"version": installed_version("numpy")}  # any release may change any distribution
 
 
 def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]) -> str:
