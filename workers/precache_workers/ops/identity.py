@@ -27,7 +27,6 @@ from precache_workers.ops.behaviour import (
     digest_of,
     first_difference,
     installed_version,
-    outputs_of,
     steps_of,
 )
 from precache_workers.user_code.identity import code_digest
@@ -46,7 +45,7 @@ def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     Functions of the user have none, other than NumPy's version, by which they draw, as `RANDOM`.
     """
     steps = [step for step in recipe_steps(recipe) if not isinstance(step.op, Function)]
-    outputs = {step.name: outputs_of(step) for step in steps}
+    outputs = {step.name: computed(step) for step in steps}
     if any(map(_draws, recipe.functions)):
         outputs[RANDOM] = _streams()
     return outputs
