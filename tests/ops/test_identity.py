@@ -172,21 +172,6 @@ def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
         require_same_outputs(recipe, expected)
 
 
-def test_the_version_of_numpy_counts_where_functions_are_given_random_numbers() -> None:
-    def names(**more: Any) -> set[str]:
-        op = {"op": "function", "function": "tests.support.building:hold", **more}
-        return set(behaviours(of(ops=[op])))
-
-    assert names() == names(version="7", random=True) == set()
-    assert names(random=True) == {"numpy.random"}
-    op = {"op": "function", "function": "tests.support.building:hold"}
-    alone, drawn = (decides(of(ops=[{**op, "random": each}])) for each in (False, True))
-    assert drawn["tests.support.building:hold"].startswith(alone["tests.support.building:hold"])
-    assert drawn != alone
-    both = {"x": {"ops": [{**op, "random": True}]}, "y": {"ops": [op]}}
-    assert decides(Recipe.from_dict({"fields": both})) == drawn
-
-
 def test_names_tell_what_an_op_is_given() -> None:
     def names(*ops: dict[str, Any]) -> list[str]:
         return list(decides(of(ops=list(ops))))

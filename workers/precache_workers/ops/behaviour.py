@@ -48,9 +48,6 @@ ALL_VALUES = (129, 131)
 DRAWS = 8
 """Number of keys with which a random op is tried on each probe."""
 
-RANDOM = "numpy.random"
-"""Name of the step for the random numbers that functions may draw: its output is the version."""
-
 _MODULES = {"pillow": "PIL"}
 
 Outputs = Mapping[str, str]
