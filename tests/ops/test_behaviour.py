@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from precache.errors import UsageError
 from precache.recipe import ops, resampling
 from precache.recipe.recipe import Recipe
 from precache_workers.ops import behaviour, decoding, field_recipe
@@ -83,7 +85,7 @@ def test_one_value_of_one_probe_is_noticed(op: str, monkeypatch: pytest.MonkeyPa
         after = anew(step)
         assert digest_of(before) != digest_of(after)
         assert sum(before[probe] != after[probe] for probe in before) == 1
-        assert first_difference(before, after)[0] in before
+        assert first_difference(before, after).partition(";")[0] in before
 
 
 def test_another_stream_of_random_numbers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +144,6 @@ def test_all_values_of_a_byte_are_converted_and_no_negative_float_to_an_unsigned
         assert len(np.unique(array)) == 256
 
 
-def test_bytes_that_are_kept_for_people_are_no_part_of_a_digest() -> None:
-    [step] = steps({"op": "horizontal_flip"})
-    outputs = computed(step)
-    cut = {probe: text[:-2] for probe, text in outputs.items()}
-    assert digest_of(cut) == digest_of(outputs)
-
-
 # --- what they cost -----------------------------------------------------------------------------
 
 
@@ -157,6 +152,12 @@ def test_sizes_beyond_memory_are_not_tried(op: str) -> None:
     [step] = steps({"op": op, "size": 60_000})
     assert computed(step) == {}
     assert digest_of(computed(step))
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UsageError, match=r"torch.*pip install 'precache\[workers\]'"):
+        anew(steps({"op": "resize", "size": 8})[0])
 
 
 # --- what must not change -----------------------------------------------------------------------
@@ -173,7 +174,6 @@ DIGESTS = {
     "random_resized_crop(size=(20, 20)) of uint8 x 1": "31cef1d837880eb04751a9225f15c0c4",
     "horizontal_flip of uint8 x 1": "948c0ee0c8fff0637ea2c144b9a6e51d",
     "to_dtype(dtype=float32, scale=True) of uint8 x 1": "188c94faee0d8395a992d69400ace8f2",
-    "numpy.random": "09459e66c6ad210b6dc5e79b02dc4876",
 }
 """As found by Pillow 13.0, simplejpeg 1.9, NumPy 2.4 and torch 2.13, with and without SIMD kernels.
 They stand in the ids of users' versions."""
@@ -190,4 +190,4 @@ def test_digests_are_what_they_were() -> None:
         {"op": "to_dtype", "dtype": "float32", "scale": True},
     )
     found = {step.name: digest_of(computed(step)) for step in (*crop, *others)}
-    assert {**found, "numpy.random": digest_of(behaviour.streams())} == DIGESTS
+    assert found == DIGESTS

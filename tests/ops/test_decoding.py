@@ -230,6 +230,24 @@ def test_sixteen_bits_keep_their_high_byte(
     assert np.array_equal(decode(data, Decode(mode="L"))[..., 0], grey)
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_colours_of_16_bits_in_planes_are_refused_but_where_values_are_kept(
+    compression: str | None,
+) -> None:
+    """Pillow takes each byte of uncompressed ones for a value."""
+    values = np.random.default_rng(0).integers(0, 1 << 12, (20, 30, 3), np.uint16)
+    data = tiff(
+        values.transpose(2, 0, 1),
+        photometric="rgb",
+        planarconfig="separate",
+        compression=compression,
+    )
+    assert np.array_equal(decode(data, Decode(mode="unchanged")), values)
+    for op in (Decode(bits=12), Decode(mode="L", bits=16)):
+        with pytest.raises(SampleError, match=r"16 bits in planes of their own.*--mode unchanged"):
+            decode(data, op)
+
+
 def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
     ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
     from_black, from_white = (

@@ -651,11 +651,13 @@ GETATTR = "def __getattr__(name): raise AttributeError"
 @pytest.mark.parametrize(
     ("code", "attribute", "why"),
     [
-        (f"{GETATTR}(f'{{name}} is now Photos')", "Pictures", "Pictures is now Photos"),
-        (f"{GETATTR}(name)", "Photos", "there is none in /.*py"),
+        (
+            f"{GETATTR}(f'{{name}} is now Photos')",
+            "Pictures",
+            r"there is none in /.*py \(Pictures is now Photos",
+        ),
         (GETATTR, "Photos", "there is none in /.*py"),
-        (f"{GETATTR}('no ' * 999)", "Photos", "(no ?){99}[no ]*…$"),
-        (f"{GETATTR}('no' * 999)", "Photos", "(no){149}n…$"),
+        (f"{GETATTR}('no' * 999)", "Photos", r".* \((no){49}n…\)$"),
         (
             "class Photos(list):\n    def __repr__(self): return self.root\nphotos = Photos()",
             "photos",
@@ -664,7 +666,7 @@ GETATTR = "def __getattr__(name): raise AttributeError"
         (
             "class Lazy:\n    __slots__ = ()\nimport sys; sys.modules[__name__] = Lazy()",
             "Photos",
-            "'Lazy' object has no attribute 'Photos'",
+            "there is none in NAME .*'Lazy' object has no attribute 'Photos'",
         ),
         ("import no_such_module", "f", ".*no_such_module.* as NAME was imported"),
     ],

@@ -4,23 +4,15 @@ An op is one step of a field. Its output may depend on the op before it and on t
 input, so both are part of the step's name. The digest of the outputs of a step on all its probes
 identifies the step, with any versions of its libraries. Files in ``probes/`` are never changed:
 each release must compute the same digests for the same pixels.
-
-Outputs are computed once for each state of libraries, processor and code, and kept in the user's
-cache folder (XDG Base Directory Specification).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib
 import importlib.metadata
-import importlib.util
-import json
 import math
-import os
-import shutil
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +22,7 @@ import numpy as np
 import xxhash
 
 from precache.codecs import jpeg
-from precache.errors import BuildError, MismatchError, missing_library
-from precache.recipe import ops as declared_ops
-from precache.recipe import resampling
+from precache.errors import BuildError, needs
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import Decode, Function, Operation, Spec
 from precache.recipe.recipe import Field, JpegCodec
@@ -41,9 +31,6 @@ if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
 
 PROBES = Path(__file__).parent / "probes"
-
-SAMPLED_BYTES = 32
-"""Bytes of an output that are kept with its digest, to show how much two outputs differ."""
 
 MOST_PIXELS = 1 << 18
 """Most pixels of a probe for a resize; a large output size may raise the limit."""
@@ -61,17 +48,10 @@ ALL_VALUES = (129, 131)
 DRAWS = 8
 """Number of keys with which a random op is tried on each probe."""
 
-MOST_CACHED = 500
-"""Most files in the cache of outputs, each up to some 9 KB; the oldest are removed."""
-
-RANDOM = "numpy.random"
-"""Name of the step for the random numbers that functions may draw."""
-
 _MODULES = {"pillow": "PIL"}
 
 Outputs = Mapping[str, str]
-"""Probe -> digest, dtype and some bytes (hex) of a step's output, separated by spaces; or the name
-of the error's class."""
+"""Probe -> digest of a step's output; or the name of the error's class."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +208,17 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def computed(step: Step) -> Outputs:
-    """Compute the outputs of a step on its probes."""
-    from precache_workers.ops.field_recipe import FieldRecipe
+    """Compute the outputs of a step on its probes.
+
+    Raises
+    ------
+    UsageError
+        A library that it needs is not installed.
+    """
+    with needs("building"):
+        for library in step.op.libraries:
+            importlib.import_module(_MODULES.get(library, library))
+        from precache_workers.ops.field_recipe import FieldRecipe
 
     outputs: dict[str, str] = {}
     for op in step.op.tried():
@@ -246,7 +235,7 @@ def computed(step: Step) -> Outputs:
 
 def _output(recipe: FieldRecipe, step: Step, value: Any, key: str) -> str:
     try:
-        return _text(np.asarray(recipe.apply(value, 0, None, key)))
+        return _digest(np.asarray(recipe.apply(value, 0, None, key)))
     except Exception as error:  # in a build, it would make a hole
         if isinstance(error, MemoryError) or "alloc" in str(error):  # torch's is a RuntimeError
             raise BuildError(
@@ -255,185 +244,21 @@ def _output(recipe: FieldRecipe, step: Step, value: Any, key: str) -> str:
         return type(error).__name__
 
 
-def _text(array: np.ndarray) -> str:
+def _digest(array: np.ndarray) -> str:
     what = f"{array.dtype.str} {array.shape}".encode()
-    plain = np.ascontiguousarray(array)
-    digest = xxhash.xxh3_64_hexdigest(what + plain.tobytes())
-    values, most = plain.reshape(-1), max(1, SAMPLED_BYTES // plain.itemsize)
-    sampled = values[:: max(1, -(-len(values) // most))]
-    return f"{digest} {array.dtype.str} {sampled.tobytes().hex()}"
-
-
-@functools.cache
-def streams() -> Outputs:
-    """Return random numbers from a generator like those that random functions receive."""
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 1])))
-    draws = {
-        "random": generator.random(50),
-        "float32": generator.random(50, np.float32),
-        "integers": generator.integers(0, 1000, 50),
-        "uniform": generator.uniform(-1, 1, 50),
-        "normal": generator.normal(0, 1, 50),
-        "exponential": generator.exponential(1, 50),
-        "beta": generator.beta(0.4, 0.4, 50),
-        "gamma": generator.gamma(0.4, 1, 50),
-        "poisson": generator.poisson(3, 50),
-        "binomial": generator.binomial(9, 0.3, 50),
-        "choice": generator.choice(50, 20, replace=False),
-        "weighted": generator.choice(4, 50, p=[0.1, 0.2, 0.3, 0.4]),
-        "permutation": generator.permutation(50),
-        "bytes": np.frombuffer(generator.bytes(50), np.uint8),
-    }
-    return {name: _text(np.asarray(drawn)) for name, drawn in draws.items()}
+    return xxhash.xxh3_64_hexdigest(what + np.ascontiguousarray(array).tobytes())
 
 
 def digest_of(outputs: Outputs) -> str:
     """Return XXH3-128 (hex) of the outputs of a step."""
-    return xxhash.xxh3_128_hexdigest(canonical_json(_digests(outputs)))
+    return xxhash.xxh3_128_hexdigest(canonical_json({**outputs}))
 
 
-def _digests(outputs: Outputs) -> dict[str, str]:
-    """Return the digests alone; the other parts are for messages and may change with a release."""
-    return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
-
-
-def first_difference(before: Outputs, after: Outputs) -> tuple[str, str]:
-    """Return the first probe whose output differs, and a description of the difference."""
-    old_digests, digests = _digests(before), _digests(after)
-    probes = [probe for probe in after if old_digests.get(probe) != digests[probe]]
+def first_difference(before: Outputs, after: Outputs) -> str:
+    """Return the first probe whose output differs, and how many do, in words."""
+    probes = [probe for probe in after if before.get(probe) != after[probe]]
     probes = probes or [probe for probe in before if probe not in after]
-    first = probes[0]
-    many = f"; {len(probes)} of {len(after)} probes differ"
-    old, new = (_values_of(outputs.get(first, "")) for outputs in (before, after))
-    if old is None or new is None or old.dtype != new.dtype or old.shape != new.shape:
-        return first, f"{_kind(before, first)} became {_kind(after, first)}{many}"
-    apart = np.abs(old.astype(np.float64) - new.astype(np.float64))
-    if not apart.any():
-        return first, f"by less than 1 in {len(apart)} values{many}"
-    share = np.count_nonzero(apart) / len(apart)
-    unit = "" if old.dtype != np.uint8 else " level" if apart.max() == 1 else " levels"
-    return first, f"{share:.0%} of the values, by up to {apart.max():g}{unit}{many}"
-
-
-def _values_of(text: str) -> np.ndarray | None:
-    parts = text.split(" ")
-    if len(parts) != 3:
-        return None
-    with contextlib.suppress(ValueError, TypeError):
-        return np.frombuffer(bytes.fromhex(parts[2]), np.dtype(parts[1]))
-    return None
-
-
-def _kind(outputs: Outputs, probe: str) -> str:
-    text = outputs.get(probe, "nothing")
-    return text if " " not in text else f"{np.dtype(text.split(' ')[1])} values"
-
-
-# --- kept on disk -------------------------------------------------------------------------------
-
-
-@functools.cache
-def outputs_of(step: Step) -> Outputs:
-    """Return the outputs of a step, from the cache if nothing has changed since."""
-    name = f"{_state(step)}.json"
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
-        loaded = json.loads((_folder() / name).read_bytes())
-        if isinstance(loaded, dict) and all(isinstance(text, str) for text in loaded.values()):
-            return loaded
-    outputs = computed(step)
-    with contextlib.suppress(OSError, RuntimeError):  # without a cache, compute it each time
-        _write_cache(_folder() / name, outputs)
-    return outputs
-
-
-@contextlib.contextmanager
-def cleared_on_mismatch() -> Iterator[None]:
-    """Clear the cache if the block raises `MismatchError`.
-
-    In that case, libraries may have changed in a way that `_state` does not detect.
-    """
-    try:
-        yield
-    except MismatchError:
-        clear_cache()
-        raise
-
-
-def clear_cache() -> None:
-    """Clear the cache of outputs."""
-    outputs_of.cache_clear()
-    with contextlib.suppress(RuntimeError):
-        shutil.rmtree(_folder(), ignore_errors=True)
-
-
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "precache/ops"
-
-
-def _write_cache(file: Path, outputs: Outputs) -> None:
-    file.parent.mkdir(0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    try:
-        with os.fdopen(handle, "w") as temporary:
-            json.dump(outputs, temporary)
-        Path(name).replace(file)
-        oldest = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in oldest[:-MOST_CACHED]:
-            path.unlink(missing_ok=True)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _state(step: Step) -> str:
-    """Return a digest of what may change the outputs of a step.
-
-    A change that it does not show, as of a system library, ends in a `MismatchError`.
-    """
-    state = [
-        step.name,
-        [op.model_dump(mode="json") for op in (step.before, step.op) if op is not None],
-        [_files(name) for name in sorted({*step.op.libraries, "numpy"})],
-        _own_code(),
-        _processor(),
-    ]
-    return xxhash.xxh3_128_hexdigest(canonical_json(state))
-
-
-@functools.cache
-def _files(library: str) -> list[Any]:
-    """Return the location and version of a library, and size and time of the files of its folder
-    and of the list of all that was installed."""
-    module = _MODULES.get(library, library)
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise missing_library("building", module)
-    home = Path(spec.origin).parent
-    state: list[Any] = [str(home), installed_version(library)]
-    # A folder's time tells of compiled files that a first import leaves in it, too.
-    files = {path for path in home.iterdir() if path.is_file()}
-    for path in sorted(files.union(home.parent.glob(f"{library}-*/RECORD"))):
-        status = path.stat()
-        state.append((path.name, status.st_size, status.st_mtime_ns))
-    return state
-
-
-@functools.cache
-def _own_code() -> str:
-    modules = [Path(module.__file__ or "") for module in (declared_ops, resampling, jpeg)]
-    own = [*modules, *sorted(Path(__file__).parent.glob("*.py")), *sorted(PROBES.iterdir())]
-    return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
-
-
-@functools.cache
-def _processor() -> list[str]:
-    """Return the processor features and environment variables by which libraries choose kernels."""
-    named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
-        first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
-        named |= {line for line in first if line.startswith(("model name", "flags", "Features"))}
-    return sorted(named)
+    return f"{probes[0]}; {len(probes)} of {len(after)} probes differ"
 
 
 installed_version = functools.cache(importlib.metadata.version)

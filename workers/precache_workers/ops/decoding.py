@@ -76,7 +76,7 @@ _PHOTOMETRIC, _SAMPLE_FORMAT = 0x0106, 0x0153
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 _SAMPLES_PER_PIXEL, _EXTRA_SAMPLES, _DEPTH = 277, 338, 32997
 _ALPHA = (1, 2, 999)  # the last one as by CorelDRAW
-_WIDTH, _LENGTH = 256, 257
+_WIDTH, _LENGTH, _PLANAR = 256, 257, 284
 _NEW_SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
 _BIG = 43  # in the header of a TIFF with offsets of 64 bits
 _MOST_PAGES = 32
@@ -250,7 +250,7 @@ def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
                 exif.load(first)
                 if not others or _ORIENTATION in exif:
                     return int(exif.get(_ORIENTATION, 1))
-            with _settings(op), _open(cut(data)) as image:
+            with _opened(data, op) as image:
                 return int(image.getexif().get(_ORIENTATION, 1))
         except Exception:
             return 1
@@ -290,6 +290,12 @@ def _require_one_page(image: Image.Image) -> None:
         "read it by a function in place of decode, which is given the bytes of the file, as by "
         "tifffile.imread(io.BytesIO(data))"
     )
+    bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
+    if image.tag_v2.get(_PLANAR, 1) == 2 and len(bits) > 1 and max(bits) > 8:
+        raise SampleError(  # Pillow takes their bytes for values
+            f"has colours of {max(bits)} bits in planes of their own; keep their values with "
+            f"{_mode('unchanged')}, {way_out}, or save it with the colours of a pixel together"
+        )
     extra = image.tag_v2.get(_EXTRA_SAMPLES, ())
     dropped = max(sum(kind not in _ALPHA for kind in extra), len(extra) - 1)
     if dropped > 0:
@@ -338,8 +344,8 @@ def _has_other_page(image: TiffImagePlugin.TiffImageFile) -> bool:
 
 
 @contextlib.contextmanager
-def _settings(op: Decode) -> Iterator[None]:
-    """Set Pillow's limit of pixels for pictures, frames and canvases, and if files may be cut off.
+def _opened(data: bytes, op: Decode) -> Iterator[ImageFile.ImageFile]:
+    """Open an image file, with Pillow's limit of pixels, frames and canvases as the op has it.
 
     Pillow warns above its limit and refuses above twice its limit, so half of it is set.
     """
@@ -347,7 +353,10 @@ def _settings(op: Decode) -> Iterator[None]:
     Image.MAX_IMAGE_PIXELS = -(-op.max_pixels // 2)
     ImageFile.LOAD_TRUNCATED_IMAGES = op.truncated == "fill"
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with _open(cut(data, profile=op.icc is not None)) as image:
+                yield image
     finally:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
 
@@ -392,51 +401,49 @@ def _load_heif() -> None:
 
 
 def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
-    with warnings.catch_warnings(), _settings(op):
-        warnings.simplefilter("ignore")
-        try:
-            with _open(cut(data, profile=op.icc is not None)) as image:
-                _check_pixels(image.width, image.height, op.max_pixels)
-                _check_parts(image, op.max_pixels)
-                _require_one_page(image)
-                raw = _raw_mode(image)
-                if op.keeps_values and raw in ("L;2", "L;4"):
-                    raise SampleError(
-                        f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
-                        "guess; save it with 8 bits"
-                    )
-                if op.mode == "unchanged" and _low_bytes(raw):
-                    return np.concatenate([*_wide_colours(data, op)])
-                if op.mode == "unchanged" and raw == "LA;16B":
-                    return _wide_grey_alpha(data, image, op)
-                if not op.keeps_values and _low_bytes(raw):
-                    high = (np.asarray(image.getchannel(colour)).max() for colour in "RGB")
-                    if op.bits is None and max(high) <= MOST_DIM >> 8:
-                        colours = (strip[..., :3] for strip in _wide_colours(data, op))
-                        _require_bright(max(int(values.max()) for values in colours))
-                    if op.bits is not None and op.bits < 16:
-                        return _to_array(_narrowed(image, data, op), op)
-                _turn(image, op)
-                return _to_array(image, op)
-        except UnidentifiedImageError:
-            raise SampleError(
-                _truncated(data)
-                or "not an image that decode reads, whatever its name: "
-                f"{', '.join(FORMATS)}, AVIF, HEIC"
-            ) from None
-        except Image.DecompressionBombError:
-            raise SampleError(
-                f"a picture in it is over the limit of {op.max_pixels} px (decode's max_pixels)"
-            ) from None
-        except (SampleError, MemoryError):
-            raise
-        except Exception as error:  # Pillow's decoders raise many kinds on broken files
-            keep = '; to keep it: truncated = "fill" in decode (--truncated fill)'
-            raise SampleError(
-                _truncated(data)
-                or f"cannot be decoded: {type(error).__name__}: {error}"
-                + (keep if "truncated" in str(error) else "")
-            ) from None
+    try:
+        with _opened(data, op) as image:
+            _check_pixels(image.width, image.height, op.max_pixels)
+            _check_parts(image, op.max_pixels)
+            _require_one_page(image)
+            raw = _raw_mode(image)
+            if op.keeps_values and raw in ("L;2", "L;4"):
+                raise SampleError(
+                    f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
+                    "guess; save it with 8 bits"
+                )
+            if op.mode == "unchanged" and _low_bytes(raw):
+                return np.concatenate([*_wide_colours(data, op)])
+            if op.mode == "unchanged" and raw == "LA;16B":
+                return _wide_grey_alpha(data, image, op)
+            if not op.keeps_values and _low_bytes(raw):
+                high = (np.asarray(image.getchannel(colour)).max() for colour in "RGB")
+                if op.bits is None and max(high) <= MOST_DIM >> 8:
+                    colours = (strip[..., :3] for strip in _wide_colours(data, op))
+                    _require_bright(max(int(values.max()) for values in colours))
+                if op.bits is not None and op.bits < 16:
+                    return _to_array(_narrowed(image, data, op), op)
+            _turn(image, op)
+            return _to_array(image, op)
+    except UnidentifiedImageError:
+        raise SampleError(
+            _truncated(data)
+            or "not an image that decode reads, whatever its name: "
+            f"{', '.join(FORMATS)}, AVIF, HEIC"
+        ) from None
+    except Image.DecompressionBombError:
+        raise SampleError(
+            f"a picture in it is over the limit of {op.max_pixels} px (decode's max_pixels)"
+        ) from None
+    except (SampleError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's decoders raise many kinds on broken files
+        keep = '; to keep it: truncated = "fill" in decode (--truncated fill)'
+        raise SampleError(
+            _truncated(data)
+            or f"cannot be decoded: {type(error).__name__}: {error}"
+            + (keep if "truncated" in str(error) else "")
+        ) from None
 
 
 def _truncated(data: bytes) -> str:
@@ -736,7 +743,7 @@ def _as_stored(data: bytes, op: Decode, page: Any) -> np.ndarray:
     The library by which tifffile would decode it, imagecodecs, crashes on damaged files.
     """
     kept = False
-    with contextlib.suppress(UnidentifiedImageError), _settings(op), _open(cut(data)) as image:
+    with contextlib.suppress(UnidentifiedImageError), _opened(data, op) as image:
         raw, bands = _raw_mode(image), len(image.getbands())
         kept = bands == page.samplesperpixel and (raw in _STORED or _low_bytes(raw) is not None)
     if kept and page.planarconfig == 1:
@@ -777,14 +784,11 @@ def frame_of(data: Any, op: Decode) -> Frame:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
             tags = jpeg_tags(data)
             return Frame(width, height, _orientation(data, tags, op) if tags else 1)
-    with warnings.catch_warnings(), _settings(op):
-        warnings.simplefilter("ignore")
-        data = cut(data)
-        with _open(data) as image:
-            # Of a PNG, Pillow decodes all pixels to look for EXIF behind them.
-            if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
-                return Frame(*image.size)
-            return Frame(*image.size, int(image.getexif().get(_ORIENTATION, 1)))
+    with _opened(data, op) as image:
+        # Of a PNG, Pillow decodes all pixels to look for EXIF behind them.
+        if image.format == "PNG" and not any(mark in cut(data) for mark in _PNG_EXIF):
+            return Frame(*image.size)
+        return Frame(*image.size, int(image.getexif().get(_ORIENTATION, 1)))
 
 
 @dataclass(frozen=True)
@@ -818,21 +822,20 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
         return _facts(data)
     if not isinstance(data, bytes | bytearray | memoryview):
         return PictureFacts()
-    with warnings.catch_warnings(), _settings(op):
-        warnings.simplefilter("ignore")
-        with _open(cut(bytes(data))) as image:
-            _check_pixels(image.width, image.height, op.max_pixels)
-            _check_parts(image, op.max_pixels)
-            if op.mode != "unchanged":
-                _require_one_page(image)
-            low = _low_bytes(_raw_mode(image))
-            facts = _facts(image)
-            if image.format == "PNG":  # whose other frames were cut
-                before_pixels = bytes(data).partition(b"IDAT")[0]
-                facts = replace(facts, animated=b"acTL" in before_pixels)
+    data = bytes(data)
+    with _opened(data, op) as image:
+        _check_pixels(image.width, image.height, op.max_pixels)
+        _check_parts(image, op.max_pixels)
+        if op.mode != "unchanged":
+            _require_one_page(image)
+        low = _low_bytes(_raw_mode(image))
+        facts = _facts(image)
+        if image.format == "PNG":  # whose other frames were cut
+            before_pixels = data.partition(b"IDAT")[0]
+            facts = replace(facts, animated=b"acTL" in before_pixels)
         if low is None:
             return facts
-        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(bytes(data), op)]
+        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(data, op)]
     return replace(facts, widest=_most(strips), values=max(map(len, strips)))
 
 

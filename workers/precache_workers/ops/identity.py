@@ -20,16 +20,13 @@ from precache.recipe.ops import OPS_REVISION, Function
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
 from precache_workers.ops.behaviour import (
-    RANDOM,
     Outputs,
     Step,
     computed,
     digest_of,
     first_difference,
     installed_version,
-    outputs_of,
     steps_of,
-    streams,
 )
 from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import require_unchanged
@@ -41,16 +38,16 @@ def recipe_steps(recipe: Recipe) -> Iterator[Step]:
         yield from steps_of(field)
 
 
+def _own_steps(recipe: Recipe) -> list[Step]:
+    return [step for step in recipe_steps(recipe) if not isinstance(step.op, Function)]
+
+
 def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     """Return the outputs of each step with this machine's libraries, by name of the step.
 
-    Functions of the user have none, other than random numbers under the name `RANDOM`.
+    Functions of the user have none: their code identifies them.
     """
-    steps = [step for step in recipe_steps(recipe) if not isinstance(step.op, Function)]
-    outputs = {step.name: outputs_of(step) for step in steps}
-    if any(map(_draws, recipe.functions)):
-        outputs[RANDOM] = streams()
-    return outputs
+    return {step.name: computed(step) for step in _own_steps(recipe)}
 
 
 def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
@@ -61,18 +58,17 @@ def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> Non
     MismatchError
         An output differs.
     """
-    for step in recipe_steps(recipe) if expected else ():
-        function = isinstance(step.op, Function)
-        name, outputs = (RANDOM, streams()) if function else (step.name, computed(step))
-        if digest_of(expected.get(name, outputs)) != digest_of(outputs):
+    for step in _own_steps(recipe) if expected else ():
+        outputs = computed(step)
+        if digest_of(expected.get(step.name, outputs)) != digest_of(outputs):
             versions = " and ".join(
                 f"{library} {installed_version(library)}"
                 for library in step.op.libraries or ("numpy",)
             )
-            probe, far = first_difference(expected[name], outputs)
+            first = first_difference(expected[step.name], outputs)
             raise MismatchError(
                 f"{os.uname().nodename} computes other pixels than the machine that planned the "
-                f"build: {name} by {versions}, first of the probe {probe}: {far}; "
+                f"build: {step.name} by {versions}, first of the probe {first}; "
                 "install the same libraries on both; on one machine, run the same command again"
             )
 
@@ -93,10 +89,7 @@ def function_digests(recipe: Recipe) -> dict[str, str]:
 def decides(recipe: Recipe) -> dict[str, str]:
     """Return this machine's identities of the ops and functions that decide the pixels, by name."""
     digests = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
-    drawn = digests.pop(RANDOM, "")
-    codes = function_digests(recipe)
-    codes |= {op.function: f"{codes[op.function]} {drawn}" for op in recipe.functions if _draws(op)}
-    return _versions(recipe) | digests | codes
+    return _versions(recipe) | digests | function_digests(recipe)
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
@@ -105,11 +98,6 @@ def _versions(recipe: Recipe) -> dict[str, str]:
     If another op has the same function without a version, callers replace it by the code's digest.
     """
     return {op.function: op.version for op in recipe.functions if op.version}
-
-
-def _draws(op: Function) -> bool:
-    """Return True if the identity of a function includes streams of random numbers."""
-    return op.random and not op.version
 
 
 def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]) -> str:

@@ -97,15 +97,12 @@ class OpChange:
         Libraries that compute it and are of other versions than recorded.
     probe
         The first of the fixed inputs with another output; empty if all that were tried before have
-        the same, and others are tried now.
-    far
-        The distance of the outputs, in words.
+        the same, and others are tried now; and how many have another one.
     """
 
     op: str
     libraries: tuple[str, ...]
     probe: str
-    far: str
 
     def __str__(self) -> str:
         if not self.probe:
@@ -113,7 +110,7 @@ class OpChange:
                 f"{self.op}: tried on other probes than before, so that its rows are computed again"
             )
         by = " and ".join(self.libraries) or "precache, or this processor,"
-        return f"{self.op}: {by} computes other pixels, first of the probe {self.probe}: {self.far}"
+        return f"{self.op}: {by} computes other pixels, first of the probe {self.probe}"
 
 
 @dataclass(frozen=True)
@@ -225,8 +222,8 @@ def op_changes(
         both = old.keys() & outputs.keys()
         tried = ({probe: of[probe] for probe in of if probe in both} for of in (old, outputs))
         same = len({digest_of(of) for of in tried}) == 1
-        differs = ("", "") if both and same else first_difference(old, outputs)
-        changes.append(OpChange(name, tuple(used), *differs))
+        differs = "" if both and same else first_difference(old, outputs)
+        changes.append(OpChange(name, tuple(used), differs))
     return tuple(changes)
 
 

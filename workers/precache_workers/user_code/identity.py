@@ -4,8 +4,9 @@
   may change the value of such a name while the module is imported.
 - Other modules of the user that these statements or the module itself import count as a whole, with
   all that they import.
-- An installed package counts by its distribution and version; one that was installed from a folder
-  or repository also by its files. The standard library and precache count by name only.
+- An installed package, and always NumPy, counts by its distribution and version; one that was
+  installed from a folder or repository also by its files. The standard library and precache count
+  by name only.
 - The order of statements counts, but for that of functions, constants and imports of packages whose
   names are bound once.
 - Comments, layout, docstrings and annotations of functions do not count.
@@ -175,6 +176,7 @@ class _Tracer:
     def trace(self) -> Code:
         """Return the identity of a name, or of the whole module if no statement binds it."""
         (module, name), own = self._label, self._own
+        self._follow("numpy")  # of which all functions get arrays, and some random numbers
         for statement in own.statements:
             self._follow_imports(statement.run_imports)
         self._reach({name} if name in own.binders else {name, *own.binders})

@@ -81,11 +81,17 @@ def load_object(name: str, code: str = "") -> Any:
         try:
             attained = getattr(loaded, attribute)
         except AttributeError as error:
-            parsed = identity and identity.modules.get(module)
-            if parsed and loaded.__spec__ and attribute in parsed.binders:
-                raise _edited(name, loaded.__spec__) from None
-            why = _why_missing(loaded, module, attribute, str(error))
-            raise RecipeError(f"cannot load {name!r}: {why}") from None
+            parsed, spec = (
+                identity and identity.modules.get(module),
+                getattr(loaded, "__spec__", None),
+            )
+            if parsed and spec and attribute in parsed.binders:
+                raise _edited(name, spec) from None
+            members = getattr(loaded, "__dict__", {})
+            known = [other for other, member in members.items() if callable(member)]
+            why = f"there is none in {members.get('__file__') or module} ({_short(str(error))})"
+            hint = did_you_mean(attribute, known)
+            raise RecipeError(f"cannot load {name!r}: {why}{hint}") from None
     except PrecacheError:
         raise
     except Exception as error:  # whatever the user's module raises when it is imported
@@ -167,16 +173,4 @@ def _edited(name: str, spec: ModuleSpec) -> RecipeError:
 
 def _short(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-def _why_missing(loaded: Any, module: str, attribute: str, words: str) -> str:
-    """Return why a module lacks a name: in its own words, if they say more than the name."""
-    members: dict[str, Any] = getattr(loaded, "__dict__", {})
-    own = "__getattr__" in members or type(loaded) is not ModuleType
-    words = " ".join(words.split())
-    words = words if len(words) <= 300 else f"{words[:299]}…"
-    if not own or words.strip("'\"") in ("", attribute):
-        words = f"there is none in {members.get('__file__') or module}"
-    known = [other for other, member in list(members.items()) if callable(member)]
-    return words + did_you_mean(attribute, known)
+    return text if len(text) <= 100 else f"{text[:99]}…"
