@@ -419,6 +419,12 @@ def require_step(name: str, step: Any) -> Any:
             f"{name} is {step!r}; give one of precache.transforms, several in a Compose, or a "
             "function of a batch"
         )
+    if type(step).__module__.startswith("torchvision."):
+        raise UsageError(
+            f"{name} is {type(step).__name__} of torchvision, which changes one tensor of a dict "
+            "alone, and draws once for all rows of a batch. Give one of precache.transforms; or, "
+            "of one that draws nothing, lambda batch: {**batch, 'image': step(batch['image'])}"
+        )
     return step
 
 

@@ -229,6 +229,10 @@ def test_colour_jitter_of_nothing_changes_nothing() -> None:
     assert torch.equal(ColorJitter().images(floats, _draw()), floats)
 
 
+class OfTorchvision(torch.nn.Module):
+    __module__ = "torchvision.transforms.v2._geometry"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -236,6 +240,7 @@ def test_colour_jitter_of_nothing_changes_nothing() -> None:
         (lambda: Compose([HorizontalFlip]), r"is the class HorizontalFlip; make one"),
         (lambda: Compose([precache.HorizontalFlip()]), "; give one of precache.transforms"),
         (lambda: Compose([precache.HorizontalFlip]), "; give one of precache.transforms"),
+        (lambda: Compose([OfTorchvision()]), "OfTorchvision of torchvision, .* draws once for all"),
         (lambda: Compose(HorizontalFlip()), "Compose takes a list of transforms, not <"),
         (lambda: HorizontalFlip(2), "p is 2; give a number from 0 to 1"),
         (lambda: RandomResizedCrop(8, scale=0.5), "scale is 0.5; give an ascending pair"),
