@@ -6,7 +6,7 @@ array the digest of the ops that made it. So a row of a field may come from any 
 same content of the part under the first of the field's ops, under whatever key and in whatever row;
 where one of these ops is random, the key has to be the same, too. The content of a listed sample is
 known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
-guess, and the task that fetches it finds out.
+guess, by its key, its name or its size, and the task that fetches it finds out.
 """
 
 from __future__ import annotations
@@ -620,27 +620,45 @@ def _contents(
             known[new] &= not is_guess
     new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
     if len(new):
-        _guess_by_name(table, by_source, content, parts, new)
+        _guess_moved_or_copied(table, by_source, content, parts, new)
     return content, known, labels, parts
 
 
-def _guess_by_name(
+def _guess_moved_or_copied(
     table: RowTable,
     versions: Sequence[StoredSamples],
     content: np.ndarray,
     parts: Mapping[str, np.ndarray],
     rows: np.ndarray,
 ) -> None:
-    """Guess contents of samples in other folders than before, by the ends of their keys."""
-    names = names_of(table, rows)
+    """Guess contents of samples with new keys: of one that is gone, by the end of its key and its
+    size, else of the only content of that size, as of a copy under another name."""
+    names, sizes = names_of(table, rows), table.sizes[rows]
+
+    def take(samples: StoredSamples, found: np.ndarray, places: np.ndarray) -> None:
+        content[rows[found]] = samples.content[places]
+        for start in parts.keys() & samples.parts.keys():
+            parts[start][rows[found]] = samples.parts[start][places]
+
+    for samples in reversed(versions):
+        of_version, known = samples.table.sizes, _is_known(samples.content)
+        places = np.flatnonzero(known & (of_version > 0))
+        places = places[np.argsort(of_version[places], kind="stable")]
+        starts = np.flatnonzero(np.diff(of_version[places], prepend=-1))
+        if len(starts):
+            firsts = np.repeat(places[starts], np.diff(starts, append=len(places)))
+            alike = (samples.content[places] == samples.content[firsts]).all(1)
+            places = places[starts][np.logical_and.reduceat(alike, starts)]
+        if len(places):
+            at = np.searchsorted(of_version[places], sizes).clip(max=len(places) - 1)
+            found = of_version[places[at]] == sizes
+            take(samples, found, places[at[found]])
     for samples in reversed(versions):
         gone = _is_known(samples.content)
         gone[samples.rows[(samples.rows >= 0) & ~table.is_removed]] = False
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
-        content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
-        for start in parts.keys() & samples.parts.keys():
-            parts[start][rows[at >= 0]] = samples.parts[start][places[at[at >= 0]]]
+        take(samples, at >= 0, places[at[at >= 0]])
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
