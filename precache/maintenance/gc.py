@@ -43,7 +43,6 @@ from precache.messages import as_text
 from precache.runtime.integers import whole
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link, remove_if_empty
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import COPY, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, SCRATCH, Log, read_log, record_removal
@@ -185,7 +184,7 @@ def gc(
             folder.remove(name)
         for name in filter(SCRATCH.fullmatch, folder.names("commits")):
             folder.remove(f"commits/{name}")
-        remove_if_empty(folder, LISTINGS_FOLDER)
+        folder.remove_if_empty(LISTINGS_FOLDER)
         remove_ended_leases(folder)
     return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept, listings)
 
@@ -194,7 +193,7 @@ def _stale_listings(
     store: Folder, log: Log, stay: Collection[str], min_age: float, now: float
 ) -> tuple[str, ...]:
     """Return the names of old indexes and records of sources of which no version stays."""
-    if is_link(store, LISTINGS_FOLDER):
+    if store.is_link(LISTINGS_FOLDER):
         return ()
     used = {listing_prefix(commit.source) for commit in log.commits if commit.version in stay}
     used |= {record_prefix(recorded_place(store.folder(version))) for version in stay}

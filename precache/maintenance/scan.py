@@ -25,7 +25,6 @@ from pydantic_core import from_json
 
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
-from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
 from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
 from precache.store.json_documents import LogEntry
@@ -118,7 +117,7 @@ def scan_store(store: Folder, log: Log) -> list[StoredVersion]:
 def scan_folder(store: Folder, name: str, log: Log) -> StoredVersion | None:
     """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
-    if is_link(store, name):
+    if store.is_link(name):
         return StoredVersion(name, False, (), None, link=True)
     if path is not None and not path.is_dir():
         return None

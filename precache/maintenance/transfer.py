@@ -25,7 +25,6 @@ from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions
 from precache.store.build_status import COPY, DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import (
@@ -209,7 +208,7 @@ def _place(store: Folder, version: Version) -> Folder:
 def _generations(store: Folder, version: str) -> list[str]:
     """Return the folders that a store has of a version's id, the newest first."""
     names = [name for name in store.names() if VERSION.fullmatch(name)]
-    own = [name for name in names if id_of(name) == id_of(version) and not is_link(store, name)]
+    own = [name for name in names if id_of(name) == id_of(version) and not store.is_link(name)]
     return sorted(own, key=generation_of, reverse=True)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from precache.errors import StorageError, StoreError
 from precache.messages import aligned, as_text
 from precache.storage.base import FileInfo, Folder
-from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_log, short
 from precache.store.json_documents import Identity
@@ -144,7 +143,7 @@ def read_build(version: Folder) -> BuildStatus | None:
 
 def remove_scratch(version: Folder) -> None:
     """Remove the scratch files of a version's builds; the description of the build goes last."""
-    for name in [] if is_link(version, BUILD) else version.names(BUILD):
+    for name in [] if version.is_link(BUILD) else version.names(BUILD):
         if f"{BUILD}/{name}" != DESCRIPTION:
             version.remove(f"{BUILD}/{name}")
     version.remove(BUILD)  # a link alone, where it is one
@@ -152,5 +151,5 @@ def remove_scratch(version: Folder) -> None:
 
 def remove_abandoned_scratch(version: Folder) -> None:
     """Remove the scratch files unless a build of the version is alive, such as a repair."""
-    if is_link(version, BUILD) or (version.exists(BUILD) and not is_built(version)):
+    if version.is_link(BUILD) or (version.exists(BUILD) and not is_built(version)):
         remove_scratch(version)

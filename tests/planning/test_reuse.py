@@ -274,16 +274,22 @@ def test_copies_under_other_names_are_not_decoded_again_unless_ops_draw_by_key(
         fields = recipe.to_dict()["fields"]
         fields["image"]["ops"].append({"op": "horizontal_flip"})
         recipe = precache.Recipe.from_dict({"fields": fields})
-    photo = source / "cat/001.jpg"  # others are of one size
-    photo.write_bytes(encoded(cut(1)))
+    photo = source / "cat/001.jpg"
+    for number, path in enumerate(sorted(source.rglob("*.jpg")), 1):
+        os.utime(path, ns=(number, number))  # all are of one size
     build(source, tmp_path / "store", recipe)
     for copies in (["cat/copy.jpg", "dog/other.jpg"], ["cat/third.jpg"]):
         for name in copies:
-            shutil.copy(photo, source / name)
+            shutil.copy2(photo, source / name)  # with its time
         CALLS.clear()
         build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
         assert (CALLS == []) == (not draws)
+    (source / "dog/004.jpg").rename(source / "dog/moved.jpg")
+    CALLS.clear()
+    build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    assert (CALLS == []) == (not draws)
     (source / "cat/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\0")
+    shutil.copystat(photo, source / "cat/new.jpg")
     CALLS.clear()
     second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert CALLS != []

@@ -6,7 +6,7 @@ array the digest of the ops that made it. So a row of a field may come from any 
 same content of the part under the first of the field's ops, under whatever key and in whatever row;
 where one of these ops is random, the key has to be the same, too. The content of a listed sample is
 known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
-guess, by its key, its name or its size, and the task that fetches it finds out.
+guess, by its key, or its size with its name or time, and the task that fetches it finds out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.recipe.ops import Decode
-from precache.recipe.recipe import Field, JpegCodec, Recipe
+from precache.recipe.recipe import Field, JpegCodec, Recipe, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
@@ -29,7 +28,6 @@ from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
-from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     StoredVersion,
@@ -632,8 +630,8 @@ def _guess_moved_or_copied(
     rows: np.ndarray,
 ) -> None:
     """Guess contents of samples with new keys: of one that is gone, by the end of its key and its
-    size, else of the only content of that size, as of a copy under another name."""
-    names, sizes = names_of(table, rows), table.sizes[rows]
+    size, else of the only content of that size and time, as of a file of another name."""
+    names, marks = names_of(table, rows), _marks(table)[rows]
 
     def take(samples: StoredSamples, found: np.ndarray, places: np.ndarray) -> None:
         content[rows[found]] = samples.content[places]
@@ -641,17 +639,17 @@ def _guess_moved_or_copied(
             parts[start][rows[found]] = samples.parts[start][places]
 
     for samples in reversed(versions):
-        of_version, known = samples.table.sizes, _is_known(samples.content)
-        places = np.flatnonzero(known & (of_version > 0))
+        of_version = _marks(samples.table)
+        places = np.flatnonzero(_is_known(samples.content) & (of_version != 0))
         places = places[np.argsort(of_version[places], kind="stable")]
-        starts = np.flatnonzero(np.diff(of_version[places], prepend=-1))
+        starts = np.flatnonzero(np.diff(of_version[places], prepend=0))
         if len(starts):
             firsts = np.repeat(places[starts], np.diff(starts, append=len(places)))
             alike = (samples.content[places] == samples.content[firsts]).all(1)
             places = places[starts][np.logical_and.reduceat(alike, starts)]
         if len(places):
-            at = np.searchsorted(of_version[places], sizes).clip(max=len(places) - 1)
-            found = of_version[places[at]] == sizes
+            at = np.searchsorted(of_version[places], marks).clip(max=len(places) - 1)
+            found = of_version[places[at]] == marks
             take(samples, found, places[at[found]])
     for samples in reversed(versions):
         gone = _is_known(samples.content)
@@ -659,6 +657,12 @@ def _guess_moved_or_copied(
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
         take(samples, at >= 0, places[at[at >= 0]])
+
+
+def _marks(table: RowTable) -> np.ndarray:
+    """Return a digest of size and time of each sample: (rows,) int64; 0 if one is unknown."""
+    mixed = (table.sizes * np.int64(0x5E3779B97F4A7C15)) ^ table.mtimes  # of which few are equal
+    return np.where((table.sizes > 0) & (table.mtimes > 0), mixed, 0)
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
@@ -741,5 +745,4 @@ def match_arrays(
 
 def _refuses_dim(field: Field) -> bool:
     """Return True if dim images of 16 bits become holes, as the field does not state the bits."""
-    first = field.ops[0] if field.ops else None
-    return isinstance(first, Decode) and first.bits is None
+    return field.decode is not None and field.decode.bits is None

@@ -13,7 +13,6 @@ from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link
 from precache.store.columns import Texts
 from precache.store.commit_log import ROOT, VERSION, read_log
 from precache.store.json_documents import Attributes
@@ -90,7 +89,7 @@ def stored_versions(
                     yield StoredVersion(folder, attributes)
     for name in store.names() if begun else ():
         known = name in log.versions or name in log.removed
-        if VERSION.fullmatch(name) and not known and not is_link(store, name):
+        if VERSION.fullmatch(name) and not known and not store.is_link(name):
             with contextlib.suppress(*UNREADABLE):
                 live = open_begun(store.folder(name))
                 if live is not None and live.attributes and source in (None, live.table.source):

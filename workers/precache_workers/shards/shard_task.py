@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from precache.errors import BuildError, FetchError, SampleError
+from precache.runtime.process_id import node_name
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
@@ -20,8 +21,6 @@ from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.compared_samples import differs
-from precache_workers.planning.target_version import object_name
-from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
@@ -101,7 +100,7 @@ class ShardTask(FetchAllTask):
     def objects(self) -> dict[str, str]:
         """Field -> name of the object to put, below the folder."""
         made = self.shapes if self.lost is None else self.lost
-        return {name: object_name(name, self.shapes[name], self.shard) for name in made}
+        return {name: self.shapes[name].object_name(name, self.shard) for name in made}
 
     @property
     def memory(self) -> int:
