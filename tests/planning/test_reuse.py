@@ -288,7 +288,7 @@ def test_copies_under_other_names_are_not_decoded_again_unless_ops_draw_by_key(
     CALLS.clear()
     build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert (CALLS == []) == (not draws)
-    (source / "cat/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\0")
+    (source / "cat/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\1")
     shutil.copystat(photo, source / "cat/new.jpg")
     CALLS.clear()
     second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
