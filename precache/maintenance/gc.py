@@ -327,7 +327,7 @@ def _remove(
     unfinished = [v for v in versions if v not in log.versions and v not in log.removed]
     with contextlib.ExitStack() as held:
         for version in unfinished:
-            leases, last = Leases.of_version(store.folder(version)), latest(store.folder(version))
+            leases, last = Leases(store.folder(version)), latest(store.folder(version))
             folder = scan_folder(store, version, log)
             if folder is None or folder.link:
                 refused[version] = "another process is removing it"

@@ -169,7 +169,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     progress = _Progress(tick)
     while True:
         target = _place(store, version)
-        with Leases.of_version(target).wait(partial(_say_waiting, target)):
+        with Leases(target).wait(partial(_say_waiting, target)):
             if _is_free(read_log(store), store, target.name, version):
                 _copy(version, target, store, progress)
                 make_current(store, target.name)

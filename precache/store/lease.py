@@ -189,17 +189,12 @@ class Leases:
     folder
         A version, or a store.
     place
-        Folder of their objects below it.
+        Folder of their objects below it; by default that of the builds of a version.
     """
 
-    def __init__(self, folder: Folder, place: str) -> None:
+    def __init__(self, folder: Folder, place: str = BUILD_LEASES) -> None:
         self._folder, self._place = folder, place
         self._change = LastChange()
-
-    @classmethod
-    def of_version(cls, version: Folder) -> Leases:
-        """Return the leases of the builds of a version."""
-        return cls(version, BUILD_LEASES)
 
     @classmethod
     def named(cls, store: Folder, name: str) -> Leases:

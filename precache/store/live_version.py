@@ -78,7 +78,7 @@ class LiveVersion(Version):
             rows=attributes.rows,
         )
         self.table = table
-        self._leases = [*([leases] if leases else []), Leases.of_version(folder)]
+        self._leases = [*([leases] if leases else []), Leases(folder)]
         self.labels = table.labels.copy()
         self.valid = ~table.is_removed
         self.holes = {}

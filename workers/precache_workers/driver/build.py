@@ -423,7 +423,7 @@ class _Build:
             )
             self.progress.phase("Waiting for the same build")
 
-        return Leases.of_version(target.folder).wait(say, note)
+        return Leases(target.folder).wait(say, note)
 
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""

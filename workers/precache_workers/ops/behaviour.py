@@ -395,8 +395,7 @@ def _state(step: Step) -> str:
         step.name,
         [op.model_dump(mode="json") for op in (step.before, step.op) if op is not None],
         [_files(name) for name in sorted({*step.op.libraries, "numpy"})],
-        _own_code(),
-        _processor(),
+        _own_state(),
     ]
     return xxhash.xxh3_128_hexdigest(canonical_json(state))
 
@@ -420,20 +419,16 @@ def _files(library: str) -> list[Any]:
 
 
 @functools.cache
-def _own_code() -> str:
+def _own_state() -> list[str]:
+    """Return a digest of this package's code, the processor's features, and environment variables
+    by which libraries choose kernels."""
     modules = [Path(module.__file__ or "") for module in (declared_ops, resampling, jpeg)]
     own = [*modules, *sorted(Path(__file__).parent.glob("*.py")), *sorted(PROBES.iterdir())]
-    return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
-
-
-@functools.cache
-def _processor() -> list[str]:
-    """Return the processor features and environment variables by which libraries choose kernels."""
     named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
         first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
         named |= {line for line in first if line.startswith(("model name", "flags", "Features"))}
-    return sorted(named)
+    return [xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own)), *sorted(named)]
 
 
 installed_version = functools.cache(importlib.metadata.version)

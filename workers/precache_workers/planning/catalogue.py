@@ -92,6 +92,9 @@ def open_stored(array: StoredArray, shard: int) -> Version:
     return version
 
 
+MOST_OF_A_TIME = 16
+"""Samples that may have one time for it to tell a file from others; archives give one to all."""
+
 WHOLE = 0.5
 """Share of an object's rows from which on it is read as a whole."""
 
@@ -640,7 +643,9 @@ def _guess_moved_or_copied(
 
     for samples in reversed(versions):
         of_version = _marks(samples.table)
-        places = np.flatnonzero(_is_known(samples.content) & (of_version != 0))
+        _, at, counts = np.unique(samples.table.mtimes, return_inverse=True, return_counts=True)
+        tells = (of_version != 0) & (counts[at] <= MOST_OF_A_TIME)
+        places = np.flatnonzero(_is_known(samples.content) & tells)
         places = places[np.argsort(of_version[places], kind="stable")]
         starts = np.flatnonzero(np.diff(of_version[places], prepend=0))
         if len(starts):

@@ -185,10 +185,8 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         rows.make()
     if rows.unfetched and not task.accept_missing:
         raise _unfetched(task.shard, rows.unfetched)
-    all_built = {name: writer.finish() for name, writer in writers.items()}
+    all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built = {name: all_built[name] for name in task.objects}
-    sums = {name: writer.sums() for name, writer in writers.items()}
-    row_shapes = {name: writer.row_shapes(len(task.keys)) for name, writer in writers.items()}
     require_lease(task)
     objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
@@ -200,7 +198,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         holes=rows.holes,
         content=rows.content,
         parts=rows.parts if any(rows.parts) else [],
-        sums={name: summed for name, summed in sums.items() if summed is not None},
+        sums={name: own.sums for name, own in all_built.items() if own.sums is not None},
         seconds=timing.seconds,
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if linked or next(_tasks_before) else timing.cpu_before,
@@ -211,7 +209,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
-        shapes={n: shapes for n, shapes in row_shapes.items() if shapes is not None},
+        shapes={name: own.shapes for name, own in all_built.items() if own.shapes is not None},
         libraries={} if linked else installed_versions(),
         spoiled=list(spoiled),
     )
