@@ -22,7 +22,7 @@ import contextlib
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,18 +41,14 @@ from precache.maintenance.scan import (
 from precache.maintenance.versions import current_periods
 from precache.messages import as_text
 from precache.runtime.integers import whole
-from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.build_status import COPY, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, SCRATCH, Log, read_log, record_removal
+from precache.store.build_status import COPY, remove_abandoned_scratch, remove_folder
+from precache.store.commit_log import SCRATCH, Log, read_log, record_removal
 from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
 from precache.units import ago, parse_age, size
-
-REMOVALS = 16
-"""Objects of a bucket that are removed at the same time."""
 
 BEGUN = "its removal was not finished"
 IN_USE = "in use by a process"
@@ -346,17 +342,3 @@ def _remove(
             is_current = log.current is not None and log.current.version == version
             refused[version] = "current" if is_current else "it was committed at this moment"
     return refused
-
-
-def remove_folder(store: Folder, version: str) -> None:
-    """Remove a version of which the log says that it is removed, its root first.
-
-    A kill at any moment is safe: the next `gc` finishes the removal.
-    """
-    store.remove(f"{version}/{ROOT}")
-    if store.local(version) is None:
-        while names := store.sizes(version):
-            deque(prefetch(store.remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
-        return
-    while store.exists(version):  # another process may put or remove files at the same time
-        store.remove(version)
