@@ -545,7 +545,7 @@ def _samples(
             ended = any(ended_workers(why) for _, why in version.holes.values())
             if not (matches or ended or is_made):
                 continue
-            table, contents, part_texts, finished = stored.rows
+            table, contents, part_texts, finished = stored.read_rows()
             content, rows = halves_of(contents), table.keys.find(spec.table.keys)
             rows[~finished[rows]] = -1
             parts = _parts_of(content, part_texts, attributes.recipe)

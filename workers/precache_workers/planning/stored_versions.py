@@ -40,7 +40,7 @@ UNREADABLE = DamageError, StorageError, StoreError
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version of a store; what it says of its rows is read when it is first asked for.
+    """A version of a store.
 
     Attributes
     ----------
@@ -54,13 +54,12 @@ class StoredVersion:
 
     @functools.cached_property
     def version(self) -> Version:
-        """The version; raises one of `UNREADABLE`, as `rows` does."""
+        """The version; raises one of `UNREADABLE`, as `read_rows` does."""
         return open_own(self.folder) if self.begun is None else self.begun
 
-    @functools.cached_property
-    def rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
-        """Row table; contents of each row's sample and of its parts (hex), empty where unknown;
-        and whether its shard is finished: (rows,) bool."""
+    def read_rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
+        """Read the row table, the contents of each row's sample and of its parts (hex), empty where
+        unknown, and whether its shard is finished: (rows,) bool."""
         if self.begun is not None:
             return self.begun.table, *add_receipts(self.begun)
         table, contents, parts = rows_of(self.version)
