@@ -22,7 +22,7 @@ import contextlib
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,19 +41,14 @@ from precache.maintenance.scan import (
 from precache.maintenance.versions import current_periods
 from precache.messages import as_text
 from precache.runtime.integers import whole
-from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link, remove_if_empty
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.build_status import COPY, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, SCRATCH, Log, read_log, record_removal
+from precache.store.build_status import COPY, remove_abandoned_scratch, remove_folder
+from precache.store.commit_log import SCRATCH, Log, read_log, record_removal
 from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
 from precache.units import ago, parse_age, size
-
-REMOVALS = 16
-"""Objects of a bucket that are removed at the same time."""
 
 BEGUN = "its removal was not finished"
 IN_USE = "in use by a process"
@@ -185,7 +180,7 @@ def gc(
             folder.remove(name)
         for name in filter(SCRATCH.fullmatch, folder.names("commits")):
             folder.remove(f"commits/{name}")
-        remove_if_empty(folder, LISTINGS_FOLDER)
+        folder.remove_if_empty(LISTINGS_FOLDER)
         remove_ended_leases(folder)
     return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept, listings)
 
@@ -194,7 +189,7 @@ def _stale_listings(
     store: Folder, log: Log, stay: Collection[str], min_age: float, now: float
 ) -> tuple[str, ...]:
     """Return the names of old indexes and records of sources of which no version stays."""
-    if is_link(store, LISTINGS_FOLDER):
+    if store.is_link(LISTINGS_FOLDER):
         return ()
     used = {listing_prefix(commit.source) for commit in log.commits if commit.version in stay}
     used |= {record_prefix(recorded_place(store.folder(version))) for version in stay}
@@ -327,7 +322,7 @@ def _remove(
     unfinished = [v for v in versions if v not in log.versions and v not in log.removed]
     with contextlib.ExitStack() as held:
         for version in unfinished:
-            leases, last = Leases.of_version(store.folder(version)), latest(store.folder(version))
+            leases, last = Leases(store.folder(version)), latest(store.folder(version))
             folder = scan_folder(store, version, log)
             if folder is None:
                 refused[version] = "another process is removing it"
@@ -346,17 +341,3 @@ def _remove(
             is_current = log.current is not None and log.current.version == version
             refused[version] = "current" if is_current else "it was committed at this moment"
     return refused
-
-
-def remove_folder(store: Folder, version: str) -> None:
-    """Remove a version of which the log says that it is removed, its root first.
-
-    A kill at any moment is safe: the next `gc` finishes the removal.
-    """
-    store.remove(f"{version}/{ROOT}")
-    if store.local(version) is None:
-        while names := store.sizes(version):
-            deque(prefetch(store.remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
-        return
-    while store.exists(version):  # another process may put or remove files at the same time
-        store.remove(version)

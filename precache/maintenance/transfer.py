@@ -25,7 +25,6 @@ from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions
 from precache.store.build_status import COPY, DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import (
@@ -166,7 +165,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     progress = _Progress(tick)
     while True:
         target = _place(store, version)
-        with Leases.of_version(target).wait(partial(_say_waiting, target)):
+        with Leases(target).wait(partial(_say_waiting, target)):
             if _is_free(read_log(store), store, target.name, version):
                 _copy(version, target, store, progress)
                 make_current(store, target.name)
@@ -205,7 +204,7 @@ def _place(store: Folder, version: Version) -> Folder:
 def _generations(store: Folder, version: str) -> list[str]:
     """Return the folders that a store has of a version's id, the newest first."""
     names = [name for name in store.names() if VERSION.fullmatch(name)]
-    own = [name for name in names if id_of(name) == id_of(version) and not is_link(store, name)]
+    own = [name for name in names if id_of(name) == id_of(version) and not store.is_link(name)]
     return sorted(own, key=generation_of, reverse=True)
 
 

@@ -35,6 +35,7 @@ from precache.recipe.ops import (
     Mode,
     Op,
     Operation,
+    Resampling,
     Spec,
     ToDType,
 )
@@ -207,6 +208,18 @@ class Field(Declared):
         """The last op of a field that belongs to another one of its recipe."""
         last: Operation | None = self.ops[-1] if self.ops else None
         return last if isinstance(last, Follow) else None
+
+    @property
+    def decode(self) -> Decode | None:
+        """The op that decodes the pictures of the field; None if it has none."""
+        first: Operation | None = self.ops[0] if self.ops else None
+        return first if isinstance(first, Decode) else None
+
+    @property
+    def is_mask(self) -> bool:
+        """True if pictures keep their values: by their mode, or as no op that resizes blends."""
+        resized = {op.interpolation for op in self.ops if isinstance(op, Resampling)}
+        return (self.decode is not None and self.decode.keeps_values) or resized == {"nearest"}
 
     @property
     def own_ops(self) -> tuple[Op, ...]:
@@ -615,6 +628,17 @@ class Recipe(Declared):
         """
         identity = {"recipe": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
         return hashlib.sha256(canonical_json(identity)).hexdigest()
+
+
+def mask_pairs(fields: Mapping[str, Field]) -> list[tuple[str, str]]:
+    """Return each field that is a mask with the image that it lies on: the first other.
+
+    Names are those of fields, or of arrays of a variant.
+    """
+    named = {field_of(name): name for name, field in fields.items() if field.decode}
+    masks = [name for name in named.values() if fields[name].is_mask]
+    images = [name for name in named.values() if name not in masks] or masks
+    return [(mask, images[0]) for mask in masks if mask != images[0]]
 
 
 def _given(**values: Any) -> dict[str, Any]:

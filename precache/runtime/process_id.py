@@ -1,4 +1,4 @@
-"""Identity of processes in a store, and whether a process of this machine has ended."""
+"""Identity of nodes and processes in a store, and whether a process of this machine has ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import uuid
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+
+NODE = "PRECACHE_NODE"
+"""Environment variable: the name of this node in receipts, in place of the machine's name."""
+
+
+def node_name() -> str:
+    """Return the name of this node in receipts."""
+    return os.environ.get(NODE) or socket.gethostname()
 
 
 class Process(BaseModel):

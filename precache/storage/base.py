@@ -8,6 +8,7 @@ the path and the way out.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 from abc import ABC, abstractmethod
@@ -316,6 +317,18 @@ class Folder(ABC):
         """``folder``, ``file``, or None where there is neither."""
         file = self.info("")
         return "folder" if self.is_folder() else "file" if file else None
+
+    def is_link(self, name: str) -> bool:
+        """Return True if a name is a symbolic link on a local disk; False in a bucket."""
+        path = self.local(name)
+        return path is not None and path.is_symlink()
+
+    def remove_if_empty(self, name: str) -> None:
+        """Remove a folder if it is empty; a bucket has no folders."""
+        path = self.local(name)
+        if path is not None:
+            with contextlib.suppress(OSError):  # there is none, or something is in it
+                path.rmdir()
 
     def exists(self, name: str = "") -> bool:
         """Return True if there is an object or a folder at `name`."""

@@ -119,10 +119,10 @@ class LocalFolder(Folder):
 
     def _leads_out(self, true: str) -> bool:
         """Return True if a path, links resolved, lies outside of this folder."""
-        top = str(self.top or self.root)
-        if not _is_below(true, top):
+        below = f"{true}/"
+        if not below.startswith(_true(str(self.top or self.root))):
             return True
-        return f"{true}/".startswith(SYSTEM) and not _is_below(true, str(self.root))
+        return below.startswith(SYSTEM) and not below.startswith(_true(str(self.root)))
 
     def _require_inside(self, true: str) -> None:
         if self._leads_out(true):
@@ -357,11 +357,6 @@ class LocalFolder(Folder):
 def _filling(parts: Iterable[Buffer]) -> Callable[[Path], None]:
     """Return a function that writes the parts to a new file, as often as it is called."""
     return functools.partial(local_files.write_durably, parts=list(parts))
-
-
-def _is_below(true: str, folder: str) -> bool:
-    """Return True if a path, links resolved, is a folder or lies below it."""
-    return f"{true}/".startswith(_true(folder))
 
 
 def _true(folder: str) -> str:

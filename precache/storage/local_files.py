@@ -73,21 +73,15 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
     descriptor = os.open(path, _OPEN)
     try:
         status = os.fstat(descriptor)
-        require_regular(status)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+            raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it")
     except OSError:
         os.close(descriptor)
         raise
     return descriptor, status.st_size
-
-
-def require_regular(status: os.stat_result) -> None:
-    """Raise an `OSError` that says what it is instead."""
-    if stat.S_ISREG(status.st_mode):
-        return
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-    raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it")
 
 
 def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError
 from precache.messages import aligned, as_text
+from precache.runtime.ordered_map import prefetch
 from precache.storage.base import FileInfo, Folder
-from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_log, short
 from precache.store.json_documents import Identity
@@ -26,6 +27,9 @@ FROZEN_ROWS = f"{BUILD}/rows.parquet"
 
 COPY = f"{BUILD}/copy.json"
 """Root of the version of which a folder is an unfinished copy."""
+
+REMOVALS = 16
+"""Objects of a bucket that are removed at the same time."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def read_build(version: Folder) -> BuildStatus | None:
 
 def remove_scratch(version: Folder) -> None:
     """Remove the scratch files of a version's builds; the description of the build goes last."""
-    for name in [] if is_link(version, BUILD) else version.names(BUILD):
+    for name in [] if version.is_link(BUILD) else version.names(BUILD):
         if f"{BUILD}/{name}" != DESCRIPTION:
             version.remove(f"{BUILD}/{name}")
     version.remove(BUILD)  # a link alone, where it is one
@@ -152,5 +156,19 @@ def remove_scratch(version: Folder) -> None:
 
 def remove_abandoned_scratch(version: Folder) -> None:
     """Remove the scratch files unless a build of the version is alive, such as a repair."""
-    if is_link(version, BUILD) or (version.exists(BUILD) and not is_built(version)):
+    if version.is_link(BUILD) or (version.exists(BUILD) and not is_built(version)):
         remove_scratch(version)
+
+
+def remove_folder(store: Folder, version: str) -> None:
+    """Remove a version of which the log says that it is removed, its root first.
+
+    A kill at any moment is safe: the next `gc` finishes the removal.
+    """
+    store.remove(f"{version}/{ROOT}")
+    if store.local(version) is None:
+        while names := store.sizes(version):
+            deque(prefetch(store.remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
+        return
+    while store.exists(version):  # another process may put or remove files at the same time
+        store.remove(version)

@@ -26,7 +26,6 @@ from typing import Self
 from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import Folder
-from precache.storage.folders import is_link, remove_if_empty
 from precache.store.commit_log import BUILD, NUMBERED, ROOT
 from precache.store.json_documents import LeaseDocument
 
@@ -190,17 +189,12 @@ class Leases:
     folder
         A version, or a store.
     place
-        Folder of their objects below it.
+        Folder of their objects below it; by default that of the builds of a version.
     """
 
-    def __init__(self, folder: Folder, place: str) -> None:
+    def __init__(self, folder: Folder, place: str = BUILD_LEASES) -> None:
         self._folder, self._place = folder, place
         self._change = LastChange()
-
-    @classmethod
-    def of_version(cls, version: Folder) -> Leases:
-        """Return the leases of the builds of a version."""
-        return cls(version, BUILD_LEASES)
 
     @classmethod
     def named(cls, store: Folder, name: str) -> Leases:
@@ -286,17 +280,17 @@ def is_highest(folder: Folder, name: str) -> bool:
 
 def remove_ended_leases(store: Folder) -> None:
     """Remove the leases of a store whose holders have ended."""
-    if is_link(store, LEASES_FOLDER):
+    if store.is_link(LEASES_FOLDER):
         return
     for name in store.names(LEASES_FOLDER):
         place = f"{LEASES_FOLDER}/{name}"
-        if is_link(store, place):
+        if store.is_link(place):
             continue
         if not _highest(store, place):
-            remove_if_empty(store, place)
+            store.remove_if_empty(place)
         elif lease := Leases.named(store, name).take():
             lease.end()  # which removes those below it
-    remove_if_empty(store, LEASES_FOLDER)
+    store.remove_if_empty(LEASES_FOLDER)
 
 
 def scratch_of(place: str) -> str | None:
@@ -330,5 +324,5 @@ def _remove_until(store: Folder, last: str) -> None:
     for name in sorted(store.names(place)):  # in order: who passed one over reads it again
         if (NUMBERED.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{place}/{name}")
-    remove_if_empty(store, place)
-    remove_if_empty(store, LEASES_FOLDER)
+    store.remove_if_empty(place)
+    store.remove_if_empty(LEASES_FOLDER)

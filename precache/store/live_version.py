@@ -75,7 +75,7 @@ class LiveVersion(Version):
             arrays=arrays,
         )
         self.table = table
-        self._leases = [*([leases] if leases else []), Leases.of_version(folder)]
+        self._leases = [*([leases] if leases else []), Leases(folder)]
         self.labels = table.labels.copy()
         self.valid = ~table.is_removed
         self.holes = {}

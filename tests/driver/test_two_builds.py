@@ -19,9 +19,9 @@ from PIL import Image
 
 import precache
 from precache.errors import BuildError, StoreError
-from precache.maintenance.gc import remove_folder
 from precache.storage.base import Folder
 from precache.store import lease as leases
+from precache.store.build_status import remove_folder
 from precache.store.commit_log import ROOT, record_removal
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import Lease, Leases

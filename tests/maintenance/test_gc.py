@@ -530,7 +530,7 @@ def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, 
     assert (found.build.done, found.build.shards) == (3, 3)
     assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
 
-    with Leases.of_version(LocalFolder(path / left)).wait(print):
+    with Leases(LocalFolder(path / left)).wait(print):
         assert "in use by a process" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left]
@@ -543,7 +543,7 @@ def test_a_build_whose_holder_seems_alive_again_is_not_removed(
     """A heartbeat comes between the plan and the removal."""
     path, _ = store
     left = leave_a_build(source, path)
-    lease = Leases.of_version(left).take()
+    lease = Leases(left).take()
     assert lease is not None
     age(path / left.name, 3 * DAY)
     scan = garbage.scan_folder

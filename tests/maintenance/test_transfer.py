@@ -398,7 +398,7 @@ def test_a_build_under_way_is_left_alone(
 ) -> None:
     url = str(tmp_path / "to") if to == "disk" else bucket
     folder = open_folder(url).folder(built.result.version)
-    with Leases.of_version(folder).wait(print):
+    with Leases(folder).wait(print):
         folder.put(DESCRIPTION, [b"{}"])
         before = folder.sizes()
         assert precache.pull(built.path, url).version == f"{built.result.version[:32]}.2"
@@ -428,7 +428,7 @@ def test_a_copy_holds_the_lease_of_its_version(
 
     def read_and_look(source: LocalFolder, name: str, most: int) -> bytes:
         if name == shard:
-            held.append(Leases.of_version(folder.folder(version)).holder() is not None)
+            held.append(Leases(folder.folder(version)).holder() is not None)
         return read(source, name, most)
 
     monkeypatch.setattr(LocalFolder, "read_first", read_and_look)

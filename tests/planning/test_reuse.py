@@ -265,6 +265,41 @@ def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
     assert (second.mean, second.std) == (fresh.mean, fresh.std)
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_copies_under_other_names_are_not_decoded_again_unless_ops_draw_by_key(
+    draws: bool, source: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of()
+    if draws:
+        fields = recipe.to_dict()["fields"]
+        fields["image"]["ops"].append({"op": "horizontal_flip"})
+        recipe = precache.Recipe.from_dict({"fields": fields})
+    photo = source / "cat/001.jpg"
+    for number, path in enumerate(sorted(source.rglob("*.jpg")), 1):
+        os.utime(path, ns=(number, number))  # all are of one size
+    build(source, tmp_path / "store", recipe)
+    for copies in (["cat/copy.jpg", "dog/other.jpg"], ["cat/third.jpg"]):
+        for name in copies:
+            shutil.copy2(photo, source / name)  # with its time
+        CALLS.clear()
+        build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+        assert (CALLS == []) == (not draws)
+    (source / "dog/004.jpg").rename(source / "dog/moved.jpg")
+    CALLS.clear()
+    build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    assert (CALLS == []) == (not draws)
+    (source / "cat/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\1")
+    shutil.copystat(photo, source / "cat/new.jpg")
+    CALLS.clear()
+    second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    assert CALLS != []
+    fresh = build(source, tmp_path / "anew", recipe)
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert found.keys() == anew.keys()
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    assert (second.mean, second.std) == (fresh.mean, fresh.std)
+
+
 def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path: Path) -> None:
     """Also if another one is current, which has few of them, and in other places."""
     store, photos = tmp_path / "store", sorted(source.rglob("*/0*.jpg"))

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from precache.runtime.process_id import node_name
 from precache.store.receipts import Receipt
-from precache_workers.runtime.node import node_name
 
 
 def count_receipts(values: Iterable[Any], began: float) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from precache.errors import BuildError, PrecacheError
+from precache.runtime.process_id import NODE
 from precache.storage.base import Folder
 from precache_workers.cluster.placement import Placement
-from precache_workers.runtime.node import NODE
 
 NODES_SECONDS = 60.0
 """Limit for the answers of all nodes."""

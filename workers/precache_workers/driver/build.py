@@ -18,13 +18,17 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
-from precache.maintenance.gc import remove_folder
 from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
-from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
+from precache.store.build_status import (
+    DESCRIPTION,
+    remove_abandoned_scratch,
+    remove_folder,
+    remove_scratch,
+)
 from precache.store.commit_log import (
     ROOT,
     make_current,
@@ -423,7 +427,7 @@ class _Build:
             )
             self.progress.phase("Waiting for the same build")
 
-        return Leases.of_version(target.folder).wait(say, note)
+        return Leases(target.folder).wait(say, note)
 
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""

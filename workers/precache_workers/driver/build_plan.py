@@ -399,7 +399,7 @@ def _differences(store: Folder, listed: ListedSource, base: str | None) -> Build
     current, table = versions[0], None
     if current.attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(*UNREADABLE):
-            table, *_ = current.rows
+            table, *_ = current.read_rows()
     of_base = next((stored for stored in versions if stored.folder.name == base), current)
     libraries = of_base.attributes.libraries
     return compare_with_committed(listed.spec, current.attributes, table, libraries)

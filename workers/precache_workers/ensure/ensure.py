@@ -150,7 +150,7 @@ class WantedVersion:
         """
         target, now = self.target(), time.monotonic()
         if target is not None and now - self._looked >= LEASE_EVERY:
-            self._builds = self._builds or Leases.of_version(target.folder)
+            self._builds = self._builds or Leases(target.folder)
             self._looked, self._is_alive = now, self._builds.holder() is not None
         return self._is_alive
 

@@ -259,9 +259,8 @@ class FieldRecipe:
     @property
     def decode(self) -> Decode:
         """The op that decodes a picture."""
-        first = self._field.ops[0]
-        assert isinstance(first, Decode)
-        return first
+        assert self._field.decode is not None
+        return self._field.decode
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""

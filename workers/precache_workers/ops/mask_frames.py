@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from precache.recipe.ops import Decode, Op
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, mask_pairs
 from precache_workers.ops.decoding import Frame, frame_of
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.ops.mask_pairs import decode_of, mask_pairs
 from precache_workers.sources.base import Sample
 
 EDGE = 1.0
@@ -85,7 +84,7 @@ class MaskFrames:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
-                    decodes = decode_of(self._fields[mask]), decode_of(self._fields[image])
+                    decodes = self._fields[mask].decode, self._fields[image].decode
                     assert decodes[0] is not None
                     assert decodes[1] is not None
                     frames = frame_of(data, decodes[0]), frame_of(other, decodes[1])

@@ -6,7 +6,7 @@ array the digest of the ops that made it. So a row of a field may come from any 
 same content of the part under the first of the field's ops, under whatever key and in whatever row;
 where one of these ops is random, the key has to be the same, too. The content of a listed sample is
 known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
-guess, and the task that fetches it finds out.
+guess, by its key, or its size with its name or time, and the task that fetches it finds out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.recipe.ops import Decode
-from precache.recipe.recipe import Field, JpegCodec, Recipe
+from precache.recipe.recipe import Field, JpegCodec, Recipe, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
@@ -29,7 +28,6 @@ from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
-from precache_workers.ops.mask_pairs import mask_pairs
 from precache_workers.planning.stored_versions import (
     UNREADABLE,
     StoredVersion,
@@ -93,6 +91,9 @@ def open_stored(array: StoredArray, shard: int) -> Version:
         _opened[key] = version
     return version
 
+
+MOST_OF_A_TIME = 16
+"""Samples that may have one time for it to tell a file from others; archives give one to all."""
 
 WHOLE = 0.5
 """Share of an object's rows from which on it is read as a whole."""
@@ -544,7 +545,7 @@ def _samples(
             ended = any(ended_workers(why) for _, why in version.holes.values())
             if not (matches or ended or is_made):
                 continue
-            table, contents, part_texts, finished = stored.rows
+            table, contents, part_texts, finished = stored.read_rows()
             content, rows = halves_of(contents), table.keys.find(spec.table.keys)
             rows[~finished[rows]] = -1
             parts = _parts_of(content, part_texts, attributes.recipe)
@@ -620,27 +621,53 @@ def _contents(
             known[new] &= not is_guess
     new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
     if len(new):
-        _guess_by_name(table, by_source, content, parts, new)
+        _guess_moved_or_copied(table, by_source, content, parts, new)
     return content, known, labels, parts
 
 
-def _guess_by_name(
+def _guess_moved_or_copied(
     table: RowTable,
     versions: Sequence[StoredSamples],
     content: np.ndarray,
     parts: Mapping[str, np.ndarray],
     rows: np.ndarray,
 ) -> None:
-    """Guess contents of samples in other folders than before, by the ends of their keys."""
-    names = names_of(table, rows)
+    """Guess contents of samples with new keys: of one that is gone, by the end of its key and its
+    size, else of the only content of that size and time, as of a file of another name."""
+    names, marks = names_of(table, rows), _marks(table)[rows]
+
+    def take(samples: StoredSamples, found: np.ndarray, places: np.ndarray) -> None:
+        content[rows[found]] = samples.content[places]
+        for start in parts.keys() & samples.parts.keys():
+            parts[start][rows[found]] = samples.parts[start][places]
+
+    for samples in reversed(versions):
+        of_version = _marks(samples.table)
+        _, at, counts = np.unique(samples.table.mtimes, return_inverse=True, return_counts=True)
+        tells = (of_version != 0) & (counts[at] <= MOST_OF_A_TIME)
+        places = np.flatnonzero(_is_known(samples.content) & tells)
+        places = places[np.argsort(of_version[places], kind="stable")]
+        starts = np.flatnonzero(np.diff(of_version[places], prepend=0))
+        if len(starts):
+            firsts = np.repeat(places[starts], np.diff(starts, append=len(places)))
+            alike = (samples.content[places] == samples.content[firsts]).all(1)
+            places = places[starts][np.logical_and.reduceat(alike, starts)]
+        if len(places):
+            at = np.searchsorted(of_version[places], marks).clip(max=len(places) - 1)
+            found = of_version[places[at]] == marks
+            take(samples, found, places[at[found]])
     for samples in reversed(versions):
         gone = _is_known(samples.content)
         gone[samples.rows[(samples.rows >= 0) & ~table.is_removed]] = False
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
-        content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
-        for start in parts.keys() & samples.parts.keys():
-            parts[start][rows[at >= 0]] = samples.parts[start][places[at[at >= 0]]]
+        take(samples, at >= 0, places[at[at >= 0]])
+
+
+def _marks(table: RowTable) -> np.ndarray:
+    """Return a digest of size and time of each sample: (rows,) int64; 0 if one is unknown."""
+    mixed = (table.sizes * np.int64(0x5E3779B97F4A7C15)) ^ table.mtimes  # of which few are equal
+    return np.where((table.sizes > 0) & (table.mtimes > 0), mixed, 0)
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
@@ -723,5 +750,4 @@ def match_arrays(
 
 def _refuses_dim(field: Field) -> bool:
     """Return True if dim images of 16 bits become holes, as the field does not state the bits."""
-    first = field.ops[0] if field.ops else None
-    return isinstance(first, Decode) and first.bits is None
+    return field.decode is not None and field.decode.bits is None

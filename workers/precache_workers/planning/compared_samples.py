@@ -102,7 +102,7 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
     if latest is None or not table.etags[0].startswith(source.etag):
         return ()
     try:
-        stored, *_ = latest.rows
+        stored, *_ = latest.read_rows()
     except UNREADABLE:
         return ()
     before, now = ({listed_as(etag) for etag in of.etags} for of in (stored, table))

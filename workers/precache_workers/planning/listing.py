@@ -19,7 +19,6 @@ from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
-from precache.storage.folders import is_link
 from precache.store.columns import Texts
 from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label
@@ -224,7 +223,7 @@ class ListedSource:
 
 def _remove_unfinished(store: Folder) -> None:
     """Remove what a killed build left of an index or a record; one being written is begun anew."""
-    if store.local("") is None or is_link(store, LISTINGS_FOLDER):
+    if store.local("") is None or store.is_link(LISTINGS_FOLDER):
         return
     for name in store.names(LISTINGS_FOLDER):
         if name.startswith(".") and name.endswith(".tmp"):

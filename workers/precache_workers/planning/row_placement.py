@@ -91,7 +91,7 @@ def _placed_as_in(
 ) -> Placed | None:
     """Place samples in the rows that they have in a version; None if it has too few of them."""
     try:
-        parent, *_ = stored.rows
+        parent, *_ = stored.read_rows()
     except UNREADABLE:
         return None
     table = keep_rows(parent, listing, keep_order)

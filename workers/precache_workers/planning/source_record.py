@@ -289,7 +289,7 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
     begun = versions[len(committed) :]
     for stored in (*committed[:1], *begun, *committed[1:]) if deep else committed[:1]:
         with contextlib.suppress(*UNREADABLE):
-            table, contents, _, _ = stored.rows
+            table, contents, _, _ = stored.read_rows()
             if brings and table.labels_with_samples:
                 contents = _labelled(contents, stored.version.labels)
             elif brings:

@@ -13,7 +13,6 @@ from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.folders import is_link
 from precache.store.columns import Texts
 from precache.store.commit_log import ROOT, VERSION, read_log
 from precache.store.json_documents import Attributes
@@ -41,7 +40,7 @@ UNREADABLE = DamageError, StorageError, StoreError
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version of a store; what it says of its rows is read when it is first asked for.
+    """A version of a store.
 
     Attributes
     ----------
@@ -55,13 +54,12 @@ class StoredVersion:
 
     @functools.cached_property
     def version(self) -> Version:
-        """The version; raises one of `UNREADABLE`, as `rows` does."""
+        """The version; raises one of `UNREADABLE`, as `read_rows` does."""
         return open_own(self.folder) if self.begun is None else self.begun
 
-    @functools.cached_property
-    def rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
-        """Row table; contents of each row's sample and of its parts (hex), empty where unknown;
-        and whether its shard is finished: (rows,) bool."""
+    def read_rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
+        """Read the row table, the contents of each row's sample and of its parts (hex), empty where
+        unknown, and whether its shard is finished: (rows,) bool."""
         if self.begun is not None:
             return self.begun.table, *add_receipts(self.begun)
         table, contents, parts = rows_of(self.version)
@@ -90,7 +88,7 @@ def stored_versions(
                     yield StoredVersion(folder, attributes)
     for name in store.names() if begun else ():
         known = name in log.versions or name in log.removed
-        if VERSION.fullmatch(name) and not known and not is_link(store, name):
+        if VERSION.fullmatch(name) and not known and not store.is_link(name):
             with contextlib.suppress(*UNREADABLE):
                 live = open_begun(store.folder(name))
                 if live is not None and source in (None, live.table.source):

@@ -16,7 +16,6 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
-from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, FROZEN_ROWS
 from precache.store.commit_log import (
     BUILD,
@@ -37,11 +36,6 @@ from precache.store.version import Version, read_attributes
 from precache_workers.ops.identity import ops_digest
 
 SCRATCH = f"{BUILD}/tmp"
-
-
-def object_name(field: str, row: RowShape, shard: int) -> str:
-    """Name of a shard's object below its version's folder."""
-    return f"{field}/c/{shard}" + "/0" * row.array_axes
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,7 @@ class TargetVersion:
 
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
-        return object_name(field, self.shapes[field], shard)
+        return self.shapes[field].object_name(field, shard)
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
         """List the stored objects: (field, shard) -> bytes, None where there is none."""
@@ -232,7 +226,7 @@ def new_target(store: Folder, like: TargetVersion, *, recompute: bool = False) -
     log, own = read_log(store), id_of(like.version)
     generation = log.next_generation(own, store.names())
     last = like.at(store, max(1, generation - 1))
-    is_there = generation > 1 and not is_link(store, last.version)
+    is_there = generation > 1 and not store.is_link(last.version)
     if is_there and _is_open(log, last, recompute=recompute):
         return last
     return like.at(store, generation)
@@ -281,7 +275,7 @@ def _targets(
     both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     log = read_log(store, appends=True)
     names = [n for n in store.names() if VERSION.fullmatch(n) and n not in log.removed]
-    names = [name for name in names if not is_link(store, name)]
+    names = [name for name in names if not store.is_link(name)]
     for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):
         if leaf == DESCRIPTION:  # of one that was committed, bytes can be lost, and never others
             names = [name for name in names if name not in log.versions]

@@ -144,8 +144,7 @@ class _Pixels:
     def __init__(self, name: str, field: Field, recipe: FieldRecipe, flags: bool) -> None:
         """Parameters are those of the field; `flags` can describe the whole recipe."""
         self.name, self._ops, self._recipe, self._flags = name, field.ops, recipe, flags
-        first = self._ops[0] if self._ops else None
-        self._decode = first if isinstance(first, Decode) else None
+        self._decode = field.decode
         self._blends = any(map(_blends, self._ops))
         self.tried = self.jpegs = self.coloured = self.drawn = self.wide = 0
         self.transparent = self.animated = 0

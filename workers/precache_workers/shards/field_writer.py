@@ -14,6 +14,7 @@ import numpy as np
 from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
 from precache.errors import DamageError, SampleError
 from precache.recipe.recipe import Field, JpegCodec
+from precache.storage.base import Buffer
 from precache.store.arrays import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
@@ -341,26 +342,27 @@ class FieldWriter:
 
     # --- the object -----------------------------------------------------------------------------
 
-    def finish(self) -> FinishedObject:
-        """Finish the object: a link, if a stored object has just these rows."""
-        if (stored := self._link()) is not None:
-            self._count(stored, range(stored.count))
-            return FinishedObject((), stored.stored, stored)
-        self._copy_now(last=True)
-        parts, made = self._writer.finish()
-        if self._shape.ragged:
-            itemsize = np.dtype(self._shape.dtype).itemsize
-            made = replace(made, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
-        for stored in self._copied.values():
-            same = (made.size, made.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
-            if same and stored.array.encoded:
-                return FinishedObject(parts, made, stored)
-        return FinishedObject(parts, made)
-
-    def row_shapes(self, rows: int) -> list[list[int]] | None:
-        """Shapes of the first rows, if they are ragged."""
-        shapes: list[list[int]] = self._row_shapes[:rows].tolist()
-        return shapes if self._shape.ragged else None
+    def finish(self, rows: int = 0) -> FinishedObject:
+        """Finish the object of so many rows: a link, if a stored object has just these."""
+        parts: list[Buffer] = []
+        if (other := self._link()) is not None:
+            self._count(other, range(other.count))
+            made = other.stored
+        else:
+            self._copy_now(last=True)
+            parts, made = self._writer.finish()
+            if self._shape.ragged:
+                itemsize = np.dtype(self._shape.dtype).itemsize
+                made = replace(made, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
+            alike = (
+                stored
+                for stored in self._copied.values()
+                if stored.array.encoded
+                and (made.size, made.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
+            )
+            other = next(alike, None)
+        shapes = self._row_shapes[:rows].tolist() if self._shape.ragged else None
+        return FinishedObject(parts, made, other, self._summed(), shapes)
 
     def _link(self) -> StoredObject | None:
         """Return the object that has all rows, and no others; None if there is none."""
@@ -374,7 +376,7 @@ class FieldWriter:
         assert self._objects is not None
         return self._objects.object(array, shard)
 
-    def sums(self) -> ChannelSums | None:
+    def _summed(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
         if self._sums is None:
             return None

@@ -24,7 +24,7 @@ from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT, short
 from precache.store.layout import MISSING, checks_of, decode_index
 from precache.store.lease import ALIVE_SECONDS, is_highest
-from precache.store.receipts import Receipt, ShardObject, receipt_name
+from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
 from precache.store.tree import Leaf
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
@@ -48,11 +48,17 @@ class FinishedObject:
         What the receipt says of it.
     other
         The same object of another version, if there is one.
+    sums
+        Sums by channel of all rows that are no holes; None for other fields than images.
+    shapes
+        Shapes of its rows, if they are ragged.
     """
 
     parts: Sequence[Buffer]
     stored: ShardObject
     other: StoredObject | None = None
+    sums: ChannelSums | None = None
+    shapes: list[list[int]] | None = None
 
     def create(self, folder: Folder, name: str) -> bool:
         """Create the object, as a link where there is another one; False where one exists.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from precache.errors import BuildError, FetchError, SampleError
+from precache.runtime.process_id import node_name
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
@@ -20,8 +21,6 @@ from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.compared_samples import differs
-from precache_workers.planning.target_version import object_name
-from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
@@ -101,7 +100,7 @@ class ShardTask(FetchAllTask):
     def objects(self) -> dict[str, str]:
         """Field -> name of the object to put, below the folder."""
         made = self.shapes if self.lost is None else self.lost
-        return {name: object_name(name, self.shapes[name], self.shard) for name in made}
+        return {name: self.shapes[name].object_name(name, self.shard) for name in made}
 
     @property
     def memory(self) -> int:
@@ -186,10 +185,8 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         rows.make()
     if rows.unfetched and not task.accept_missing:
         raise _unfetched(task.shard, rows.unfetched)
-    all_built = {name: writer.finish() for name, writer in writers.items()}
+    all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built = {name: all_built[name] for name in task.objects}
-    sums = {name: writer.sums() for name, writer in writers.items()}
-    row_shapes = {name: writer.row_shapes(len(task.keys)) for name, writer in writers.items()}
     require_lease(task)
     objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
@@ -201,7 +198,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         holes=rows.holes,
         content=rows.content,
         parts=rows.parts if any(rows.parts) else [],
-        sums={name: summed for name, summed in sums.items() if summed is not None},
+        sums={name: own.sums for name, own in all_built.items() if own.sums is not None},
         seconds=timing.seconds,
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if linked or next(_tasks_before) else timing.cpu_before,
@@ -212,7 +209,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
-        shapes={n: shapes for n, shapes in row_shapes.items() if shapes is not None},
+        shapes={name: own.shapes for name, own in all_built.items() if own.shapes is not None},
         libraries={} if linked else installed_versions(),
         spoiled=list(spoiled),
     )

@@ -23,7 +23,6 @@ from precache.store.tree import Leaf
 from precache_workers.planning.assembly import Assembly, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
 from precache_workers.planning.stored_versions import UNREADABLE
-from precache_workers.planning.target_version import object_name
 
 DECODE_BYTES, FETCH_BYTES = 4 << 20, 64 << 20
 """Bytes of rows that are decoded at a time: of a mapped object, and of one that is fetched."""
@@ -44,7 +43,7 @@ class DamagedObjectError(StorageError):
     def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
         super().__init__(str(why))
         self.object_id: ObjectId = array.place, shard
-        self.name = f"{array.folder.name}/{object_name(array.name, array.shape, shard)}"
+        self.name = f"{array.folder.name}/{array.shape.object_name(array.name, shard)}"
 
 
 class StoredObject:
