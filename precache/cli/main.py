@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import re
 import sys
+import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a key must not break an ASCII terminal
     options = argparse.Namespace(command="", json=None)
     given = [*map(_Word, sys.argv[1:] if arguments is None else arguments)]
+    began = time.monotonic()
     try:
         options = parse(given)
         from precache.runtime.terminal import guard_output
@@ -145,9 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, UsageError):
             from precache.cli.remedies import remedies
 
+            seconds = time.monotonic() - began
             waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
             with contextlib.suppress(KeyboardInterrupt), waits:
-                lines = [*remedies(error, options, given, parse)]
+                lines = [*remedies(error, options, given, parse, seconds)]
                 waits.stop()
                 for line in lines:
                     say(line, stderr=True)

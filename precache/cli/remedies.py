@@ -45,7 +45,11 @@ class _Command(NamedTuple):
 
 
 def remedies(
-    error: PrecacheError, options: argparse.Namespace, given: Sequence[str], parse: Parse
+    error: PrecacheError,
+    options: argparse.Namespace,
+    given: Sequence[str],
+    parse: Parse,
+    seconds: float,
 ) -> Iterator[str]:
     """Yield lines with the commands by which a refused source builds.
 
@@ -57,8 +61,10 @@ def remedies(
     ----------
     options
         The arguments `given` of the refused command, parsed.
+    seconds
+        Time that the refusal took, as that of a plan may.
     """
-    end, seconds = time.monotonic() + SECONDS, 0.0
+    end = time.monotonic() + SECONDS
     plans = options.command in ("build", "plan") and getattr(options, "store", None) is not None
     said = {str(error)}
     left = [*_commands(error, options, given)]
