@@ -92,9 +92,6 @@ def open_stored(array: StoredArray, shard: int) -> Version:
     return version
 
 
-MOST_OF_A_TIME = 16
-"""Samples that may have one time for it to tell a file from others; archives give one to all."""
-
 WHOLE = 0.5
 """Share of an object's rows from which on it is read as a whole."""
 
@@ -633,8 +630,8 @@ def _guess_moved_or_copied(
     rows: np.ndarray,
 ) -> None:
     """Guess contents of samples with new keys: of one that is gone, by the end of its key and its
-    size, else of the only content of that size and time, as of a file of another name."""
-    names, marks = names_of(table, rows), _marks(table)[rows]
+    size, else of one of its size whose time no other content has, as of a file of another name."""
+    names, sizes, mtimes = names_of(table, rows), table.sizes[rows], table.mtimes[rows]
 
     def take(samples: StoredSamples, found: np.ndarray, places: np.ndarray) -> None:
         content[rows[found]] = samples.content[places]
@@ -642,32 +639,25 @@ def _guess_moved_or_copied(
             parts[start][rows[found]] = samples.parts[start][places]
 
     for samples in reversed(versions):
-        of_version = _marks(samples.table)
-        _, at, counts = np.unique(samples.table.mtimes, return_inverse=True, return_counts=True)
-        tells = (of_version != 0) & (counts[at] <= MOST_OF_A_TIME)
-        places = np.flatnonzero(_is_known(samples.content) & tells)
-        places = places[np.argsort(of_version[places], kind="stable")]
-        starts = np.flatnonzero(np.diff(of_version[places], prepend=0))
-        if len(starts):
-            firsts = np.repeat(places[starts], np.diff(starts, append=len(places)))
-            alike = (samples.content[places] == samples.content[firsts]).all(1)
-            places = places[starts][np.logical_and.reduceat(alike, starts)]
+        times = samples.table.mtimes
+        places = np.flatnonzero(_is_known(samples.content) & (times > 0))
+        places = places[np.argsort(times[places], kind="stable")]
+        starts = np.flatnonzero(np.diff(times[places], prepend=0))
+        if not len(starts):
+            continue
+        firsts = np.repeat(places[starts], np.diff(starts, append=len(places)))
+        alike = (samples.content[places] == samples.content[firsts]).all(1)
+        places = places[starts][np.logical_and.reduceat(alike, starts)]
         if len(places):
-            at = np.searchsorted(of_version[places], marks).clip(max=len(places) - 1)
-            found = of_version[places[at]] == marks
-            take(samples, found, places[at[found]])
+            at = places[np.searchsorted(times[places], mtimes).clip(max=len(places) - 1)]
+            found = (times[at] == mtimes) & (samples.table.sizes[at] == sizes)
+            take(samples, found, at[found])
     for samples in reversed(versions):
         gone = _is_known(samples.content)
         gone[samples.rows[(samples.rows >= 0) & ~table.is_removed]] = False
         places = np.flatnonzero(gone)
         at = names_of(samples.table, places).find(names)
         take(samples, at >= 0, places[at[at >= 0]])
-
-
-def _marks(table: RowTable) -> np.ndarray:
-    """Return a digest of size and time of each sample: (rows,) int64; 0 if one is unknown."""
-    mixed = (table.sizes * np.int64(0x5E3779B97F4A7C15)) ^ table.mtimes  # of which few are equal
-    return np.where((table.sizes > 0) & (table.mtimes > 0), mixed, 0)
 
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
