@@ -320,12 +320,13 @@ def _is_record(value: Any) -> bool:
 
 def _own_values(value: Any) -> list[Any]:
     """Return the values of an object's attributes and slots."""
-    of_slots = (getattr(value, name, None) for name in _slots(type(value)))
+    slots = _slots(type(value))  # type: ignore[arg-type]  # a type is hashable
+    of_slots = (getattr(value, name, None) for name in slots)
     return [*getattr(value, "__dict__", {}).values(), *of_slots]
 
 
 @functools.lru_cache(maxsize=4096)
-def _slots(kind: type) -> list[str]:
+def _slots(kind: type[object]) -> list[str]:
     members = [item for part in kind.__mro__ for item in vars(part).items()]
     return [name for name, value in members if isinstance(value, types.MemberDescriptorType)]
 
