@@ -125,7 +125,7 @@ class Receipt:
     seconds: dict[str, float]
     cpu_seconds: float
     import_seconds: float = 0.0
-    labels: list[int] | None = field(default=None)
+    labels: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | None = field(default=None)
     reused: bool = False
     rows_reused: int = 0
     host: str = ""
@@ -134,7 +134,9 @@ class Receipt:
     slowest: list[SlowSample] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     spoiled: list[str] = field(default_factory=list)
-    shapes: dict[str, list[list[int]]] = field(default_factory=dict)
+    shapes: dict[str, list[list[Annotated[int, Field(ge=0, lt=2**31)]]]] = field(
+        default_factory=dict
+    )
     parts: list[str] = field(default_factory=list)
 
     def fits(self, rows: range, fields: Mapping[str, RowShape], rows_per_shard: int) -> bool:
@@ -146,10 +148,14 @@ class Receipt:
             Row of each array of the version.
         """
         chunks = {n: rows_per_shard // row.chunk_rows(rows_per_shard) for n, row in fields.items()}
-        ragged = {name: len(rows) for name, row in fields.items() if row.ragged}
+        ragged = {n: {(len(rows), len(row.shape))} for n, row in fields.items() if row.ragged}
         return (
             {n: len(o.checks) // (2 * CHECK_NBYTES) for n, o in self.objects.items()} == chunks
-            and {name: len(shapes) for name, shapes in self.shapes.items()} == ragged
+            and {n: {(len(s), len(one)) for one in s} for n, s in self.shapes.items()} == ragged
+            and all(
+                name in fields and len(sums.flat()) == 1 + 2 * (*fields[name].shape, 0)[0]
+                for name, sums in self.sums.items()
+            )
             and all(row in rows for row in self.holes)
             and len(self.content) == len(rows)
             and len(self.parts) in (0, len(rows))

@@ -35,9 +35,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 def document_of(rows: int, channels: int = 3) -> dict[str, Any]:
     mode = "RGB" if channels == 3 else "L"
     field = Field.model_validate({"ops": [{"op": "decode", "mode": mode}], "codec": "jpeg"})
-    return field_document(
-        field.stored_as, RowShape((channels, 20, 20), "uint8", ragged=True), rows, 8
-    )
+    return field_document(field, RowShape((channels, 20, 20), "uint8", ragged=True), rows, 8)
 
 
 DECODER = decoder(JpegCodec(), "uint8", ragged=True)

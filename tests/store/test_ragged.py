@@ -35,9 +35,7 @@ PER_SHARD = 8
 
 def document_of(codec: str, rows: int = 5) -> dict[str, Any]:
     field = Field.model_validate({"ops": [{"op": "decode"}], "codec": codec})
-    return field_document(
-        field.stored_as, RowShape((3, 20, 20), "uint8", ragged=True), rows, PER_SHARD
-    )
+    return field_document(field, RowShape((3, 20, 20), "uint8", ragged=True), rows, PER_SHARD)
 
 
 def decoder_of(codec: str) -> Decoder:
