@@ -9,6 +9,7 @@ import multiprocessing
 import operator
 import os
 import reprlib
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, overload
@@ -362,6 +363,11 @@ class CachedDataset(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """Return the samples at `indices`, with their rows read together."""
+        # A wrapper that passes on all names passes on this one: torch then asks here, past the
+        # wrapper's own `__getitem__`.
+        asked = getattr(sys._getframe(1).f_locals.get("self"), "dataset", self)
+        if asked is not self and getattr(asked, "__getitems__", None) == self.__getitems__:
+            return [asked[index] for index in indices]
         if type(self).__getitem__ is _ROW:
             return self.__read(indices)
         # What cannot be read is read again below, where the subclass may handle the error.
