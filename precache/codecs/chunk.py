@@ -231,7 +231,13 @@ class Decoder:
             out.view(f"u{out.itemsize}").byteswap(inplace=True)
 
     def decode_ragged(
-        self, data: memoryview, shape: tuple[int, ...], dtype: str, *, verify: bool = True
+        self,
+        data: memoryview,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        verify: bool = True,
+        room: np.ndarray | None = None,
     ) -> np.ndarray:
         """Decode the chunk of one ragged row; a plain one is not copied, and read-only.
 
@@ -243,6 +249,8 @@ class Decoder:
             Shape of the row: no more memory is taken, whatever the chunk claims.
         verify
             Check a CRC32C. zstd's content checksum is always checked.
+        room
+            As of `decode_jpeg`.
 
         Raises
         ------
@@ -253,7 +261,7 @@ class Decoder:
         if self.jpeg and nbytes:
             file = self._stored_values(data, verify)
             require_plausible(len(file), nbytes)
-            return decode_jpeg(file, shape)
+            return decode_jpeg(file, shape, room)
         if "zstd" in self.codecs:
             require_plausible(len(data), nbytes)
         source: Any = data
