@@ -230,7 +230,13 @@ class Decoder:
             raise DamageError(f"a chunk does not decode: {error}") from None
 
     def decode_ragged(
-        self, data: memoryview, shape: tuple[int, ...], dtype: str, *, verify: bool = True
+        self,
+        data: memoryview,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        verify: bool = True,
+        room: np.ndarray | None = None,
     ) -> np.ndarray:
         """Decode the chunk of one ragged row; a plain one is not copied, and read-only.
 
@@ -242,6 +248,8 @@ class Decoder:
             Shape of the row: no more memory is taken, whatever the chunk claims.
         verify
             Check a CRC32C. zstd's content checksum is always checked.
+        room
+            As of `decode_jpeg`.
 
         Raises
         ------
@@ -252,7 +260,7 @@ class Decoder:
         if self.jpeg and nbytes:
             file = self._payload(data, verify=verify)
             require_plausible(len(file), nbytes)
-            return decode_jpeg(file, shape)
+            return decode_jpeg(file, shape, room)
         row = self._payload(data, nbytes, verify=verify).view(dtype).reshape(shape)
         if self.filtered and row.size:
             undo_image(row[np.newaxis])

@@ -6,6 +6,7 @@ Format: ITU-T T.81. Decoding is that of a build, so that a file whose pixels are
 from __future__ import annotations
 
 import functools
+import math
 from types import ModuleType
 
 import numpy as np
@@ -56,7 +57,9 @@ def encode_jpeg(row: np.ndarray, quality: int) -> bytes:
     return file
 
 
-def decode_jpeg(file: bytes | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def decode_jpeg(
+    file: bytes | np.ndarray, shape: tuple[int, ...], room: np.ndarray | None = None
+) -> np.ndarray:
     """Decode a JPEG file.
 
     Parameters
@@ -65,6 +68,8 @@ def decode_jpeg(file: bytes | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         Its bytes; an array is uint8.
     shape
         (C, H, W) of the pixels: no memory is taken for others, whatever the file claims.
+    room
+        (n,) uint8 for the pixels, if there are no more than n; else they get memory of their own.
 
     Returns
     -------
@@ -81,9 +86,11 @@ def decode_jpeg(file: bytes | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         size = simplejpeg.decode_jpeg_header(file)[:2]
         if shape[0] not in CHANNELS or size != shape[1:]:
             raise ValueError(f"{size[1]} x {size[0]} pixels where {tuple(shape)} belong")
+        fits = room is not None and math.prod(shape) <= len(room)
         pixels: np.ndarray = simplejpeg.decode_jpeg(
-            file, CHANNELS[shape[0]][0], fastdct=False, fastupsample=False, strict=True
-        )
+            file, CHANNELS[shape[0]][0], fastdct=False, fastupsample=False, strict=True,
+            buffer=room if fits else None,
+        )  # fmt: skip
     except ValueError as error:
         raise DamageError(f"its JPEG does not decode: {error}") from None
     return pixels.transpose(2, 0, 1)

@@ -122,7 +122,9 @@ class RaggedReader(ArrayReader):
         if blended and self._crop_together(rows, windows, out):
             return
         jpeg = self.array.decoder.jpeg
-        with contextlib.closing(self.rows(rows)) as images:
+        # Fresh memory for each image would have to be zeroed, and come from beyond the caches.
+        room = np.empty(self.shapes[rows].prod(axis=1).max(initial=0) if jpeg else 0, np.uint8)
+        with contextlib.closing(self.rows(rows, room)) as images:
             for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
                 part = slice(number, number + 1)
                 if image.shape[0] != out.shape[1]:
@@ -191,11 +193,18 @@ class RaggedReader(ArrayReader):
         """Return whether a chunk claims to decode to implausibly many bytes."""
         return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())
 
-    def rows(self, rows: np.ndarray) -> Generator[np.ndarray, None, None]:
+    def rows(
+        self, rows: np.ndarray, room: np.ndarray | None = None
+    ) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
         Plain rows are read-only views of the mapped file; of JPEG files the channels of a pixel
         are beside each other in memory.
+
+        Parameters
+        ----------
+        room
+            As of `decode_jpeg`: each row may be overwritten by the next.
 
         Raises
         ------
@@ -208,7 +217,9 @@ class RaggedReader(ArrayReader):
         shapes, decode_ragged = self.shapes[places.rows].tolist(), self.array.decoder.decode_ragged
         for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
             shape = tuple(shapes[position])
-            decode = functools.partial(decode_ragged, shape=shape, dtype=self.array.dtype)
+            decode = functools.partial(
+                decode_ragged, shape=shape, dtype=self.array.dtype, room=room
+            )
             value = self._chunk(places, position, data, check, decode)
             if check != kernels.UNCHECKED:
                 self._mark_checked(places.part(position))
