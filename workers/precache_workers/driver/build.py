@@ -336,8 +336,9 @@ class _Build:
 
     def _decide_starts(self) -> None:
         """Find the parts that fields start from in all samples, if rows were not measured."""
-        source, found = self.source, self.probe.starts is not None
-        if isinstance(source, DatasetSource) and source.leaves_starts_open and not found:
+        source = self.source
+        is_open = isinstance(source, DatasetSource) and source.leaves_starts_open
+        if is_open and self.probe.starts is None:
             self.probe.find_starts(self.listed.spec)
 
     def _make(self, run: RunTasks, work: Work) -> BuildResult | None:
