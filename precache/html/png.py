@@ -61,9 +61,7 @@ class Preview:
     note: str
 
 
-def preview(
-    array: np.ndarray | str | bytes, *, channels_last: bool = False, kind: str | None = None
-) -> Preview:
+def preview(array: np.ndarray | str | bytes, *, kind: str | None = None) -> Preview:
     """Convert an array to a picture, or to text if it does not have the shape of one.
 
     Parameters
@@ -72,8 +70,6 @@ def preview(
         (C, H, W), (H, W, C) or (H, W) of any dtype. uint8 is unchanged, bool becomes black and
         white, other dtypes are scaled from their least to their greatest finite value. A text
         stays, as far as it is not too long.
-    channels_last
-        Try the last axis before the first as the axis of channels.
     kind
         Kind of rows that differ in length, which are no pictures.
     """
@@ -82,7 +78,7 @@ def preview(
     if isinstance(array, str):
         rest = f"… ({len(array):,} characters)" if len(array) > TEXT_SHOWN else ""
         return Preview(None, printable(array[:TEXT_SHOWN]) + rest)
-    image = _channels_last(array, channels_last) if kind is None else None
+    image = _channels_last(array) if kind is None else None
     if image is None or 0 in image.shape:
         return Preview(None, _summary(array))
     note = f"{image.shape[1]} x {image.shape[0]}, {image.dtype.name}"
@@ -136,12 +132,12 @@ def _coloured(image: np.ndarray) -> np.ndarray:
     return np.moveaxis(image[:3] if len(image) > 2 else image[[0, 0, 0]], 0, 2)
 
 
-def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:
+def _channels_last(array: np.ndarray) -> np.ndarray | None:
     if array.ndim == 2:
         return array[..., None] if min(array.shape) >= PICTURE_SIDE else None
     if array.ndim != 3:
         return None
-    for axis in (2, 0) if channels_last else (0, 2):
+    for axis in (0, 2):
         if array.shape[axis] in COLOURS:
             return np.moveaxis(array, axis, 2)
     return None

@@ -1,5 +1,4 @@
 """Show a version in a browser: a local server, or one static page.
 
-`view.view` is its entry. Imports `reading`, `store`, `recipe`, `storage` and `html`; only
-`source_trace` imports sources and ops of `precache_workers`.
+`view.view` is its entry. Imports `reading`, `store`, `recipe`, `storage` and `html`.
 """

@@ -11,7 +11,6 @@ from precache.maintenance.info import summarize
 from precache.messages import plain_data
 from precache.viewer.cards import Cards, side_of
 from precache.viewer.search import Catalogue, Query, RowPage
-from precache.viewer.source_trace import SourceTracer
 
 STYLES = "view.css"
 
@@ -27,20 +26,15 @@ class Pages:
 
     Parameters
     ----------
-    tracer
-        The source of the version; None if the user gave none.
     count
         Samples per page.
     """
 
-    def __init__(
-        self, store: str, catalogue: Catalogue, tracer: SourceTracer | None, count: int
-    ) -> None:
+    def __init__(self, store: str, catalogue: Catalogue, count: int) -> None:
         self._store = store
         self._catalogue = catalogue
-        self._tracer = tracer
         self._count = count
-        self._cards = Cards(catalogue, tracer)
+        self._cards = Cards(catalogue)
         self._info = summarize(catalogue.version)
 
     # --- pages ----------------------------------------------------------------------------------
@@ -78,7 +72,6 @@ class Pages:
             summary=_summarize(matches, version.rows),
             note=self._note(static, len(matches.rows)),
             error=error,
-            traced=self._tracer is not None,
         )
 
     def data(self, query: Query, start: int = 0) -> str:
@@ -114,18 +107,9 @@ class Pages:
         ]
 
     def _note(self, static: bool, rows: int) -> str:
-        if self._tracer is None:
-            note = (
-                "Only what is stored is shown. With --source, raw files and the result of each op "
-                "are shown beside it."
-            )
-        elif self._tracer.ops_problem:
-            note = f"Raw files are shown beside what is stored; {self._tracer.ops_problem}."
-        else:
-            note = "Results of ops are computed from the raw files as they are now."
         full = "without --out, precache view" if static else "the page of a row"
         side = side_of(rows)
-        return f"{note} Pictures have at most {side} pixels a side; {full} shows them in full."
+        return f"Pictures have at most {side} pixels a side; {full} shows them in full."
 
     def sample(self, row: int) -> str:
         """Return the HTML of the page about one row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from precache.errors import UsageError
 from precache.storage.open import StorageOptions
@@ -58,18 +58,11 @@ class View:
 
 def view(
     store: str | os.PathLike[str],
-    source: str | os.PathLike[str] | None = None,
     *,
     rows: int = 24,
     find: str = "",
     label: str = "",
-    run_functions: bool = False,
     storage_options: StorageOptions = None,
-    source_kind: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    key_column: str | None = None,
-    sample_name: Literal["first-dot", "last-dot", "whole"] | None = None,
 ) -> View:
     """Show the samples, classes, statistics, holes and build of a version.
 
@@ -77,21 +70,13 @@ def view(
     ----------
     store
         A store, or ``STORE@prefix`` for a version; path or URL.
-    source
-        What the version was built from: raw files, and the result of each op, are shown beside
-        the stored rows.
     rows
         Rows of a page, 1 to 1000.
     find, label
         The first page shows rows whose keys begin with `find`, of the class `label` (its name or
         number).
-    run_functions
-        Run functions that the store's recipe names, to show their results: for a store that you
-        trust.
     storage_options
-        Of store and source, as `build` takes them.
-    source_kind, image_column, label_column, key_column, sample_name
-        As `build` took them.
+        As `build` takes them.
 
     Returns
     -------
@@ -100,28 +85,15 @@ def view(
 
     Raises
     ------
-    StoreError, SourceError
-        There is no such store, or no such source.
+    StoreError
+        There is no such store.
     UsageError
         `rows` is out of range, or a library of the ``report`` extra is missing.
     """
     from precache.viewer.pages import MAX_SAMPLES, Pages
     from precache.viewer.search import Catalogue, Query
-    from precache.viewer.source_trace import SourceTracer
 
     if not 1 <= rows <= MAX_SAMPLES:
         raise UsageError(f"rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
-    catalogue, tracer = Catalogue(os.fspath(store), storage_options), None
-    if source is not None:
-        columns = {"image": image_column, "label": label_column, "key": key_column}
-        recipe = catalogue.version.recipe
-        tracer = SourceTracer(
-            os.fspath(source),
-            recipe,
-            storage_options,
-            run_functions,
-            source_kind,
-            columns,
-            sample_name,
-        )
-    return View(Pages(os.fspath(store), catalogue, tracer, rows), Query(find, label=label))
+    catalogue = Catalogue(os.fspath(store), storage_options)
+    return View(Pages(os.fspath(store), catalogue, rows), Query(find, label=label))

@@ -20,7 +20,6 @@ from precache.codecs.jpeg import decode_jpeg, encode_jpeg
 from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.transforms import CenterCrop, RandomResizedCrop
-from precache.viewer.source_trace import SourceTracer
 from precache_workers.ops.behaviour import computed
 from tests.conftest import photo
 from tests.support.building import build_until, cli, encoded, end, start, write
@@ -353,11 +352,3 @@ def test_doctor_says_that_it_measures_rows_of_one_shape(source: Path) -> None:
     done = cli("doctor", source, "--resize", 30, "--crop", 24, "--codec", "jpeg")
     assert done.returncode == 2
     assert "no --codec jpeg" in done.stderr
-
-
-def test_the_viewer_compares_rows_with_what_the_codec_keeps_of_the_photos(
-    built: dict[str, Path], source: Path
-) -> None:
-    tracer, rows = SourceTracer(str(source), recipe()), rows_of(built["jpeg"])
-    for key in ("a/baseline.jpg", "a/turned.jpg", "a/lossless.png"):
-        np.testing.assert_array_equal(tracer.trace(key).results["image"], rows[key])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from precache.html.pages import save
 from precache.messages import shown
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
-from precache_workers.driver.report import BINS, check_reports, summary
-from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
+from precache_workers.driver.report import check_reports, summary
+from precache_workers.driver.report_page import page
 from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
 from tests.support.html_page import stands_alone
@@ -75,19 +74,6 @@ def test_the_figures_are_the_sums_of_the_receipts(tmp_path: Path, receipts: list
     assert told["slowest"][0]["seconds"] == slow.seconds
     sizes = {str(p.relative_to(photos)): p.stat().st_size for p in photos.rglob("*.jpg")}
     assert {each["key"]: each["bytes"] for each in told["slowest"]} == sizes
-
-
-def test_throughput_over_time_adds_up_to_what_was_made(tmp_path: Path) -> None:
-    photos = write_jpegs(tmp_path / "in", 12)
-    path = tmp_path / "build.json"
-    precache.build(photos, tmp_path / "store", RECIPE, report=path, **SMALL)
-    told = json.loads(path.read_text())
-    curve = told["throughput"]
-    assert {len(column) for column in curve.values()} == {BINS}
-    span = curve["seconds"][1] - curve["seconds"][0]
-    assert sum(curve["images_per_second"]) * span == pytest.approx(12, rel=0.01)
-    stored = told["bytes"]["stored"]
-    assert sum(curve["stored_per_second"]) * span == pytest.approx(stored, rel=0.01)
 
 
 def test_a_build_that_is_continued_tells_what_it_made_itself(tmp_path: Path) -> None:
@@ -265,15 +251,6 @@ def test_keys_that_are_no_text_do_not_break_the_page() -> None:
     assert "caf" in stands_alone(page(told)).text
 
 
-def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
-    html = page(figures(30, 3))
-    assert html.count('<section class="chart">') == 3
-    assert html.count('role="img" aria-label="') == 2 + 3, "two of curves, and one a node"
-    labels = " ".join(re.findall('aria-label="([^"]*)"', html))
-    for text in ("Images per second over", "Megabytes per second over", "30 on 3 nodes"):
-        assert text in labels
-
-
 def test_nodes_have_the_sums_of_their_own_shards() -> None:
     told = figures(31, 3)
     assert [node["shards"] for node in told["nodes"]] == [11, 10, 10]
@@ -286,7 +263,6 @@ def test_nodes_have_the_sums_of_their_own_shards() -> None:
 def test_nodes_are_named_whole() -> None:
     html = page(figures(60, 30))
     for node in range(30):
-        assert f"<p>10.0.0.{node}</p>" in html
         assert f"<td>10.0.0.{node}</td>" in html
 
 
@@ -296,16 +272,10 @@ def test_a_page_of_very_many_shards_stays_small() -> None:
     assert len(html) < 500_000
     read = stands_alone(html)
     assert "10,000 of 10,000" in read.text
-    assert "shards in progress" in read.text
-    assert html.count("<rect") < 2000
-    few = page(figures(MAX_SHARD_BARS, 4))
-    assert few.count("<rect") > MAX_SHARD_BARS
-    assert len(few) < 500_000
 
 
 def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
     read = stands_alone(page(figures(1000, 500)))
-    assert f"The first {TIMELINE_NODES} nodes of 500" in read.text
     assert "and 300 more" in read.text
 
 
@@ -316,11 +286,4 @@ def test_a_browser_shows_the_page_on_phones_and_in_the_dark(tab: Tab, tmp_path: 
     told = figures(60, 3, source="s" * 300, error="e" * 300)
     told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
     save(page(told), tmp_path / "build.html")
-    texts, lines = ".chart text", ".chart :is(polyline, .grid)"
     tab.fine(tmp_path / "build.html")
-    assert tab.run("document.querySelectorAll('.chart').length") == 3
-    each = f"[...document.querySelectorAll('{texts}')]"
-    heights = tab.run(f"{each}.map(text => text.getBoundingClientRect().height)")
-    assert all(10 < height < 25 for height in heights), "text has its own size"
-    each = f"[...document.querySelectorAll('{lines}')].map(line => getComputedStyle(line).stroke)"
-    assert len(tab.run(f"[...new Set({each})]")) >= 3, "colours of the style sheet arrive"

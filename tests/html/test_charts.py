@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
-from html import unescape
 
 import numpy as np
 import pytest
@@ -14,13 +13,9 @@ from hypothesis import strategies as st
 
 from precache.html.charts import (
     Bars,
-    Box,
     Chart,
-    Curves,
     Dots,
-    Lanes,
     Panel,
-    TimeAxis,
     round_numbers,
 )
 from precache.html.pages import _environment
@@ -49,8 +44,6 @@ def drawn(chart: Chart) -> ET.Element:
         Dots(EVIL, {EVIL: np.array([1.0, 1000.0]), "zero": np.zeros(3)}),
         Dots("alike", {"alike": np.full(2000, 5.0)}),
         Dots("none", {"none": np.zeros(1)}),
-        Curves(EVIL, EVIL, TimeAxis(5.0), [0, 5], {"blue": [0, 0]}, [("blue", EVIL)]),
-        Lanes(EVIL, EVIL, TimeAxis(1e5), {EVIL: [Box("blue", 0, 0, 100, 50)]}, 9, note=EVIL),
     ],
 )
 def test_a_chart_is_well_formed_within_its_width_and_without_styles(chart: Chart) -> None:
@@ -61,7 +54,7 @@ def test_a_chart_is_well_formed_within_its_width_and_without_styles(chart: Chart
     for each in found.iter():
         for name in {"x", "x1", "x2", "cx", "width"} & each.attrib.keys():
             assert 0 <= float(each.attrib[name].removesuffix("%")) <= 100
-    assert chart.kind not in ("dots", "curves", "lanes") or "blue" in ET.tostring(found).decode()
+    assert chart.kind != "dots" or "blue" in ET.tostring(found).decode()
 
 
 def test_values_are_text_and_bars_have_their_lengths() -> None:
@@ -73,21 +66,6 @@ def test_values_are_text_and_bars_have_their_lengths() -> None:
     chart = Dots("Times", {"load": np.array([1.0, 2.0, 6.0])})
     text = "median 2 ms, mean 3 ms, 95th percentile 6 ms, longest 6 ms"
     assert text in "".join(drawn(chart).itertext())
-
-
-def test_a_curve_has_its_points_and_a_lane_its_boxes() -> None:
-    curves = Curves("", "what", TimeAxis(240), [0, 120, 240], {"blue": [0, 10, 5]})
-    line = drawn(curves).find(".//polyline")
-    assert line is not None
-    assert line.get("points") == "0.00,100.00 50.00,0.00 100.00,50.00"
-    assert [tick.text for tick in curves.axis.ticks] == [
-        "0 min",
-        "1 min",
-        "2 min",
-        "3 min",
-        "4 min",
-    ]
-    assert 'aria-label="what"' in unescape(ET.tostring(drawn(curves)).decode())
 
 
 @given(

@@ -28,7 +28,7 @@ def test_bytes_are_shown_as_they_are_channels_first_or_last() -> None:
     shown = preview(row)
     assert shown.note == "5 x 20, uint8"
     assert np.array_equal(shown.pixels, row.transpose(1, 2, 0))
-    last = preview(row.transpose(1, 2, 0), channels_last=True)
+    last = preview(row.transpose(1, 2, 0))
     assert np.array_equal(last.pixels, shown.pixels)
 
 

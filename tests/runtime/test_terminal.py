@@ -118,7 +118,7 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
     run("use", f"{store}@{first}")
     run("gc", store, "--keep", 1, "--older-than", "0s")
     run("pull", store, tmp_path / "here")
-    run("view", store, "--source", source, "--out", tmp_path / "page.html")
+    run("view", store, "--out", tmp_path / "page.html")
 
     [shard] = shard_files(store).values()
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])

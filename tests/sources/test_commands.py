@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import precache
 from precache.errors import SourceError, UsageError
-from precache.viewer.source_trace import SourceTracer
 from tests.support.building import cli, environment, pixels, write_jpegs
 from tests.support.containers import WRITERS
 
@@ -65,18 +63,6 @@ def test_a_plan_says_what_a_build_does_and_writes_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_viewer_traces_a_sample_by_its_key(kind: str, photos: Path, tmp_path: Path) -> None:
-    source = WRITERS[kind](photos, tmp_path)
-    recipe = precache.Recipe.image(resize=40, crop=32)
-    precache.build(source, tmp_path / "store", recipe, address="serial")
-    tracer = SourceTracer(source, recipe)
-    key = precache.open(tmp_path / "store").keys[3]
-    trace = tracer.trace(key)
-    assert trace.raw is not None
-    np.testing.assert_array_equal(trace.results["image"], pixels(tmp_path / "store")[key])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path) -> None:
     recipe = precache.Recipe.image(resize=40, crop=32)
     source = WRITERS[kind](photos, tmp_path)
@@ -87,7 +73,7 @@ def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "command", ["build", "plan", pytest.param("doctor", marks=pytest.mark.heavy), "view"]
+    "command", ["build", "plan", pytest.param("doctor", marks=pytest.mark.heavy)]
 )
 def test_without_pyarrow_its_extra_is_named(command: str, photos: Path, tmp_path: Path) -> None:
     """As where only the training part is installed."""
@@ -95,8 +81,8 @@ def test_without_pyarrow_its_extra_is_named(command: str, photos: Path, tmp_path
     recipe = precache.Recipe.image(resize=40, crop=32)
     precache.build(source, store, recipe, address="serial")
     code = "import sys; sys.modules['pyarrow'] = None; from precache.cli.main import main; main()"
-    arguments = {"doctor": [source], "view": [store, "--source", source, "--out", store / "x"]}
-    line = [sys.executable, "-c", code, command, *arguments.get(command, [source, store])]
+    places = [source] if command == "doctor" else [source, store]
+    line = [sys.executable, "-c", code, command, *places]
     ran = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
     assert "needs pyarrow: pip install 'precache[workers]'" in ran.stderr
     assert "Traceback" not in ran.stderr

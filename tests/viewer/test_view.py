@@ -7,9 +7,7 @@ import http.client
 import io
 import json
 import re
-import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +19,11 @@ import pytest
 from PIL import Image
 
 import precache
-from precache.errors import SourceError, StorageError, UsageError
+from precache.errors import StorageError, UsageError
 from precache.storage.open import open_folder
 from precache.viewer.cards import side_of
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
-from precache.viewer.source_trace import SourceTracer
 from tests.conftest import BuiltStore
 from tests.support.browser import AXE, Tab
 from tests.support.building import (
@@ -106,8 +103,7 @@ def served(*args: Any, **options: Any) -> Iterator[ViewServer]:
 
 @pytest.fixture(scope="module")
 def server(built: BuiltStore) -> Iterator[ViewServer]:
-    """Of the store and its source."""
-    with served(str(built.path), str(built.source), rows=5) as server:
+    with served(str(built.path), rows=5) as server:
         yield server
 
 
@@ -172,61 +168,21 @@ def test_every_picture_of_every_page_is_there_and_right(
     rows, small = pixels(built.path), pixels(built.path, "small")
     pictures = {alt: png for read in every_page(server) for alt, png in read.pictures.items()}
     for key in rows:
-        assert pictures[f"Raw file of {key}"] == (built.source / key).read_bytes()
-        decoded, stored = image(pictures[f"image of {key} after decode"]), rows[key]
-        assert np.array_equal(decoded, built.pixels(key).transpose(1, 2, 0))
-        for text in (f"image of {key} after center_crop", f"Stored image of {key}"):
-            assert np.array_equal(image(pictures[text]), stored.transpose(1, 2, 0))
+        stored = image(pictures[f"Stored image of {key}"])
+        assert np.array_equal(stored, rows[key].transpose(1, 2, 0))
         values = small[key][0]
         scaled = (values - values.min()) / (values.max() - values.min()) * 255
         assert np.abs(image(pictures[f"Stored small of {key}"]) - scaled).max() <= 0.5 + 1e-3
     assert len(rows) == 12
 
 
-def test_a_hole_is_shown_with_its_reason_and_how_far_its_ops_come(
-    server: ViewServer, built: BuiltStore
-) -> None:
+def test_a_hole_is_shown_with_its_reason(server: ViewServer, built: BuiltStore) -> None:
     [row] = built.open().hole_rows.tolist()
     read = page(server, "?rows=holes")
     assert keys([read]) == [BROKEN]
     assert "Hole: not an image that decode reads" in read.text
-    assert "in a format that browsers do not show" in read.text
     assert read.all("img") == []
     assert "Hole: not an image" in page(server, f"row/{row}").text
-
-
-def test_the_page_of_a_row_compares_it_with_its_original(
-    server: ViewServer, built: BuiltStore, tmp_path: Path
-) -> None:
-    version = built.open()
-    row = list(version.keys).index(HOSTILE[0])
-    read = page(server, f"row/{row}")
-    assert read.headings[1] == HOSTILE[0]
-    assert read.text.count("bit-identical to what the ops make of the raw file") == 2
-    assert "scaled: float32" in read.text
-    assert len(read.pictures) == 9
-    assert all(image(png).ndim >= 2 for png in read.pictures.values())
-    source = tmp_path / "changed"
-    shutil.copytree(built.source, source)
-    write(source / HOSTILE[0], encoded(cut(99, (52, 44)), "PNG"))
-    (source / HOSTILE[1]).unlink()
-    with served(str(built.path), str(source)) as other:
-        assert (
-            "differs from what the ops make of the raw file, by" in page(other, f"row/{row}").text
-        )
-        gone = page(other, f"row/{list(version.keys).index(HOSTILE[1])}")
-        assert "the raw sample could not be fetched" in gone.text
-        assert len(gone.all("img")) == 2, "what is stored is shown all the same"
-
-
-def test_a_large_result_of_an_op_is_shown_reduced(tmp_path: Path) -> None:
-    write(tmp_path / "wide.png", encoded(Image.new("RGB", (1100, 20)), "PNG"))
-    [(_, shown)] = (
-        SourceTracer(str(tmp_path), precache.Recipe.image()).trace("wide.png").steps["image"]
-    )
-    assert shown.note == "1100 x 20, uint8; shown reduced"
-    assert shown.pixels is not None
-    assert shown.pixels.shape == (10, 550, 3)
 
 
 def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
@@ -234,13 +190,12 @@ def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
     recipe = precache.Recipe.image(random_resized_crop=24, variants=3).with_fresh_variants()
     version = precache.open(build_here(source, store, recipe).path)
     key = version.keys[1]
-    with served(str(store), str(source)) as server:
+    with served(str(store)) as server:
         shown = [each["alt"] for each in page(server).all("img") if "Stored" in each["alt"]]
         assert shown[1] == f"Stored image, variant 3 of {key}"  # as epoch 0 reads it
         read = page(server, "row/1")
         stored = {alt: png for alt, png in read.pictures.items() if "Stored" in alt}
         assert list(stored) == [f"Stored image, variant {number} of {key}" for number in (1, 2, 3)]
-        assert read.text.count("bit-identical to what the ops make of the raw file") == 1
         for number, body in enumerate(stored.values(), 1):
             dataset = precache.CachedDataset(store, variant=number)
             assert np.array_equal(image(body), dataset[1]["image"].permute(1, 2, 0).numpy())
@@ -278,23 +233,6 @@ def test_masks_lie_over_their_images(tmp_path: Path) -> None:
             )  # fmt: skip
             assert np.array_equal(image(read.pictures[f"mask over image of {key}"]), wanted)
             assert ", 14, 255" in read.text
-
-
-def test_functions_of_a_recipe_run_only_where_the_user_says_so(
-    server: ViewServer, built: BuiltStore
-) -> None:
-    row = int(np.flatnonzero(built.open().valid)[0])
-    calls.clear()
-    read = page(server, f"row/{row}")
-    assert not calls
-    assert (
-        "tests.viewer.test_view:ends is not run; if you trust it, give --run-functions" in read.text
-    )
-    assert "uint8 (2,):" in read.text, "the stored numbers"
-    with served(str(built.path), str(built.source), run_functions=True) as trusting:
-        read = page(trusting, f"row/{row}")
-    assert calls
-    assert read.text.count("bit-identical") == 3
 
 
 @pytest.mark.parametrize(
@@ -376,29 +314,16 @@ def test_damage_is_told_and_the_other_rows_are_shown(
         assert len(read.all("img")) > 4
         assert "is damaged" in page(server, "row/0").text or 0 in built.open().hole_rows
         assert {alt.split()[0] for alt in read.pictures} == {"Stored"}
-        assert "Only what is stored is shown." in read.text
 
 
-def test_without_decoders_raw_files_are_shown_and_what_is_missing(
-    built: BuiltStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    for module in ("precache_workers.ops.field_recipe", "precache_workers.ops.decoding"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    with served(str(built.path), str(built.source)) as server:
-        read = page(server)
-        assert "running the ops needs simplejpeg: pip install 'precache[workers]'" in read.text
-        assert {alt.split()[0] for alt in read.pictures} == {"Raw", "Stored"}
-
-
-def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+def test_a_store_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
     photos = open_folder("s3://bucket/view/photos", s3.options())
     put_photos(photos)
     store, recipe = "s3://bucket/view/store", precache.Recipe.image(resize=64, crop=56)
     options: dict[str, Any] = {"storage_options": s3.options()}
     precache.build(str(photos), store, recipe, address="serial", shard_samples=4, **options)
     right = pixels(store, **options)
-    with served(store, str(photos), **options) as server:
+    with served(store, **options) as server:
         pages = every_page(server)
         assert set(right) < set(keys(pages))
         version = precache.open(store, s3.options())
@@ -406,8 +331,6 @@ def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
         key, read = version.keys[row], page(server, f"row/{row}")
         stored = image(read.pictures[f"Stored image of {key}"])
         assert np.array_equal(stored, right[key].transpose(1, 2, 0))
-        assert "bit-identical" in read.text
-        assert read.pictures[f"Raw file of {key}"] == photos.read(key)
 
 
 # --- the server ---------------------------------------------------------------------------------
@@ -462,21 +385,6 @@ def test_every_answer_forbids_scripts_frames_and_other_hosts(server: ViewServer)
         assert headers["server"] == "precache"
 
 
-def test_a_key_never_leads_out_of_the_source(
-    built: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], tmp_path: Path
-) -> None:
-    from precache.viewer.source_trace import SourceTracer
-
-    write(tmp_path / "secret.png", encoded(cut(1), "PNG"))
-    write(tmp_path / "source/cat/0.png", encoded(cut(2), "PNG"))
-    originals = SourceTracer(str(tmp_path / "source"), built.recipe)
-    assert originals.trace("cat/0.png").raw is not None
-    for key in ("../secret.png", "cat/../../secret.png", f"{tmp_path}/secret.png", "..", "a\0b"):
-        trace = originals.trace(key)
-        assert trace.raw is None
-        assert "could not be fetched" in trace.note
-
-
 # --- the command --------------------------------------------------------------------------------
 
 
@@ -499,8 +407,6 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
 
 def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
     store = str(built.path)
-    with pytest.raises(SourceError, match="is not a folder; give the source of the store"):
-        precache.view(store, tmp_path / "nowhere")
     for count in (0, -1, 1001):
         with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
             precache.view(store, rows=count)
@@ -518,15 +424,14 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
     assert "there is no store at" in ran.stderr
 
 
-def test_a_dataset_as_source_needs_no_files(tmp_path: Path) -> None:
+def test_numbers_are_shown_as_text(tmp_path: Path) -> None:
     precache.build(
         "python:tests.viewer.test_view:squares", tmp_path / "s",
         precache.Recipe.from_dict({"fields": {"x": {"ops": []}}}), address="serial",
     )  # fmt: skip
-    with served(str(tmp_path / "s"), "python:tests.viewer.test_view:squares") as server:
+    with served(str(tmp_path / "s")) as server:
         read = page(server)
         assert "float32 (5,):" in read.text
-        assert "bit-identical" in page(server, "row/1").text
         assert "float32 (5,):" in page(server, "row/1").text
 
 
@@ -540,7 +445,7 @@ def squares() -> list[tuple[np.ndarray, int]]:
 
 def test_a_static_page_needs_nothing_else_and_is_bounded(built: BuiltStore, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    ran = cli("view", built.path, "--source", built.source, "--rows", 20, "--out", out)
+    ran = cli("view", built.path, "--rows", 20, "--out", out)
     assert (ran.returncode, ran.stderr) == (0, f"wrote {out}\n")
     text = out.read_text("utf-8")
     read = stands_alone(text)
@@ -555,15 +460,14 @@ def test_a_static_page_needs_nothing_else_and_is_bounded(built: BuiltStore, tmp_
     for key, row in pixels(built.path).items():
         stored = image(read.pictures[f"Stored image of {key}"])
         assert np.array_equal(stored, row.transpose(1, 2, 0))
-    assert read.text.count("bit-identical") == 24
     write_jpegs(tmp_path / "in", 3, (300, 200))
     build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image())
-    precache.view(tmp_path / "store", tmp_path / "in", find="dog").write(out)
+    precache.view(tmp_path / "store", find="dog").write(out)
     read = Page(out.read_text("utf-8"))
     assert len(keys([read])) == 1
     assert "Pictures have at most 128 pixels a side" in read.text
-    shapes = [image(each).shape for alt, each in read.pictures.items() if "Raw" not in alt]
-    assert shapes == [(67, 100, 3)] * 2, "every third"
+    shapes = [image(each).shape for each in read.pictures.values()]
+    assert shapes == [(67, 100, 3)], "every third"
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 300, 1000])
@@ -572,27 +476,17 @@ def test_pictures_of_many_rows_take_no_more_than_those_of_few(rows: int) -> None
     assert side_of(rows) == 48 or rows * side_of(rows) ** 2 <= 1.01 * 64 * 128**2
 
 
-def test_raw_files_of_a_page_have_a_limit_together(
-    built: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("precache.viewer.cards.ALL_RAW_BYTES", 40)
-    shown = precache.view(built.path, built.source, rows=4)
-    shown.write(tmp_path / "page.html")
-    text = Page((tmp_path / "page.html").read_text("utf-8")).text
-    assert text.count("and this page holds raw files up to 10 B") == 4
-
-
 def test_pages_are_fine_in_a_browser(
     server: ViewServer, built: BuiltStore, tmp_path: Path, tab: Tab
 ) -> None:
     """On a phone and a desk, in the light and the dark, without an error or a fault."""
     [hole] = built.open().hole_rows.tolist()
     server.pages.grid(Query())
-    precache.view(built.path, built.source).write(tmp_path / "page.html")
+    precache.view(built.path).write(tmp_path / "page.html")
     over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     drawn = "[...document.images].every(each => each.naturalWidth > 0) && document.images.length"
     tab.fine(tmp_path / "page.html")
-    for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 9), (f"row/{hole}", 0)):
+    for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 2), (f"row/{hole}", 0)):
         for width, dark in ((360, True), (1200, False)):
             tab.errors.clear()
             tab.open(server.url + path, width, dark=dark)

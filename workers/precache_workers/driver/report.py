@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
@@ -21,8 +19,6 @@ from precache_workers.planning.rows import by_number
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards.timing import STAGES
 
-BINS = 120
-"""Number of points of a curve over time."""
 SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""
 
@@ -148,7 +144,6 @@ def summary(
         "ratio": total.raw / max(1, total.stored),
         "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
         "nodes": [_node(name, [r for r in receipts if r.host == name], began) for name in nodes],
-        "throughput": _throughput(receipts, began),
         "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
         "slowest": _slowest(monitor),
         "failures": _failures(monitor, result),
@@ -191,37 +186,6 @@ def _node(name: str, receipts: Sequence[Receipt], began: float) -> dict[str, Any
         "began": min(receipt.began for receipt in receipts) - began,
         "ended": max(receipt.began + receipt.wall_seconds for receipt in receipts) - began,
     }
-
-
-def _throughput(receipts: Sequence[Receipt], began: float) -> dict[str, list[float]]:
-    """Mean rates in equal spans of time; a shard's images count evenly over its own time."""
-    starts = np.array([r.began - began for r in receipts])
-    walls = np.array([r.wall_seconds for r in receipts])
-    totals = [Totals.of([receipt]) for receipt in receipts]
-    weights = np.array([[t.images, t.fetched, t.stored] for t in totals]).reshape(-1, 3)
-    edges = span_edges(starts, walls)
-    rates = done_until(edges, starts, walls, weights)
-    middles = (edges[1:] + edges[:-1]) / 2
-    names = ("images_per_second", "fetched_per_second", "stored_per_second")
-    columns = zip(names, rates.T.tolist(), strict=True)
-    return {"seconds": middles.round(6).tolist(), **dict(columns)}
-
-
-def span_edges(starts: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Edges (BINS + 1,) of equal spans from 0 to the end of the last shard."""
-    end = float((starts + walls).max(initial=0.0))
-    return np.linspace(0.0, max(end, 1e-3), BINS + 1)
-
-
-def done_until(
-    edges: np.ndarray, starts: np.ndarray, walls: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Amounts per second in each span: (spans, kinds) of weights (shards, kinds)."""
-    done = np.zeros((len(edges), weights.shape[1]))
-    for start, wall, weight in zip(starts, np.maximum(walls, 1e-6), weights, strict=True):
-        done += np.clip((edges - start) / wall, 0.0, 1.0)[:, None] * weight
-    rates: np.ndarray = np.diff(done, axis=0) / np.diff(edges)[:, None]
-    return rates
 
 
 def _slowest(monitor: RunMonitor) -> list[dict[str, Any]]:
