@@ -22,8 +22,7 @@ from precache.store.shard_writer import jpeg_of
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
-    from precache_workers.sources.base import Sample
-    from precache_workers.sources.sample_inputs import SampleName
+    from precache_workers.sources.base import Sample, SampleName
 
 SIDE = 1024
 """Longer side of a picture in pixels; larger ones are downsampled."""
