@@ -282,7 +282,7 @@ def test_a_container_that_no_source_reads_is_named(
     write(tmp_path / name, b"x")
     with pytest.raises(SourceError, match=f"{name} is {kind}: .*{how}"):
         listed(tmp_path / name)
-    with pytest.raises(SourceError, match=f"no image .1 other files.; {name} is {kind}: .*{how}"):
+    with pytest.raises(SourceError, match=f"no image .other files: 1.; {name} is {kind}: .*{how}"):
         listed(tmp_path)
 
 

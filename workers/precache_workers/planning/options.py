@@ -29,8 +29,7 @@ from precache.storage.environment import with_environment
 from precache_workers.cluster.executor import is_joined
 from precache_workers.cluster.placement import Placement
 from precache_workers.runtime.time_limit import SAMPLE_SECONDS
-from precache_workers.sources.base import MOST_SAMPLE_BYTES
-from precache_workers.sources.sample_inputs import SampleName
+from precache_workers.sources.base import MOST_SAMPLE_BYTES, SampleName
 
 MOST_SHARD_SAMPLES = 1 << 24
 

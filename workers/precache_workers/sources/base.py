@@ -26,6 +26,7 @@ from precache.messages import did_you_mean, printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.backends import EXTRAS
 from precache.storage.base import HIDDEN_FILE, NOT_UTF8, SERVICE_FOLDER, Folder
+from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, numbers_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
@@ -359,6 +360,45 @@ def require_columns(names: Collection[str], wanted: Iterable[str | None], where:
                 f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
                 f"{', '.join(map(repr, filter(None, [*names][:20])))}"
             )
+
+
+SampleName = Literal["first-dot", "last-dot", "whole"]
+"""The part of a member's name that names its sample: up to the first or the last dot of the file
+name; or each image is a sample."""
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A source as the user names it, with its options of `precache.build`.
+
+    Attributes
+    ----------
+    most_bytes
+        Size limit of a sample; larger samples are not fetched.
+    sample_name, kind
+        Part of a member's name that names its sample, and name of the kind of source; by default
+        they are inferred.
+    """
+
+    uri: str = ""
+    storage_options: StorageOptions = field(default=None, repr=False)
+    follow_links: bool = False
+    most_bytes: int = MOST_SAMPLE_BYTES
+    columns: Columns = NO_COLUMNS
+    sample_name: SampleName | None = None
+    rules: LabelRules = NO_RULES
+    kind: str | None = None
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.columns.inputs
+
+    def folder(self, uri: str) -> Folder:
+        """Open a folder with the options of the source."""
+        return open_folder(uri, self.storage_options, follow_links=self.follow_links)
+
+
+NO_SPEC = SourceSpec()
 
 
 class Source(Protocol):

@@ -19,8 +19,7 @@ from precache.messages import shown, url_parts
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
-from precache.storage.open import StorageOptions, open_folder
-from precache_workers.sources.base import container_suffix
+from precache_workers.sources.base import SourceSpec, container_suffix
 
 MOST_NAMES = 100_000
 """Maximum number of names that braces expand to."""
@@ -67,11 +66,8 @@ class Containers:
     @classmethod
     def named(
         cls,
-        uri: str,
+        spec: SourceSpec,
         suffixes: tuple[str, ...],
-        options: StorageOptions = None,
-        *,
-        follow_links: bool = False,
     ) -> Containers:
         """Resolve the name of a source, without requests to remote storage.
 
@@ -81,13 +77,14 @@ class Containers:
             Braces are unbalanced or expand to too many names, ``..`` occurs in a URL, or the
             files lie in several buckets.
         """
+        uri = spec.uri
         plain, user, query = uri, "", ""
         if "://" not in uri:
             plain = str(Path(uri).expanduser().absolute())
         elif uri.partition("://")[0] in WEB:
             plain, (user, _, query) = shown(uri), url_parts(uri)
         root = _resolved(plain)[0].replace("://", f"://{user}", 1) + query
-        return cls(open_folder(root, options, follow_links=follow_links), plain, suffixes)
+        return cls(spec.folder(root), plain, suffixes)
 
     def __str__(self) -> str:
         return shown(self.uri)

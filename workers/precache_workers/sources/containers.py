@@ -51,17 +51,15 @@ from precache_workers.sources.base import (
     HIDDEN,
     IMAGE_SUFFIXES,
     IMAGES_ALONE,
-    MOST_SAMPLE_BYTES,
     NO_COLUMNS,
-    NO_RULES,
     Columns,
     Fetched,
     Folders,
     Inputs,
-    LabelRules,
     Listing,
     Names,
     Source,
+    SourceSpec,
     Tick,
     fetch_located,
     is_utf8,
@@ -344,8 +342,7 @@ class ContainerSource(Source):
 
     containers: Containers
     format: Format
-    most_bytes: int = MOST_SAMPLE_BYTES
-    rules: LabelRules = NO_RULES
+    spec: SourceSpec
 
     @property
     def folder(self) -> Folder:
@@ -491,8 +488,8 @@ class ContainerSource(Source):
             units: dict[int, list[int]] = {}
             numbers = places.unit_numbers.tolist()
             for row in rows:
-                if sizes[row] > self.most_bytes:
-                    fetched[row] = too_large_error(sizes[row], self.most_bytes)
+                if sizes[row] > self.spec.most_bytes:
+                    fetched[row] = too_large_error(sizes[row], self.spec.most_bytes)
                 else:
                     units.setdefault(numbers[row], []).append(row)
             for some in units.values():
@@ -509,7 +506,7 @@ class ContainerSource(Source):
         """Read samples of a unit; one by one if memory is short."""
         read: Read
         try:
-            read = self.format.read(self.folder, container, wanted, self.most_bytes)
+            read = self.format.read(self.folder, container, wanted, self.spec.most_bytes)
         except MemoryError:
             if len(wanted.keys) == 1:
                 return [SampleError("there is not enough memory to read it")]
@@ -713,7 +710,7 @@ class Scans:
         Parameters
         ----------
         source
-            A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
+            A `ContainerSource`, or one of its attributes `containers`, `folder` and `spec`.
         columns
             As in `Format`.
         """
@@ -834,7 +831,7 @@ class Scans:
         """Return the samples as a listing, with encoded labels."""
         source, whole, columns, classes = self._source, self.whole, self._columns, self._classes
         keys, labels = Texts(self.rows["key"]), self.rows["label"]
-        rules, where = source.rules, str(source)
+        rules, where = source.spec.rules, str(source)
         evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
         kind = kind_of(labels.type)
         if kind == "names":

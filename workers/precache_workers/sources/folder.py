@@ -27,14 +27,13 @@ from precache_workers.sources.base import (
     BY_DATASET,
     FILES_PER_TICK,
     IMAGE_SUFFIXES,
-    MOST_SAMPLE_BYTES,
-    NO_RULES,
+    NO_SPEC,
     Fetched,
-    LabelRules,
     Listing,
     Names,
     Sample,
     Source,
+    SourceSpec,
     Tick,
     container_noun,
     container_suffix,
@@ -77,13 +76,10 @@ class FolderSource(Source):
     """Image files below a folder; a folder of a path is the class, if there is one."""
 
     folder: Folder
-    most_bytes: int = MOST_SAMPLE_BYTES
-    """Size limit of a sample; larger samples are not fetched."""
+    spec: SourceSpec = NO_SPEC
 
     sample_keys: Mapping[str, str] = field(default_factory=dict)
     """File name -> key of its sample, if they differ."""
-
-    rules: LabelRules = NO_RULES
 
     pattern: str = ""
     """Name of the source if it has several folders, of which this is the first."""
@@ -144,7 +140,12 @@ class FolderSource(Source):
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
         bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
         column, bare = labels_of_folders(
-            table.keys, table.keys, self.folder, self.rules, path, bare_in if complete else None
+            table.keys,
+            table.keys,
+            self.folder,
+            self.spec.rules,
+            path,
+            bare_in if complete else None,
         )
         labels, source = column.values, source_of(self.folder)
         return Listing(
@@ -175,7 +176,7 @@ class FolderSource(Source):
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         """Fetch files of known size together, others singly; all of them if memory is short."""
         samples, at_work = [self.sample_keys.get(key, key) for key in keys], samples_at_work()
-        known = [n for n, size in enumerate(sizes) if 0 <= size <= self.most_bytes]
+        known = [n for n, size in enumerate(sizes) if 0 <= size <= self.spec.most_bytes]
         try:
             at_work.begin(FETCHING, *(samples[n] for n in known), foreign=False)
             contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
@@ -183,7 +184,7 @@ class FolderSource(Source):
             for number in (n for n, size in enumerate(sizes) if size < 0):
                 at_work.begin(FETCHING, samples[number], foreign=False)
                 try:
-                    read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
+                    read[number] = self.folder.read_first(keys[number], self.spec.most_bytes + 1)
                 except StorageError as error:
                     read[number] = error
         except MemoryError:
@@ -196,11 +197,10 @@ class FolderSource(Source):
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
-        if data is None or (isinstance(data, bytes) and len(data) > self.most_bytes):
+        if data is None or (isinstance(data, bytes) and len(data) > self.spec.most_bytes):
             has = "more" if nbytes < 0 else in_units(nbytes)
-            return SampleError(
-                f"has {has}, over the limit of {in_units(self.most_bytes)} (--max-sample-bytes)"
-            )
+            limit = in_units(self.spec.most_bytes)
+            return SampleError(f"has {has}, over the limit of {limit} (--max-sample-bytes)")
         if isinstance(data, StorageError):
             return FetchError(str(data))
         if nbytes not in (-1, len(data)):

@@ -21,13 +21,9 @@ from precache_workers.sources import manifests
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     IMAGES_ALONE,
-    MOST_SAMPLE_BYTES,
     NO_COLUMNS,
-    NO_RULES,
-    Columns,
-    Inputs,
-    LabelRules,
     Source,
+    SourceSpec,
     container_noun,
     unread_container,
 )
@@ -39,7 +35,6 @@ from precache_workers.sources.lmdb_databases import LMDBFormat
 from precache_workers.sources.numpy_arrays import ArrayFiles, NumpyFormat
 from precache_workers.sources.paired_folders import open_paired
 from precache_workers.sources.parquet_tables import ParquetFormat
-from precache_workers.sources.sample_inputs import SampleName
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.tf_records import TFRecordFormat
 from precache_workers.sources.zip_archives import ZipFormat
@@ -47,24 +42,6 @@ from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import load_object
 
 ENTRY_POINTS = "precache.sources"
-
-
-@dataclass(frozen=True)
-class SourceSpec:
-    """A source as the user names it, with its options of `precache.build`."""
-
-    uri: str
-    storage_options: StorageOptions = None
-    follow_links: bool = False
-    most_bytes: int = MOST_SAMPLE_BYTES
-    columns: Columns = NO_COLUMNS
-    sample_name: SampleName | None = None
-    rules: LabelRules = NO_RULES
-    kind: str | None = None
-
-    @property
-    def inputs(self) -> Inputs:
-        return self.columns.inputs
 
 
 @dataclass(frozen=True)
@@ -96,18 +73,7 @@ class SourceKind:
 
 
 def _open_folder(spec: SourceSpec) -> Source:
-    folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
-    return FolderSource(folder, most_bytes=spec.most_bytes, rules=spec.rules)
-
-
-def _open_paired(spec: SourceSpec) -> Source:
-    return open_paired(
-        spec.uri,
-        spec.storage_options,
-        follow_links=spec.follow_links,
-        most_bytes=spec.most_bytes,
-        rules=spec.rules,
-    )
+    return FolderSource(spec.folder(spec.uri), spec)
 
 
 def _open_dataset(spec: SourceSpec) -> Source:
@@ -117,35 +83,20 @@ def _open_dataset(spec: SourceSpec) -> Source:
 
 
 def _open_manifest(spec: SourceSpec) -> Source:
-    tables = Containers.named(
-        spec.uri,
-        (*manifests.TABLE_SUFFIXES, ".parquet"),
-        spec.storage_options,
-        follow_links=spec.follow_links,
-    )
-    return manifests.ManifestSource(
-        tables,
-        spec.columns,
-        spec.storage_options,
-        spec.follow_links,
-        spec.most_bytes,
-        rules=spec.rules,
-    )
+    suffixes = (*manifests.TABLE_SUFFIXES, ".parquet")
+    return manifests.ManifestSource(Containers.named(spec, suffixes), spec)
 
 
 def open_containers(spec: SourceSpec, format_: Format) -> ContainerSource:
     """Open a source whose samples lie in containers."""
-    containers = Containers.named(
-        spec.uri, format_.suffixes, spec.storage_options, follow_links=spec.follow_links
-    )
-    return ContainerSource(containers, format_, spec.most_bytes, rules=spec.rules)
+    return ContainerSource(Containers.named(spec, format_.suffixes), format_, spec)
 
 
 def _open_arrow(spec: SourceSpec) -> Source:
     source = open_containers(spec, ArrowFormat(spec.columns))
     if KINDS["arrow"].fits(spec.uri):
         return source
-    folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
+    folder = spec.folder(spec.uri)
     names = saved_files(folder)
     if not names:
         return source
@@ -184,7 +135,7 @@ def _containers(format_: Any, *options: str) -> SourceKind:
 
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
-    "folders": SourceKind(_open_paired, columns=False),
+    "folders": SourceKind(open_paired, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
     "tar": _containers(TarFormat, "sample_name", "inputs"),
     "parquet": _containers(ParquetFormat, "columns"),
@@ -197,27 +148,13 @@ KINDS: dict[str, SourceKind] = {
 }
 
 
-def open_source(
-    source: str,
-    storage_options: StorageOptions = None,
-    *,
-    follow_links: bool = False,
-    most_bytes: int = MOST_SAMPLE_BYTES,
-    kind: str | None = None,
-    columns: Columns = NO_COLUMNS,
-    sample_name: SampleName | None = None,
-    rules: LabelRules = NO_RULES,
-) -> Source:
+def open_source(source: str, storage_options: StorageOptions = None, **options: Any) -> Source:
     """Open the source that a path, a URL, a pattern or ``python:module:factory`` names.
 
     Parameters
     ----------
-    most_bytes
-        Size limit of a sample; larger samples are not fetched.
-    kind
-        Name of the kind; by default it is inferred from the source.
-    sample_name
-        Part of a member's name that names its sample; by default it is inferred.
+    **options
+        Others of `SourceSpec`.
 
     Raises
     ------
@@ -226,13 +163,11 @@ def open_source(
     SourceError
         The kind cannot be read, or its plug-in cannot be loaded.
     """
-    spec = SourceSpec(
-        source, storage_options, follow_links, most_bytes, columns, sample_name, rules, kind
-    )
-    chosen = _kind_of(spec, kind)
-    if rules.level is not None and chosen is KINDS["python"]:
+    spec = SourceSpec(source, storage_options, **options)
+    chosen, sample_name = _kind_of(spec), spec.sample_name
+    if spec.rules.level is not None and chosen is KINDS["python"]:
         raise UsageError(f"{shown(source)} has no folders; leave out --label-level")
-    if replace(columns, inputs=IMAGES_ALONE) != NO_COLUMNS and not chosen.columns:
+    if replace(spec.columns, inputs=IMAGES_ALONE) != NO_COLUMNS and not chosen.columns:
         raise UsageError(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
             "--label-column and --key-column, or give another --source-kind"
@@ -249,7 +184,7 @@ def open_source(
 
 def has_columns(source: str, storage_options: StorageOptions, kind: str | None) -> bool:
     """Return whether a source is a table, whose columns may be chosen."""
-    return _kind_of(SourceSpec(source, storage_options), kind).columns
+    return _kind_of(SourceSpec(source, storage_options, kind=kind)).columns
 
 
 def kind_of_name(name: str) -> str:
@@ -257,8 +192,8 @@ def kind_of_name(name: str) -> str:
     return next((kind for kind, value in KINDS.items() if value.fits(name)), "")
 
 
-def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
-    source = spec.uri
+def _kind_of(spec: SourceSpec) -> SourceKind:
+    source, name = spec.uri, spec.kind
     if name is not None:
         plug_ins = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
         if name in KINDS:

@@ -22,7 +22,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -35,24 +35,19 @@ from precache.messages import printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
-from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, arrow_of
 from precache.store.labels import are_classes, has_label
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     IMAGE,
-    MOST_SAMPLE_BYTES,
-    NO_COLUMNS,
-    NO_RULES,
-    Columns,
     Doubt,
     Fetched,
     Folders,
-    LabelRules,
     Listing,
     Sample,
     Source,
+    SourceSpec,
     Tick,
     choice_error,
     fetch_located,
@@ -103,11 +98,7 @@ class ManifestSource(Source):
     """Files named by tables; see the module."""
 
     containers: Containers
-    columns: Columns = NO_COLUMNS
-    options: StorageOptions = field(default=None, repr=False)
-    follow_links: bool = False
-    most_bytes: int = MOST_SAMPLE_BYTES
-    rules: LabelRules = NO_RULES
+    spec: SourceSpec
 
     def __str__(self) -> str:
         return str(self.containers)
@@ -122,7 +113,7 @@ class ManifestSource(Source):
 
     @property
     def index_name(self) -> str:
-        identity = self.containers.uri, repr(self.columns)
+        identity = self.containers.uri, repr(self.spec.columns)
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
@@ -135,7 +126,7 @@ class ManifestSource(Source):
         import pyarrow as pa
 
         until, complete = time.monotonic() + seconds, True
-        scans, rivals = Scans(self, self.columns), dict[str, str]()
+        scans, rivals = Scans(self, self.spec.columns), dict[str, str]()
         whole = scans.whole
         for file in self.containers.files(whole.left_out):
             members, parts = Members(), [rows_of((), pa.array([], _places()))]
@@ -170,7 +161,7 @@ class ManifestSource(Source):
             ("etag", Texts(etags).arrow)):  # fmt: skip
             scans.rows = with_column(scans.rows, name, column)
         tick(len(keys))
-        read = self.columns.inputs
+        read = self.spec.columns.inputs
         listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         listing = of_inputs(listing, read.names, image=read.image)
         remember(self, listing.table)
@@ -215,12 +206,12 @@ class ManifestSource(Source):
             return []
         text = f"{self} names {printable(location)!r}, {which} {folders[0]}"
         kind = []  # as numbers in a file of labels can be read otherwise
-        if not table.classes and self.rules.kind is None and has_label(table.labels).any():
+        if not table.classes and self.spec.rules.kind is None and has_label(table.labels).any():
             kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
         way: tuple[Sequence[str], str]
         named = str(folders[0]), "--labels", str(self), *kind
         way = named, "builds that folder, labelled by the table"
-        if self.columns.image or self.columns.key:  # which no folder has
+        if self.spec.columns.image or self.spec.columns.key:  # which no folder has
             way = (), f"{shlex.join(way[0])} {way[1]}"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
@@ -243,10 +234,10 @@ class ManifestSource(Source):
                 return _uri_column(schema.names, where, batch, local and local.parent)
 
             nonlocal chosen
-            chosen = choose(schema, self.columns, where, guess, typed=batch is None)
+            chosen = choose(schema, self.spec.columns, where, guess, typed=batch is None)
             chosen.describe(members, "URIs")
             uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
-            named = self.columns.inputs.names
+            named = self.spec.columns.inputs.names
             return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris, *named))
 
         with open_file(self.folder, file) as stream:
@@ -263,23 +254,23 @@ class ManifestSource(Source):
                 if order := batch.order(members.evidence.label):
                     members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
-                if not rivals and self.columns.image is None:
+                if not rivals and self.spec.columns.image is None:
                     rivals |= _rival_of_uris(batch, chosen)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
 
         where = self.folder.path(name)
-        labels = read_labels(batch, chosen.labels, where, self.rules.none)
+        labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
         # Images of Hugging Face are dicts with a path.
         assert chosen.image is not None  # it has been found
         cells = batch.columns[chosen.image]
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
-        key_column = self.columns.key
+        key_column = self.spec.columns.key
         keys = uris if key_column is None else batch.columns[key_column]
         taken: dict[int, tuple[str, dict[str, str]]] = {}
         none = [None] * len(uris)
-        named = {name: batch.columns.get(name, none) for name in self.columns.inputs.names}
+        named = {name: batch.columns.get(name, none) for name in self.spec.columns.inputs.names}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
             if not isinstance(uri, str) or not uri:
@@ -301,9 +292,9 @@ class ManifestSource(Source):
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
         """Return the columns: of the first rows, or of all rows of JSON if these lack some."""
         names = list(batch.columns)
-        labels = {*self.columns.labels(names)} or {*LABEL_COLUMNS}
+        labels = {*self.spec.columns.labels(names)} or {*LABEL_COLUMNS}
         known = bool(labels & {*map(plain_name, names), *names})
-        known &= {*self.columns.inputs.names} <= {*names}
+        known &= {*self.spec.columns.inputs.names} <= {*names}
         if known or not file.name.lower().endswith(JSON_LINES):
             return names
         where = self.folder.path(file.name)
@@ -333,7 +324,7 @@ class ManifestSource(Source):
         joined = os.path.normpath(f"{outer}/{path}")
         if is_name(joined):
             return joined
-        if local is not None and self.follow_links:
+        if local is not None and self.spec.follow_links:
             return os.path.normpath(local / joined)
         raise SourceError(
             f"{where}: {printable(uri)} leads out of the folder of its table; give a path below "
@@ -375,18 +366,18 @@ class ManifestSource(Source):
         def read(rows: list[int], located: Locations) -> dict[int, Fetched]:
             fetched: dict[int, Fetched] = {}
             places, roots = located.places.to_pylist(), defaultdict[str, list[int]](list)
-            for row in rows if self.columns.inputs.image else ():
+            for row in rows if self.spec.columns.inputs.image else ():
                 roots[_root(places[row]["uri"])].append(row)
             for root, some in roots.items():
                 names = [self._place(places[row]["uri"])[1] for row in some]
                 source = FolderSource(
                     self._folder(root),
-                    most_bytes=self.most_bytes,
+                    self.spec,
                     sample_keys=dict(zip(names, (keys[row] for row in some), strict=True)),
                 )
                 samples = source.fetch(names, [sizes[row] for row in some])
                 fetched.update(zip(some, samples, strict=True))
-            if not self.columns.inputs.names:
+            if not self.spec.columns.inputs.names:
                 return fetched
             return {row: _sample(fetched.get(row), places[row]["cells"]) for row in rows}
 
@@ -398,9 +389,7 @@ class ManifestSource(Source):
         return self._folder(root), unquote(name) if root.partition("://")[0] in WEB else name
 
     def _folder(self, root: str) -> Folder:
-        if not root:
-            return self.folder
-        return open_folder(root, self.options, follow_links=self.follow_links)
+        return self.spec.folder(root) if root else self.folder
 
 
 def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: Path | None) -> str:

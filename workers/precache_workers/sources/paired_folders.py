@@ -12,7 +12,6 @@ suffix, what fits it.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -29,7 +28,6 @@ import xxhash
 from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
-from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
@@ -37,13 +35,13 @@ from precache_workers.sources.base import (
     BY_DATASET,
     IMAGE,
     IMAGE_NAME,
-    NO_RULES,
     Doubt,
     Fetched,
     LabelRules,
     Listing,
     Sample,
     Source,
+    SourceSpec,
     Tick,
     choice_error,
     fetch_located,
@@ -230,14 +228,7 @@ def _digest(values: object) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())
 
 
-def open_paired(
-    uri: str,
-    options: StorageOptions = None,
-    *,
-    follow_links: bool = False,
-    most_bytes: int,
-    rules: LabelRules = NO_RULES,
-) -> PairedFolders:
+def open_paired(spec: SourceSpec) -> PairedFolders:
     """Open the folders or patterns that braces name, or all folders in one that hold images.
 
     Raises
@@ -245,17 +236,16 @@ def open_paired(
     UsageError
         They are fewer than two, or splits.
     """
-    open_one = functools.partial(open_folder, options=options, follow_links=follow_links)
-    uri = uri.rstrip("/")
+    uri = spec.uri.rstrip("/")
     places = expand_braces(uri)
     alone = len(places) == 1 and _names_suffix(_folder_and_pattern(places[0])[1])
     if len(places) == 1 and not alone:
         [uri] = places
-        folder = open_one(uri)
+        folder = spec.folder(uri)
         inside = (n for n in folder.names("") if not in_service_folder(f"{n}/"))
-        names = [name for name in inside if open_one(f"{uri}/{name}").kind() == "folder"]
+        names = [name for name in inside if spec.folder(f"{uri}/{name}").kind() == "folder"]
         names.sort(key=lambda name: (not holds_images(name), name))
-        names = [name for name in names if _has_image(open_one(f"{uri}/{name}"))]
+        names = [name for name in names if _has_image(spec.folder(f"{uri}/{name}"))]
         places = [f"{uri}/{name}" for name in names]
         uri = f"{uri}/{braced(names)}"
     split = [_folder_and_pattern(place) for place in places]
@@ -272,8 +262,8 @@ def open_paired(
         )
     columns: dict[str, Column] = {}
     for name, (place, pattern) in zip(names, split, strict=True):
-        own = LabelRules(level=0) if columns else rules
-        source = FolderSource(open_one(place), most_bytes=most_bytes, rules=own, pattern=uri)
+        own = replace(spec, rules=LabelRules(level=0)) if columns else spec
+        source = FolderSource(spec.folder(place), own, pattern=uri)
         columns[name] = Column(source, pattern)
     return PairedFolders(columns, shown(uri))
 

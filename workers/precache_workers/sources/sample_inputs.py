@@ -13,15 +13,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from precache.messages import printable
-from precache_workers.sources.base import Doubt, choice_error, is_image
+from precache_workers.sources.base import Doubt, SampleName, choice_error, is_image
 from precache_workers.sources.name_readings import is_target
-
-SampleName = Literal["first-dot", "last-dot", "whole"]
-"""The part of a member's name that names its sample: up to the first or the last dot of the file
-name; or each image is a sample."""
 
 Combinations = Mapping[str, tuple[int, str]]
 """Combination -> number of samples that have it, and the key of the first one."""

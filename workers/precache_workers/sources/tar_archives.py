@@ -52,6 +52,7 @@ from precache_workers.sources.base import (
     TAR_SUFFIXES,
     Fetched,
     Inputs,
+    SampleName,
     choice_error,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
@@ -74,7 +75,6 @@ from precache_workers.sources.file_ranges import (
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import (
-    SampleName,
     count_combination,
     doubt_of_names,
     is_picture,
