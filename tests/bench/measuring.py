@@ -314,7 +314,7 @@ def _predicted(source: Path, store: Path, codec: str, seconds: float) -> tuple[f
     read, own = bench(store, epochs=5).warm, predicted.codecs[0]
     return (
         predicted.build.cpu_seconds / built.cpu_seconds,
-        own.bytes_total / built.stored_bytes,
+        own.stored * predicted.samples / built.stored_bytes,
         own.cpu_ms_per_1000 / read.cpu_ms_per_1000,
         own.samples_per_s / read.samples_per_s,
     )

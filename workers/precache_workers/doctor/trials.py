@@ -16,7 +16,7 @@ from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
-from precache_workers.doctor.measurements import CodecTimes
+from precache_workers.doctor.report import CodecFigures
 from precache_workers.doctor.stages import codec_for
 from precache_workers.driver.commit import commit
 from precache_workers.driver.totals import Totals
@@ -70,7 +70,7 @@ def try_codec(
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
-) -> CodecTimes:
+) -> CodecFigures:
     """Write the rows to a store, and read epochs of one that has `count` of them.
 
     Parameters
@@ -85,8 +85,8 @@ def try_codec(
     if count != len(rows):  # repeated rows share chunks and compress better than a source's would
         shutil.rmtree(folder)
         _write(recipe, shapes, HeldRows(rows, count), folder)
-    return CodecTimes(
-        name=name,
+    return CodecFigures(
+        codec=name,
         stored=written.stored / len(rows),
         raw=sum(row.nbytes for row in shapes.values()),
         write_cpu=written.cpu_seconds / len(rows),
