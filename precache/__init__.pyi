@@ -9,7 +9,6 @@ from precache.building.jobs import cancel as cancel
 from precache.building.jobs import status as status
 from precache.building.refresh import refresh as refresh
 from precache.building.refresh import submit_refresh as submit_refresh
-from precache.diagnosis.bench import bench as bench
 from precache.diagnosis.diagnose import Diagnosis as Diagnosis
 from precache.diagnosis.diagnose import diagnose as diagnose
 from precache.errors import BuildError as BuildError

@@ -105,7 +105,6 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "gc": Command("remove old versions", "photos.store --keep 2 --older-than 7d --dry-run"),
     },
     "measuring": {
-        "bench": Command("measure the cost of reading a store", tick="Measuring"),
         "simulate": Command(
             "simulate how long a training loop waits for its loaders",
             "--load-ms 2000 --workers 7 --step-ms 100 --html loading.html",

@@ -144,7 +144,7 @@ def test_a_command_that_is_interrupted_as_it_starts_prints_no_traceback(
     assert capsys.readouterr().err == "precache: interrupted\n"
 
 
-# --- info, verify, bench ------------------------------------------------------------------------
+# --- info, verify -------------------------------------------------------------------------------
 
 
 def test_pull_says_what_it_copied_and_what_was_there(
@@ -418,7 +418,7 @@ def test_verify_names_shard_and_key(
     assert "delete" not in ran.out
 
 
-@pytest.mark.parametrize("name", ["info", "verify", "bench"])
+@pytest.mark.parametrize("name", ["info", "verify"])
 def test_stores_that_are_none(run: Run, store: BuiltStore, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     write(tmp_path / "file", b"x")

@@ -260,7 +260,6 @@ LINES = [
     "info {store}",
     "info {store} --json",
     "verify {store}",
-    "bench {store} --epochs 1",
     "ls {store}",
     "status {store}",
     "diff {store} {store}",

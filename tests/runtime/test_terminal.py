@@ -103,7 +103,6 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
     run("ls", store)
     run("verify", store)
     run("status", store)
-    run("bench", store, "--epochs", 1, "--batch-size", 4)
     json.loads((tmp_path / "report.json").read_text())
 
     changed = write(next((source / CLASSES[1]).glob("*.jpg")), encoded(cut(77)))
