@@ -17,7 +17,7 @@ import precache
 from precache.cli.commands import COMMAND
 from precache.cli.signatures import function_of, parameters, read_recipe
 from precache.errors import UsageError
-from precache.messages import aligned, as_text, plain_data, printable
+from precache.messages import plain_data, printable
 from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
@@ -38,17 +38,6 @@ def run(name: str, options: argparse.Namespace) -> int:
     if page is not None:
         result.html(page)
     return int(getattr(result, "fails", not getattr(result, "ok", True)))
-
-
-def run_info(name: str, options: argparse.Namespace) -> int:
-    """Summarise a version, or without a store this installation."""
-    if options.store is not None:
-        return run(name, options)
-    from precache.cli.installation import Installation
-
-    here = Installation.here()
-    show(options, here, as_text(aligned(here.rows())))
-    return 0
 
 
 def run_plan(name: str, options: argparse.Namespace) -> int:

@@ -73,9 +73,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             model="BuildOptions",
             flags=_DRY_RUN,
         ),
-        "info": Command(
-            "summary of a version; without a store, of this installation", optional="store"
-        ),
+        "info": Command("summary of a version"),
         "view": Command("show samples in a browser", flags=_VIEW),
     },
     "on a cluster": {
