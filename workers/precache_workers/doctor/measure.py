@@ -35,7 +35,6 @@ from precache_workers.profiling.rates import (
     start_worker,
     time_rows,
 )
-from precache_workers.runtime.fatal_signals import fatal_stacks
 from precache_workers.shards.samples import FetchAllTask, Job
 
 LISTING, STAGES, PROBE, READING = 0.2, 0.3, 0.15, 0.25
@@ -111,24 +110,23 @@ class Examination:
             lambda count: self.tick(f"listing, {count:,} samples"), self.seconds * LISTING
         )
         listing_seconds, table = time.monotonic() - began, listing.table
-        with fatal_stacks():
-            rows = np.array(in_few_units(table, list(range(len(table))), self.samples))
-            order = np.random.default_rng(ORDER_SEED).permutation(len(rows))[: self.samples]
-            self.tick("reading files at several depths")
-            storage, io_wait = probe_source(self.job.source, table, self.seconds * PROBE)
-            stages = self._stages(table.take(rows[order]))
-            per_shard = rows_per_shard(len(table), [row.nbytes for row in stages.shapes.values()])
-            times, start = self._times(stages, table, per_shard)
-            build = build or predict_build(
-                len(table),
-                per_shard,
-                times,
-                self.cores,
-                storage,
-                listing=listing_seconds,
-                start=start,
-            )
-            codecs = list(self._codecs(stages, len(table)))
+        rows = np.array(in_few_units(table, list(range(len(table))), self.samples))
+        order = np.random.default_rng(ORDER_SEED).permutation(len(rows))[: self.samples]
+        self.tick("reading files at several depths")
+        storage, io_wait = probe_source(self.job.source, table, self.seconds * PROBE)
+        stages = self._stages(table.take(rows[order]))
+        per_shard = rows_per_shard(len(table), [row.nbytes for row in stages.shapes.values()])
+        times, start = self._times(stages, table, per_shard)
+        build = build or predict_build(
+            len(table),
+            per_shard,
+            times,
+            self.cores,
+            storage,
+            listing=listing_seconds,
+            start=start,
+        )
+        codecs = list(self._codecs(stages, len(table)))
         nbytes = [sample.nbytes for sample in stages.samples]
         listed = bool((table.sizes >= 0).all())
         memory = read_memory()
