@@ -5,11 +5,7 @@ from precache.building.api import doctor as doctor
 from precache.building.api import plan as plan
 from precache.building.api import submit as submit
 from precache.building.ensure import ensure as ensure
-from precache.building.jobs import cancel as cancel
-from precache.building.jobs import status as status
 from precache.building.refresh import refresh as refresh
-from precache.building.refresh import submit_refresh as submit_refresh
-from precache.diagnosis.bench import bench as bench
 from precache.diagnosis.diagnose import Diagnosis as Diagnosis
 from precache.diagnosis.diagnose import diagnose as diagnose
 from precache.errors import BuildError as BuildError
@@ -49,6 +45,7 @@ from precache.recipe.recipe import Field as Field
 from precache.recipe.recipe import Recipe as Recipe
 from precache.simulation.model import Simulation as Simulation
 from precache.simulation.model import simulate as simulate
+from precache.store.build_status import status as status
 from precache.store.open import open as open
 from precache.store.version import Version as Version
 from precache.viewer.view import view as view

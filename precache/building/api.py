@@ -370,7 +370,8 @@ def submit(
     Returns
     -------
     ClusterJob
-        With ``id``, ``status()``, ``wait()`` and ``cancel()``.
+        With ``id``, ``address`` and ``wait()``; ``ray job status``, ``logs`` and ``stop`` take the
+        id.
 
     Raises
     ------

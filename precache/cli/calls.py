@@ -17,7 +17,7 @@ import precache
 from precache.cli.commands import COMMAND
 from precache.cli.signatures import function_of, parameters, read_recipe
 from precache.errors import UsageError
-from precache.messages import aligned, as_text, plain_data, printable
+from precache.messages import plain_data, printable
 from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ def run(name: str, options: argparse.Namespace) -> int:
     return int(getattr(result, "fails", not getattr(result, "ok", True)))
 
 
-def run_info(name: str, options: argparse.Namespace) -> int:
-    """Summarise a version, or without a store this installation."""
-    if options.store is not None:
-        return run(name, options)
-    from precache.cli.installation import Installation
-
-    here = Installation.here()
-    show(options, here, as_text(aligned(here.rows())))
-    return 0
-
-
 def run_plan(name: str, options: argparse.Namespace) -> int:
     """Plan a build, and say what a cache would bring."""
     if options.html and options.store is not None and not hasattr(options, "rate"):
@@ -69,20 +58,31 @@ def run_build(name: str, options: argparse.Namespace) -> int:
 
 
 def run_submit(name: str, options: argparse.Namespace) -> int:
-    """Submit a build or a refresh as a job; print its id, or follow it and print its result."""
+    """Submit a build as a job; print its id, or follow it and print its result."""
     keywords = arguments(name, options, here=False)
     keywords["address"] = getattr(options, "address", None)  # that of the job server
     return follow(function_of(name)(**keywords), options)
 
 
 def run_refresh(name: str, options: argparse.Namespace) -> int:
-    """Refresh here, or as a job of a cluster with ``--submit``."""
-    if options.submit:
-        options.code = options.code or []
-        return run_submit("submit_refresh", options)
-    if options.code or options.no_wait:
-        raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
-    _refresh(options, arguments(name, options))
+    """Refresh, and say which variants are new."""
+    from precache.recipe.variants import variants_text
+    from precache.storage.environment import with_environment
+
+    keywords = arguments(name, options)
+    result: BuildResult = precache.refresh(**keywords)
+    stored = with_environment(
+        dict(keywords.get("storage_options", ())), keywords.get("storage_options_env")
+    )
+    version = precache.open(result.path, stored)
+    fields = {name: field for name, field in version.fields.items() if field.variants > 1}
+    lines = [
+        f"variant {field.first_variant + field.variants - 1} of {name} is new; there are variants "
+        f"{variants_text(field)}; variant {field.first_variant - 1} is dropped, and the others are "
+        "unchanged"
+        for name, field in fields.items()
+    ]
+    show(options, {**to_json(result), "fields": fields}, "\n".join([*lines, str(result)]))
     return 0
 
 
@@ -102,22 +102,16 @@ def run_view(name: str, options: argparse.Namespace) -> int:
 
 
 def run_job(name: str, options: argparse.Namespace) -> int:
-    """Run the build or refresh that a submitted document describes, and print JSON."""
+    """Run the build that a submitted document describes, and print JSON."""
     from precache.recipe.recipe import Recipe
-    from precache_workers.planning.options import BuildOptions, RunOptions, read_options
+    from precache_workers.planning.options import BuildOptions, read_options
 
     given = json.loads(options.document)
-    refreshes = given["command"] == "refresh"
-    # It names options that this release lacks.
-    read_options(RunOptions if refreshes else BuildOptions, given["options"])
+    read_options(BuildOptions, given["options"])  # it names options that this release lacks
     keywords = {"source": given["source"], "store": given["store"], **given["options"]}
-    if not refreshes:
-        keywords["recipe"] = Recipe.from_dict(given["recipe"])
+    keywords["recipe"] = Recipe.from_dict(given["recipe"])
     _import_from_here(keywords)
-    if refreshes:
-        _refresh(options, keywords)
-    else:
-        show(options, precache.build(**keywords))
+    show(options, precache.build(**keywords))
     return 0
 
 
@@ -181,11 +175,12 @@ def follow(submitted: ClusterJob, options: argparse.Namespace) -> int:
     if options.no_wait:
         show(options, data, submitted.id)
         return 0
-    _note(f"job {submitted.id} is {'already running' if submitted.attached else 'submitted'}")
+    began = "already running" if submitted.attached else "submitted"
+    _note(f"job {submitted.id} is {began}; to stop it: {submitted.command('stop')}")
     try:
         result = submitted.wait(lambda line: say(line, stderr=True))
     except KeyboardInterrupt:
-        _note(f"the job continues; to see its progress: {submitted.status_command()}")
+        _note(f"the job continues; to see its progress: {submitted.command('logs --follow')}")
         return 130
     show(options, {**data, "result": to_json(result)}, str(result))
     return 0
@@ -194,25 +189,6 @@ def follow(submitted: ClusterJob, options: argparse.Namespace) -> int:
 def _note(line: str) -> None:
     """Print a line on standard error."""
     say(f"precache: {line}", stderr=True)
-
-
-def _refresh(options: argparse.Namespace, keywords: dict[str, Any]) -> None:
-    from precache.recipe.variants import variants_text
-    from precache.storage.environment import with_environment
-
-    result: BuildResult = precache.refresh(**keywords)
-    stored = with_environment(
-        dict(keywords.get("storage_options", ())), keywords.get("storage_options_env")
-    )
-    version = precache.open(result.path, stored)
-    fields = {name: field for name, field in version.fields.items() if field.variants > 1}
-    lines = [
-        f"variant {field.first_variant + field.variants - 1} of {name} is new; there are variants "
-        f"{variants_text(field)}; variant {field.first_variant - 1} is dropped, and the others are "
-        "unchanged"
-        for name, field in fields.items()
-    ]
-    show(options, {**to_json(result), "fields": fields}, "\n".join([*lines, str(result)]))
 
 
 @contextlib.contextmanager

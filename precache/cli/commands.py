@@ -40,10 +40,6 @@ class Command(NamedTuple):
 _PAGE = {"--html": {"metavar": "FILE", "help": "Write a page; needs the report extra."}}
 _NO_WAIT = {"--no-wait": {"action": "store_true", "help": "Print the job's id, do not follow it."}}
 _DRY_RUN = {"--dry-run": {"action": "store_true", "help": "Only report, as precache plan does."}}
-_SUBMIT = {
-    "--submit": {"action": "store_true", "help": "Submit it as a job, as submit does."},
-    "--code": {"action": "append", "metavar": "PATH", "help": "As for precache submit."},
-}
 _VIEW: dict[str, dict[str, Any]] = {
     "--out": {"metavar": "FILE", "help": "Write one page (.html), or what it shows (.json)."},
     "--port": {
@@ -77,9 +73,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             model="BuildOptions",
             flags=_DRY_RUN,
         ),
-        "info": Command(
-            "summary of a version; without a store, of this installation", optional="store"
-        ),
+        "info": Command("summary of a version"),
         "view": Command("show samples in a browser", flags=_VIEW),
     },
     "on a cluster": {
@@ -89,8 +83,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             model="BuildOptions",
             flags=_NO_WAIT,
         ),
-        "status": Command("state of a job, or builds of a store"),
-        "cancel": Command("stop a job"),
+        "status": Command("builds of a store that are under way"),
     },
     "versions of a store": {
         "ls": Command("list the versions of a store", function="versions"),
@@ -99,13 +92,11 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "refresh": Command(
             "compute fresh variants of a store's samples",
             model="RunOptions",
-            flags={**_SUBMIT, **_NO_WAIT},
         ),
         "verify": Command("check every checksum of a version", tick="Verifying"),
         "gc": Command("remove old versions", "photos.store --keep 2 --older-than 7d --dry-run"),
     },
     "measuring": {
-        "bench": Command("measure the cost of reading a store", tick="Measuring"),
         "simulate": Command(
             "simulate how long a training loop waits for its loaders",
             "--load-ms 2000 --workers 7 --step-ms 100 --html loading.html",
@@ -128,8 +119,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
 """Commands by heading; each calls the public function of its name."""
 
 COMMAND = {name: command for group in COMMANDS.values() for name, command in group.items()} | {
-    # What `--submit` and a submitted document run; they are not listed.
-    "submit_refresh": Command("", model="RunOptions"),
+    # What a submitted job runs; it is not listed.
     "job": Command("", flags={"document": {"metavar": "JSON", "help": "what submit sends"}}),
 }
 """Commands by name."""

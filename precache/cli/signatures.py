@@ -22,7 +22,7 @@ from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.storage.environment import FromEnvironment
 
-POSITIONAL = {"uri": "STORE", "job_or_store": "JOB|STORE"}
+POSITIONAL = {"uri": "STORE"}
 """Placeholders of positional arguments that differ from the parameter's name."""
 
 METAVARS = {"older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE", "report": "FILE"}

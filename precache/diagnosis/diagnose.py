@@ -107,13 +107,8 @@ class Diagnosis:
             "setup": dataclasses.asdict(self.measurements.setup),
         }
 
-    def html(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
+    def html(self, path: str | os.PathLike[str]) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
-
-        Parameters
-        ----------
-        after
-            A second diagnosis of the same loop with a remedy in place, to compare.
 
         Raises
         ------
@@ -125,7 +120,7 @@ class Diagnosis:
         from precache.diagnosis.page import render_diagnosis
         from precache.html.pages import save
 
-        save(render_diagnosis(self, after), os.fspath(path))
+        save(render_diagnosis(self), os.fspath(path))
 
     def __str__(self) -> str:
         return as_text(_lines(self))

@@ -209,9 +209,6 @@ def find_flags(model: LoopModel) -> Iterator[str]:
         )
     if setup.pin_memory and not setup.cuda:
         yield "pin_memory=True, but the step uses no CUDA device: page-locking only costs time"
-    if measured.synchronisations:
-        places = ", ".join(measured.synchronisations)
-        yield f"the step waits for the device at {places}; .item(), .cpu() and print cause that"
     if measured.outlier:
         took = f"one batch took {plain(measured.outlier, 2)} s, over {OUTLIER} times the median"
         yield f"{took}, and no other was slow; the means leave it out"

@@ -7,10 +7,8 @@ import copy
 import math
 import pickle
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,7 +133,7 @@ class Probes:
         began = time.perf_counter()
         batch, _ = self._batches.take()
         start = time.perf_counter() - began
-        step, copies, setup, synchronisations = self._measure_step(batch)
+        step, copies, setup = self._measure_step(batch)
         take = self._handover(batch)
         del batch
         # In two parts, far apart: what others do on this machine changes from second to second.
@@ -156,10 +154,9 @@ class Probes:
             take=take,
             single_worker=single_worker,
             copies=copies,
-            synchronisations=synchronisations,
         )
 
-    def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup, tuple[str, ...]]:
+    def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup]:
         """Time the step on a batch on the device and, on CUDA, on the batch as it was loaded."""
         self._run_step(batch)
         device = self.device or _current_device()
@@ -169,7 +166,7 @@ class Probes:
         step = _time(lambda: self._run_step(on_device), self.limits)
         copies = self._copies(batch, device, step)
         setup = self._setup(device, sum(array.nbytes for array in _arrays(batch)))
-        return step, copies, setup, _synchronisations(lambda: self._run_step(on_device), device)
+        return step, copies, setup
 
     def _run_step(self, batch: Any) -> tuple[bool, float]:
         self.step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
@@ -342,22 +339,6 @@ def _copy_seconds(tensors: Sequence[torch.Tensor], device: torch.device) -> floa
         best = min(best, time.perf_counter() - started)
         del copied
     return best
-
-
-def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[str, ...]:
-    """Return the file and line of each statement that torch warns synchronises with the device."""
-    if device.type != "cuda":
-        return ()
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    own = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
-    return tuple(sorted({f"{Path(w.filename).name}:{w.lineno}" for w in own}))
 
 
 def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:

@@ -172,8 +172,6 @@ class Measurements:
         One worker of the loader alone, if it has several.
     copies
         Copy times, if batches move from the host to a CUDA device.
-    synchronisations
-        Lines of the step at which the host waits for the device.
     outlier
         Seconds of the only slow batch of all runs, which they leave out; 0 if there is none.
     """
@@ -186,7 +184,6 @@ class Measurements:
     take: float = 0.0
     single_worker: TimedRun | None = None
     copies: Copies | None = None
-    synchronisations: tuple[str, ...] = ()
     outlier: float = 0.0
 
     def without_outlier(self) -> Measurements:

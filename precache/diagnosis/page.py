@@ -1,4 +1,4 @@
-"""Render a diagnosis as an HTML page, optionally with a second one after a remedy."""
+"""Render a diagnosis as an HTML page."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Loop(NamedTuple):
     batches_per_s: float
 
 
-def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> str:
+def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Render a self-contained HTML page, for light and dark mode."""
-    rows = loops(diagnosis, after)
+    rows = loops(diagnosis)
     best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
     played, stall = diagnosis.simulation.stall_share, diagnosis.measurements.together.stall
     return render(
@@ -39,10 +39,9 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
             ("batches/s", number(diagnosis.batches_per_s)),
             ("without waiting", number(diagnosis.without_waiting)),
             ("lost to data", f"{diagnosis.lost_share:.0%}"),
-            *([("batches/s after", number(after.batches_per_s))] if after else []),
             *([("best remedy", f"{best:.2f} x")] if best >= HELPFUL_GAIN else []),
         ],
-        charts=_charts(diagnosis, after, rows),
+        charts=_charts(diagnosis, rows),
         remedies=[
             (f"{r.gain:.2f} x: {r.what}", f"{r.why} ({CONFIDENCE_TEXT[r.confidence]})")
             for r in diagnosis.remedies
@@ -56,19 +55,17 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
     )
 
 
-def loops(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Loop]:
-    """List the current loop, a prediction per helpful remedy, and the loop measured after one."""
+def loops(diagnosis: Diagnosis) -> list[Loop]:
+    """List the current loop, and a prediction per helpful remedy."""
     result = [Loop("now", "measured", diagnosis.lost_share, diagnosis.batches_per_s)]
     for remedy in diagnosis.remedies:
         lost = max(0.0, 1 - remedy.batches_per_s / diagnosis.without_waiting)
         if remedy.gain >= HELPFUL_GAIN:
             result.append(Loop(remedy.name, "predicted", lost, remedy.batches_per_s))
-    if after is not None:
-        result.append(Loop("after", "measured", after.lost_share, after.batches_per_s))
     return result
 
 
-def _charts(diagnosis: Diagnosis, after: Diagnosis | None, rows: list[Loop]) -> list[Chart]:
+def _charts(diagnosis: Diagnosis, rows: list[Loop]) -> list[Chart]:
     shares, rates = [loop.lost_share for loop in rows], [loop.batches_per_s for loop in rows]
     free = (diagnosis.without_waiting, "without waiting")
     panels = [
@@ -78,9 +75,6 @@ def _charts(diagnosis: Diagnosis, after: Diagnosis | None, rows: list[Loop]) -> 
     colours = ["green" if loop.basis == "predicted" else "blue" for loop in rows]
     note = "Predictions, in green, are of the loop with a remedy."
     runs = {name: 1e3 * run.times for name, run in diagnosis.measurements.runs.items()}
-    if after is not None:
-        later = after.measurements.runs
-        runs |= {f"{name}, after": 1e3 * run.times for name, run in later.items()}
     return [
         Bars(
             "Before and after",

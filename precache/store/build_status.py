@@ -74,10 +74,15 @@ class StoreStatus:
         return as_text(aligned(rows))
 
 
-def read_status(
-    store: str | os.PathLike[str], storage_options: StorageOptions = None
-) -> StoreStatus:
-    """Read the status of a store, without asking a cluster.
+def status(store: str | os.PathLike[str], *, storage_options: StorageOptions = None) -> StoreStatus:
+    """Return the current version of a store and its unfinished builds, wherever they run.
+
+    Parameters
+    ----------
+    store
+        Path or URL.
+    storage_options
+        As in `build`.
 
     Raises
     ------

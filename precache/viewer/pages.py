@@ -139,18 +139,17 @@ def error_page(error: str, root: str) -> str:
 
 # --- links --------------------------------------------------------------------------------------
 
-_DEFAULTS = {"q": "", "match": "begins", "class": "", "rows": "all"}
+_DEFAULTS = {"q": "", "class": "", "rows": "all"}
 
 
 def _page_links(query: Query, matches: RowPage) -> list[PageLink]:
-    values = {"q": query.text, "match": query.match, "class": query.label, "rows": query.state}
+    values = {"q": query.text, "class": query.label, "rows": query.state}
     values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     links: list[PageLink] = []
     if matches.first:
         links.append(("First page", _target(values), ""))
     if matches.later is not None:
-        text = "Continue the search" if matches.cut else "Next page"
-        links.append((text, _target({**values, "from": str(matches.later)}), "next"))
+        links.append(("Next page", _target({**values, "from": str(matches.later)}), "next"))
     return links
 
 
@@ -167,7 +166,4 @@ def _summarize(matches: RowPage, rows: int) -> str:
         first, last = matches.rows[0], matches.rows[-1]
         span = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
         text = f"{len(matches.rows)} shown: {span}"
-    text += f", of {rows:,}."
-    if matches.cut:
-        text += " The search stopped here, after two million keys."
-    return text
+    return f"{text}, of {rows:,}."

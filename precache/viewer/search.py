@@ -14,10 +14,6 @@ from precache.storage.open import StorageOptions
 from precache.store.labels import has_label, label_texts
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
-KEY_CHUNKS = 32
-"""Most chunks of keys that one search reads: two million keys, about a second."""
-
-MATCHES = ("begins", "contains", "is")
 STATES = ("all", "valid", "holes")
 
 
@@ -27,8 +23,8 @@ class Query:
 
     Attributes
     ----------
-    text, match
-        The key ``begins`` with, ``contains`` or ``is`` the text.
+    text
+        The key contains it.
     label
         Name or number of a class, or a label that is a number; -1 for rows without a label.
     state
@@ -36,23 +32,12 @@ class Query:
     """
 
     text: str = ""
-    match: str = "begins"
     label: str = ""
     state: str = "all"
 
     def __post_init__(self) -> None:
-        for value, known in ((self.match, MATCHES), (self.state, STATES)):
-            if value not in known:
-                raise UsageError(f"{value!r} is not one of {', '.join(known)}")
-
-    def matches_key(self, key: str) -> bool:
-        """Return whether a key meets the condition on keys."""
-        match self.match:
-            case "begins":
-                return key.startswith(self.text)
-            case "contains":
-                return self.text in key
-        return key == self.text
+        if self.state not in STATES:
+            raise UsageError(f"{self.state!r} is not one of {', '.join(STATES)}")
 
 
 @dataclass(frozen=True)
@@ -65,15 +50,12 @@ class RowPage:
         Range of the rows that were searched, without `stop`.
     later
         Where the next page starts; None if there is none.
-    cut
-        Whether the search stopped at its limit of keys.
     """
 
     rows: list[int]
     first: int
     stop: int
     later: int | None
-    cut: bool = False
 
 
 class Catalogue:
@@ -83,8 +65,8 @@ class Catalogue:
     -----
     Memory holds one byte per row for `valid`, the labels in their narrow type, fields of at most 64
     bytes per row, and 16 chunks of 65,536 keys. Larger fields are read a page at a time. A search
-    by key reads chunks until the page is full, `KEY_CHUNKS` at most, and skips chunks in which no
-    row has the class and state.
+    by key reads chunks until the page is full, two million keys a second, and skips chunks in which
+    no row has the class and state.
     """
 
     def __init__(self, uri: str, storage_options: StorageOptions = None) -> None:
@@ -141,26 +123,21 @@ class Catalogue:
         UsageError
             There is no such class.
         """
-        candidates, rows, read = self._candidates(query), list[int](), 0
+        candidates, rows = self._candidates(query), list[int]()
         start = stop = min(max(0, start), len(candidates))
         while stop < len(candidates) and len(rows) <= count:
             first, stop = stop, min(stop - stop % KEYS_PER_CHUNK + KEYS_PER_CHUNK, len(candidates))
             matches = first + np.flatnonzero(candidates[first:stop])
             if query.text and len(matches):
-                if read == KEY_CHUNKS:
-                    return RowPage(rows, start, first, first, cut=True)
-                read += 1
                 matches = self._filter_keys(query, matches)
             rows += matches[: count + 1 - len(rows)].tolist()
-            if rows and query.match == "is" and query.text:
-                break
         later = rows[count - 1] + 1 if len(rows) > count else None
         return RowPage(rows[:count], start, stop, later)
 
     def _filter_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
         """Keep the rows whose keys match; all lie in one chunk of keys."""
         keys = self.version.key_chunk(int(rows[0]) // KEYS_PER_CHUNK)
-        return rows[[query.matches_key(key) for key in keys[rows % KEYS_PER_CHUNK]]]
+        return rows[[query.text in key for key in keys[rows % KEYS_PER_CHUNK]]]
 
     def _candidates(self, query: Query) -> np.ndarray:
         """Mark the rows that have the class and state: (rows,) bool."""

@@ -158,7 +158,6 @@ def _asked(query: str) -> tuple[Query, int]:
     values = {name: entries[-1] for name, entries in parsed.items()}
     rows = Query(
         values.get("q", ""),
-        values.get("match", "begins"),
         values.get("class", "").strip(),
         values.get("rows", "all"),
     )

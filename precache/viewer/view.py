@@ -73,7 +73,7 @@ def view(
     rows
         Rows of a page, 1 to 1000.
     find, label
-        The first page shows rows whose keys begin with `find`, of the class `label` (its name or
+        The first page shows rows whose keys contain `find`, of the class `label` (its name or
         number).
     storage_options
         As `build` takes them.

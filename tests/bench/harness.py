@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import platform
 import shutil
 import statistics
 import sys
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import UnionType
@@ -31,7 +33,6 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 import precache
-from precache.cli.installation import Installation
 from precache.reading.array_reader import ArrayReader
 from precache.runtime.usage import cores
 from precache.storage.local_files import map_file
@@ -247,7 +248,7 @@ def _run(title: str, one: Part, options: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    tables, machine = [], Installation.here()
+    tables, machine = [], _machine()
     watch = cost_of(lambda: 1)
     with work_folder(folder) as made:
         work, busy, cpu = Work(made, photos), busy_seconds(), cpu_seconds()
@@ -274,6 +275,14 @@ def _run(title: str, one: Part, options: dict[str, Any]) -> None:
         print(json.dumps(found, default=_plain))
     else:
         console.print(f"{machine}; other processes had {others:.0%} of the cores", soft_wrap=True)
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "zarr"))
+    python = f"Python {platform.python_version()} on {platform.platform()}"
+    return f"precache {precache.__version__}, {libraries}, {python}, {cpu}, {cores()} cores"
 
 
 def _plain(value: Any) -> Any:

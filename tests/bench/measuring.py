@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 import precache
-from precache.diagnosis.bench import bench
 from precache.diagnosis.judgement import Remedy
 from precache.runtime.machine import MachineReader
 from precache.simulation.loop import Setting
@@ -308,15 +307,17 @@ def doctor(
 
 def _predicted(source: Path, store: Path, codec: str, seconds: float) -> tuple[float, ...]:
     """Predicted over measured figures."""
+    from precache_workers.doctor.trials import read_cost
+
     recipe = precache.Recipe.image(resize=RESIZE, crop=CROP, codec=codec)
     predicted = precache.doctor(source, recipe, seconds=seconds)
     built = precache.build(source, store, recipe, address="serial")
-    read, own = bench(store, epochs=5).warm, predicted.codecs[0]
+    own, (samples_per_s, cpu_ms_per_1000) = predicted.codecs[0], read_cost(store)
     return (
         predicted.build.cpu_seconds / built.cpu_seconds,
-        own.bytes_total / built.stored_bytes,
-        own.cpu_ms_per_1000 / read.cpu_ms_per_1000,
-        own.samples_per_s / read.samples_per_s,
+        own.stored * predicted.samples / built.stored_bytes,
+        own.cpu_ms_per_1000 / cpu_ms_per_1000,
+        own.samples_per_s / samples_per_s,
     )
 
 

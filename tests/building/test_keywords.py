@@ -12,7 +12,7 @@ import precache
 
 @pytest.mark.parametrize(
     "function",
-    [precache.plan, precache.submit, precache.ensure, precache.refresh, precache.submit_refresh],
+    [precache.plan, precache.submit, precache.ensure, precache.refresh],
 )
 def test_an_unknown_keyword_is_named(function: Callable[..., Any]) -> None:
     name = function.__name__

@@ -11,7 +11,6 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,7 +215,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_pageable_copies_and_waits_for_the_device_are_found() -> None:
+def test_pageable_copies_are_found() -> None:
     batch = torch.zeros(64 << 20)
 
     def batches() -> Iterator[torch.Tensor]:
@@ -232,7 +231,6 @@ def test_pageable_copies_and_waits_for_the_device_are_found() -> None:
     assert not copies.pinned
     assert copies.from_pinned < copies.as_given
     assert found.verdict == "transfer-bound", found
-    assert any(Path(__file__).name in place for place in found.measurements.synchronisations)
 
 
 @pytest.mark.gpu

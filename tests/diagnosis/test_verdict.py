@@ -246,9 +246,6 @@ FLAGS: dict[str, Measurements] = {
     "pin_memory=True, but the step uses no CUDA": measured(
         0.02, 0.06, 0.08, setup={"pin_memory": True}
     ),
-    "waits for the device at train.py:12": measured(
-        0.02, 0.01, 0.03, setup={"cuda": True}, synchronisations=("train.py:12",)
-    ),
     "something else uses the machine": measured(
         0.02, 0.06, 0.08, cpu=0.5, io={"delay": 0.4 * 0.06 * COUNT}
     ),

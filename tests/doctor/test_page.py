@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,33 +11,27 @@ from precache.errors import StorageError
 from precache.units import in_ms, size
 from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
-from tests.doctor.test_report import ask, measured, stages, times
+from tests.doctor.test_report import ask, stages, times
 from tests.support.browser import Tab
 from tests.support.html_page import stands_alone
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">.jpg"
-FOUND = ask(measured(), rate=2000)
-NOTHING = dataclasses.replace(
-    ask(
-        measured(
-            source=HOSTILE,
-            keys=[HOSTILE, "ö/中\udcff.jpg", "c", "d"],
-            failures=[(HOSTILE, HOSTILE)],
-            stages=stages(
-                times("</text><script>alert()</script>", 1, 1, 1, 5), times("none", *4 * [0])
-            ),
-            storage=[],
-        )
-    ),
-    cut="fetch",
+FOUND = ask(rate=2000)
+NOTHING = ask(
+    source=HOSTILE,
+    keys=[HOSTILE, "ö/中\udcff.jpg", "c", "d"],
+    failures=[(HOSTILE, HOSTILE)],
+    misfits=[(HOSTILE, HOSTILE)],
+    stages=stages(times("</text><script>alert()</script>", 1, 1, 1, 5), times("none", *4 * [0])),
+    storage=[],
 )
 
 
 def test_a_page_has_the_figures_of_what_was_found() -> None:
     page = doctor_page.render_doctor_report(FOUND)
     for each in FOUND.codecs:
-        assert f"<td>{size(each.bytes_total)}</td>" in page
-        assert f"<td>{each.cores_at_rate:.2f}</td>" in page
+        assert f"<td>{size(each.stored * FOUND.samples)}</td>" in page
+        assert f"<td>{FOUND.cores_at_rate(each):.2f}</td>" in page
     for sample in FOUND.slowest:
         assert f'<td class="text">{sample.key}</td><td>{size(sample.nbytes)}</td>' in page
     for at in FOUND.storage:
@@ -50,19 +43,19 @@ def test_a_page_has_the_figures_of_what_was_found() -> None:
 
 
 def test_the_loops_that_are_modelled_stall_as_their_times_say() -> None:
-    slow = ask(measured(), rate=20_000)
+    slow = ask(rate=20_000)
     before, after = doctor_page.simulate_without_cache(slow), doctor_page.simulate_with_cache(slow)
     each = sum(stage.ms.mean for stage in slow.stages[:-1])
     assert before.load.mean() == pytest.approx(64 * each, rel=0.05)
     assert before.stall_share == pytest.approx(1 - 4e3 / each / 20_000, abs=0.05)
-    wide = doctor_page.simulate_without_cache(ask(measured(), rate=20_000, cores=400))
+    wide = doctor_page.simulate_without_cache(ask(rate=20_000, cores=400))
     assert wide.stall_share == pytest.approx(0.9, abs=0.02), "the source delivers 2,000/s"
     assert after is not None
     assert after.stall_share < 0.01
     assert doctor_page.simulate_with_cache(NOTHING) is None
     for rate, stall in ((1e-9, 0.0), (1e12, 1.0)):
         for cores in (1, 20_000):
-            found = ask(measured(), rate, cores)
+            found = ask(rate, cores)
             for loop in doctor_page.simulate_without_cache, doctor_page.simulate_with_cache:
                 assert loop(found).stall_share == pytest.approx(stall, abs=0.01)
 

@@ -6,36 +6,32 @@ import dataclasses
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache_workers.doctor.measurements import (
-    CodecTimes,
-    CutTimes,
+from precache.cli.calls import to_json
+from precache.runtime.spread import Spread
+from precache_workers.doctor.report import (
+    CodecFigures,
+    DoctorReport,
     Host,
-    SourceMeasurements,
-    StepTimes,
+    Stage,
     Throughput,
+    predict_build,
 )
-from precache_workers.doctor.report import DoctorReport, best_cut, doctor_report, source_rate
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
 
 SAMPLES = 4
+NO_BUILD: Any = None
 
 
-def times(name: str, *ms: float) -> StepTimes:
+def times(name: str, *ms: float) -> Stage:
     """A stage that took so many milliseconds of CPU, and ten times as much on the clock."""
-    cpu = np.array(ms) / 1e3
-    return StepTimes(name, cpu, cpu * 10)
+    return Stage.of(name, [TimeCost(cpu / 100, cpu / 1e3) for cpu in ms])
 
 
 DECODE, RESIZE = times("decode", 1, 1, 1, 5), times("resize", 1, 1, 1, 1)
-
-
-def cut(nbytes: float, decode_ms: float, alike: bool = True, frozen: bool = False) -> CutTimes:
-    return CutTimes(nbytes, 0.5e-3, decode_ms / 1e3, alike, frozen)
 
 
 def unit_times(row_ms: float = 3.9) -> UnitTimes:
@@ -44,32 +40,37 @@ def unit_times(row_ms: float = 3.9) -> UnitTimes:
     return UnitTimes(TimeCost(1e-4, 1e-4), 1e5, {"image": row}, {}, TimeCost(), 128, ())
 
 
-def stages(*ops: StepTimes, samples: int = SAMPLES) -> list[StepTimes]:
+def stages(*ops: Stage, samples: int = SAMPLES) -> list[Stage]:
     """Stages of which fetching takes 0.1 ms, and encoding 0.4."""
     return [times("fetch", *[0.1] * samples), *ops, times("encode", *[0.4] * samples)]
 
 
-def measured(**changes: Any) -> SourceMeasurements:
-    """Four samples of a thousand: 0.1 ms of fetching, 2 of decoding, 1 of resizing, 0.4 of zstd."""
-    found = SourceMeasurements(
+def ask(
+    rate: float = 1000, cores: int = 4, row_ms: float = 3.9, shard: int = 100, **changes: Any
+) -> DoctorReport:
+    """Four samples of a thousand: 0.1 ms of fetching, 2 of decoding, 1 of resizing, 0.4 of zstd.
+
+    A build takes so much for a row; `shard` rows make a shard.
+    """
+    found = DoctorReport(
         source="photos",
         samples=1000,
         complete=True,
         source_bytes=100e6,
         listing_seconds=0.5,
-        start_seconds=1.5,
         keys=["a", "b", "c", "d"],
         nbytes=[100_000] * SAMPLES,
         failures=[],
         misfits=[],
+        rate=rate,
+        cores=cores,
+        build=NO_BUILD,
         stages=stages(DECODE, RESIZE),
-        cuts=[cut(300_000, 0.6, alike=False), cut(90_000, 0.2)],
+        random="",
         codecs=[
-            CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 120),
-            CodecTimes("raw", 150_020, 150_000, 0.1e-3, 90_000, 10),
+            CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 120),
+            CodecFigures("raw", 150_020, 150_000, 0.1e-3, 90_000, 10),
         ],
-        times=unit_times(),
-        rows_per_shard=100,
         storage=[
             Throughput(
                 depth=depth,
@@ -82,12 +83,14 @@ def measured(**changes: Any) -> SourceMeasurements:
             for depth, rate, median, p95 in ((1, 300, 3, 5), (16, 2000, 5, 9))
         ],
         host=Host(2, 16 << 30, 8 << 30, 0.1, 0.5),
+        seconds=12.0,
     )
-    return dataclasses.replace(found, **changes)
-
-
-def ask(found: SourceMeasurements, rate: float = 1000, cores: int = 4) -> DoctorReport:
-    return doctor_report(found, rate, cores, 12.0)
+    found = dataclasses.replace(found, **changes)
+    listed = {"listing": found.listing_seconds, "start": 1.5}
+    build = predict_build(
+        found.samples, shard, unit_times(row_ms), found.cores, found.storage, **listed
+    )
+    return dataclasses.replace(found, build=build)
 
 
 TEXT = """\
@@ -113,28 +116,20 @@ Reading a store from memory, measured on 2 cores here
 image   80 MB    1.88       4 s     15,000        120      0.24      160
 raw    150 MB    1.00     3.7 s     90,000         10      0.02      300
 
-Result to store: CPU time once, and in every epoch; samples/s from CPU time
-                      CPU-ms  every  cores at  samples/s,
-stored after   bytes    once  epoch   2,000/s     4 cores  remark
-no cache      100 MB       0    3.1      6.20       1,290
-decode        300 MB     3.1   1.36      2.72       2,941  shapes differ
-resize         80 MB       4   0.12      0.24      33,333  recommended
-
 Reading whole files of the source at random; I/O wait 10%
 at a time  requests/s  MB/s  median ms  p95
 1                 300    30          3    5
 16              2,000   200          5    9
 
 This machine: 2 cores, 17.2 GB memory, 8.59 GB free."""
-"""Of `measured`. Cores come of means: 0.1 + 2 + 1 ms a sample, though the median takes 2.1."""
+"""Of `ask`. Cores come of means: 0.1 + 2 + 1 ms a sample, though the median takes 2.1."""
 
-SLOW = CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
-RAW = CodecTimes("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
-DEAR = [cut(300_000, 6), cut(90_000, 2)]
+SLOW = CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
+RAW = CodecFigures("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
 
 
 def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
-    assert str(ask(measured(), rate=2000)) == TEXT
+    assert str(ask(rate=2000)) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -149,14 +144,13 @@ def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
             ["8 of 12; about 667 of all", "broken: 4.jpg: no image\n… and 3 more"],
         ),
         (
-            {"cuts": [cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)],
-             "misfits": [("b", "its row is wide")] * 2}, 4,
+            {"misfits": [("b", "its row is wide")] * 2}, 4,
             ["add a resize and a crop", "other shape: b: its row is wide",
              "other shapes     2 of 4; a build would store photos in their own shapes, and other"],
         ),
         (
-            {"cuts": [cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)]}, 4,
-            ["the result of decode; resize is random, and a store would keep one draw of it"],
+            {"random": "resize"}, 4,
+            ["the result of resize; resize is random, and a store keeps its draws"],
         ),
         (
             {"stages": stages(times("decode", 1, 1, 1, 50), RESIZE)}, 4,
@@ -168,67 +162,47 @@ def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
              "1,000 cores would load 2,000/s, waiting for the source"],
         ),
         (
-            {"codecs": [SLOW, RAW], "cuts": DEAR}, 4,
+            {"codecs": [SLOW, RAW]}, 4,
             ["need 9 cores, more work per epoch than without",
              "nothing with codec image; with raw a store would need 0.01 cores"],
         ),
         (
-            {"codecs": [SLOW], "cuts": DEAR}, 4,
+            {"codecs": [SLOW]}, 4,
             ["nothing: no store would be cheaper to read than the files"],
         ),
     ],
 )  # fmt: skip
 def test_the_text_says_what_is_special(changes: Any, cores: int, texts: list[str]) -> None:
-    told = str(ask(measured(**changes), cores=cores))
+    told = str(ask(cores=cores, **changes))
     for text in texts:
         assert text in told
 
 
 def test_a_dataset_gives_each_core_one_sample_at_a_time() -> None:
-    fetch, *others = measured().stages
-    waits = dataclasses.replace(fetch, wall=np.full(SAMPLES, 0.3))
+    fetch, *others = stages(DECODE, RESIZE)
+    waits = dataclasses.replace(fetch, ms=Spread.of([300.0] * SAMPLES))
+    slow = ask(storage=[], stages=[waits, *others], cores=2)
+    assert slow.source_per_s == pytest.approx(2 / 0.3)
+    assert slow.samples_per_s_without_cache == pytest.approx(2 / 0.3)
     times = dataclasses.replace(unit_times(), fetch=TimeCost(0.3, 1e-4))
-    slow = measured(storage=[], stages=[waits, *others], times=times)
-    assert source_rate(slow, 2) == pytest.approx(2 / 0.3)
-    assert ask(slow, cores=2).build.seconds == pytest.approx(152, rel=0.02)
-    assert ask(slow, cores=2).build.limited_by == "fetch"
-    assert ask(slow, cores=2).cuts[0].samples_per_s == pytest.approx(2 / 0.3)
-
-
-def test_the_cut_leaves_random_ops_to_training() -> None:
-    assert ask(measured()).cut == "resize"
-    frozen = measured(cuts=[cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)])
-    assert ask(frozen).cut == "decode"
-    nowhere = [cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)]
-    misfits = [("a", "another shape")] * 2
-    assert ask(measured(cuts=nowhere, misfits=misfits)).cut == "fetch"
+    build = predict_build(1000, 100, times, 2, [], listing=0.5, start=1.5)
+    assert build.seconds == pytest.approx(152, rel=0.02)
+    assert build.limited_by == "fetch"
 
 
 def test_a_few_rows_of_other_shapes_are_holes_and_no_obstacle() -> None:
-    last = measured(cuts=[cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)])
-    many = dataclasses.replace(
-        last,
-        keys=[str(n) for n in range(SAMPLES * 100)],
-        nbytes=[1] * SAMPLES * 100,
-        misfits=[("a", "another shape")],
-        stages=stages(times("decode", *[2] * 400), times("resize", *[1] * 400), samples=400),
+    misfits = [("a", "another shape")]
+    assert ask().worthwhile
+    assert not ask(misfits=misfits).worthwhile
+    assert not ask(codecs=[SLOW]).worthwhile
+    samples = 100 * SAMPLES
+    many = ask(
+        keys=[str(n) for n in range(samples)],
+        nbytes=[1] * samples,
+        misfits=misfits,
+        stages=stages(times("decode", *[2] * samples), samples=samples),
     )
-    assert ask(many).cut == "resize"
-
-
-def test_a_loader_costs_more_than_decoding_at_every_cut() -> None:
-    """0.6 ms at the last where decoding takes 0.2: three times as much at the others as well."""
-    codec = CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 600)
-    _, decode, resize = ask(measured(codecs=[codec])).cuts
-    assert resize.online_cpu_ms == pytest.approx(0.6)
-    assert decode.online_cpu_ms == pytest.approx(3 * 0.6 + 1)
-
-
-def test_of_equal_work_the_smaller_cut_is_taken() -> None:
-    same = [
-        dataclasses.replace(each, online_cpu_ms=1.0, storable=True) for each in ask(measured()).cuts
-    ]
-    assert best_cut(same) == "resize"
+    assert many.worthwhile
 
 
 @given(
@@ -238,12 +212,10 @@ def test_of_equal_work_the_smaller_cut_is_taken() -> None:
 def test_whatever_is_measured_has_an_answer(
     rate: float, cores: int, build_cpu: float, cpu_ms: float, samples: int
 ) -> None:
-    codec = CodecTimes("raw", 100, 90, 1e-6, 10, cpu_ms)
-    times = unit_times(1e3 * build_cpu)
+    codec = CodecFigures("raw", 100, 90, 1e-6, 10, cpu_ms)
     shard = 100 + samples // 100  # so that there are few
-    changed = measured(times=times, codecs=[codec], samples=samples, rows_per_shard=shard)
-    found = ask(changed, rate, cores)
-    plain = json.loads(json.dumps(dataclasses.asdict(found), allow_nan=False))
+    found = ask(rate, cores, 1e3 * build_cpu, shard, codecs=[codec], samples=samples)
+    plain = json.loads(json.dumps(to_json(found), allow_nan=False))
     assert plain["build"]["seconds"] >= plain["build"]["cpu_seconds"] / cores * (1 - 1e-9)
-    assert found.cut in {each.after for each in found.cuts}
-    assert all(each.offline_cpu_ms >= 0 and each.samples_per_s > 0 for each in found.cuts)
+    assert plain["samples_per_s_without_cache"] > 0
+    assert str(found)

@@ -9,15 +9,14 @@ import pytest
 
 import precache
 from precache.errors import SampleError
-from precache.recipe.recipe import Codec, ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.doctor.stages import (
     StageTimes,
-    _coder,
     codec_for,
-    frozen_after,
     measure_stages,
+    random_step,
     step_names,
 )
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
@@ -37,7 +36,7 @@ def through(root: Path, recipe: precache.Recipe = RECIPE, seconds: float = 60.0)
     return measure_stages(FetchAllTask.of(job, table, range(len(table))), seconds=seconds)
 
 
-def test_stages_rows_and_cuts_are_those_of_a_build(tmp_path: Path) -> None:
+def test_stages_and_rows_are_those_of_a_build(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 4, (64, 48))
     write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
     write(tmp_path / "cat/broken.jpg", b"none")
@@ -46,9 +45,9 @@ def test_stages_rows_and_cuts_are_those_of_a_build(tmp_path: Path) -> None:
     assert [key for key, _ in found.failures] == ["cat/broken.jpg"]
     for name in ("fetch", *found.steps, "encode"):
         stage = found.stage(name)
-        assert stage.cpu.shape == stage.wall.shape == (5,)
-        assert (stage.cpu >= 0).all()
-        assert (stage.wall > 0).all()
+        assert len(stage.each_ms) == len(stage.each_cpu_ms) == 5
+        assert min(stage.each_cpu_ms) >= 0
+        assert stage.ms.mean > 0
     source = FolderSource(LocalFolder(tmp_path))
     [recipe] = recipes_of(Job(source, RECIPE)).values()
     for each in found.samples:
@@ -56,11 +55,6 @@ def test_stages_rows_and_cuts_are_those_of_a_build(tmp_path: Path) -> None:
         assert np.array_equal(each.rows["image"], recipe(sample, each.key))
         assert each.nbytes == (tmp_path / each.key).stat().st_size
     assert found.shapes == {"image": RowShape((3, 32, 32), "uint8")}
-    decoded, resized, cropped = found.cuts()
-    assert decoded.nbytes == np.mean([48 * 64 * 3 + 4] * 4 + [48 * 90 * 3 + 4])
-    assert cropped.nbytes == 32 * 32 * 3 + 4
-    assert [each.one_shape for each in (decoded, resized, cropped)] == [False, False, True]
-    assert decoded.decode_cpu > 0
 
 
 def test_rows_of_other_shapes_are_told_apart(tmp_path: Path) -> None:
@@ -71,7 +65,6 @@ def test_rows_of_other_shapes_are_told_apart(tmp_path: Path) -> None:
         ("cat/wide.jpg", "its row is uint8 (3, 48, 90), most are uint8 (3, 48, 64)")
     ]
     assert len(found.usual) == 3
-    assert not found.cuts()[-1].one_shape
 
 
 def test_nothing_but_broken_files(tmp_path: Path) -> None:
@@ -95,7 +88,8 @@ def test_fields_take_their_steps_together(tmp_path: Path) -> None:
     )
     names = ("decode", "resize+to_dtype", "horizontal_flip+resize", "resize")
     assert step_names(recipe) == names
-    assert frozen_after(recipe) == [False, False, True, True]
+    assert random_step(recipe) == "horizontal_flip+resize"
+    assert random_step(RECIPE) == ""
     assert step_names(recipe_of(image=[decode, resize, resize]))[-1] == "resize 2"
     found = through(tmp_path, recipe_of(image=[decode, resize], small=[decode, resize, floats]))
     assert [row.dtype for row in found.shapes.values()] == ["uint8", "float32"]
@@ -108,10 +102,3 @@ def test_a_codec_that_cannot_hold_rows_gives_way() -> None:
     codecs = [codec_for(ImageCodec(), row) for row in (pixels, floats)]
     assert codecs == [ImageCodec(), ZstdCodec()]
     assert codec_for(RawCodec(), floats) == RawCodec()
-
-
-@pytest.mark.parametrize("codec", [RawCodec(), ZstdCodec(), ImageCodec()])
-def test_a_row_that_is_encoded_is_decoded_again(codec: Codec) -> None:
-    row = np.random.default_rng(0).integers(0, 256, (3, 8, 9), np.uint8)
-    encode, decode = _coder(codec, RowShape(row.shape, "uint8"))
-    assert np.array_equal(decode(encode(row)), row)

@@ -27,7 +27,7 @@ def test_a_trial_store_holds_what_a_build_would(tmp_path: Path) -> None:
     assert raw.samples_per_s > 0
     assert 0 < raw.write_cpu < 1
     own = try_codec("own", {"image": ImageCodec()}, rows, 16, tmp_path / "own")
-    assert own.name == "own"
+    assert own.codec == "own"
     assert precache.open(tmp_path / "own").fields["image"].codec == "image"
     assert own.stored < raw.stored
 

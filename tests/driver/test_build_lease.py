@@ -12,7 +12,7 @@ import precache
 from precache.errors import BuildError
 from precache.storage.local import LocalFolder
 from precache.store import lease
-from precache.store.build_status import DESCRIPTION, read_status
+from precache.store.build_status import DESCRIPTION
 from precache.store.lease import BUILD_LEASES, is_built, latest
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
@@ -61,4 +61,4 @@ def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
     assert last is not None
     assert last.released
     assert not is_built(LocalFolder(folder))
-    assert len(read_status(store).building) == 1
+    assert len(precache.status(store).building) == 1

@@ -271,11 +271,6 @@ def test_samples_that_are_missing_become_holes_if_that_is_accepted(
     assert "No such file" in out
 
 
-def test_flags_of_a_job_without_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["refresh", str(store), "--no-wait"]) == 2
-    assert "give --submit with them" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [

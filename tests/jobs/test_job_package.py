@@ -11,9 +11,8 @@ import pytest
 import precache
 from precache.errors import UsageError
 from precache.storage.environment import FromEnvironment
-from precache_workers.jobs import job_package
-from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
-from precache_workers.planning.options import BuildOptions, RunOptions
+from precache_workers.jobs.job_package import JobPackage, pack
+from precache_workers.planning.options import BuildOptions
 from tests.support.building import write
 
 RECIPE = precache.Recipe.image(resize=(20, 24), crop=16)
@@ -88,7 +87,7 @@ def test_every_option_of_a_build_travels() -> None:
     assert BuildOptions.model_fields.keys() - apart == set(OTHERWISE)
     package = pack("/in", "/out", RECIPE, BuildOptions(**OTHERWISE))
     document = json.loads(package.document)
-    assert (document["command"], document["source"], document["store"]) == ("build", "/in", "/out")
+    assert (document["source"], document["store"]) == ("/in", "/out")
     assert document["options"] == OTHERWISE
     assert BuildOptions(**document["options"]) == BuildOptions(**OTHERWISE)
     assert options_of(packed(recompute=True)) == {"address": "auto", "recompute": True}
@@ -104,13 +103,10 @@ def test_storage_options_travel_without_their_secrets() -> None:
     }
     variables = {"secret": "PHOTOS_SECRET"}
     given = {"address": "auto", "storage_options": plain, "storage_options_env": variables}
-    for package in (
-        pack("/in", "/out", RECIPE, BuildOptions(**given)),
-        pack_refresh(None, "/out", None, RunOptions(**given)),
-    ):
-        assert options_of(package) == given
-        read = BuildOptions(**options_of(package)).storage_options
-        assert read == {**plain, "secret": FromEnvironment("PHOTOS_SECRET")}
+    package = pack("/in", "/out", RECIPE, BuildOptions(**given))
+    assert options_of(package) == given
+    read = BuildOptions(**options_of(package)).storage_options
+    assert read == {**plain, "secret": FromEnvironment("PHOTOS_SECRET")}
 
 
 @pytest.mark.parametrize(
@@ -141,8 +137,6 @@ def test_a_secret_in_the_clear_is_refused_with_the_way_out(options: dict[str, An
     with pytest.raises(UsageError, match=advice) as caught:
         precache.submit("/in", "/out", RECIPE, storage_options=options)
     assert "pass-word" not in str(caught.value)
-    with pytest.raises(UsageError, match=advice):
-        precache.submit_refresh("/out", storage_options=options)
 
 
 @pytest.mark.parametrize("value", ["pass-word", "", "pass/word", " "])
@@ -150,22 +144,11 @@ def test_a_secret_in_place_of_the_name_of_a_variable_is_refused(value: str) -> N
     names = {"secret": value}
     for ask in (
         lambda: precache.submit("/in", "/out", RECIPE, storage_options_env=names),
-        lambda: precache.submit_refresh("/out", storage_options_env=names),
         lambda: precache.build("/in", "/out", RECIPE, storage_options_env=names),
     ):
         with pytest.raises(UsageError, match="names a variable, such as") as caught:
             ask()
         assert "pass" not in str(caught.value)
-
-
-def test_every_option_of_a_refresh_travels() -> None:
-    given = {name: value for name, value in OTHERWISE.items() if name in RunOptions.model_fields}
-    options = RunOptions(**given, run_functions=True)
-    sent = json.loads(pack_refresh("/in", "/out", None, options).document)
-    assert sent.pop("options") == {**given, "run_functions": True}
-    assert sent == {"command": "refresh", "store": "/out", "source": "/in"}
-    alone = json.loads(pack_refresh(None, "/out", None, RunOptions(address="auto")).document)
-    assert (alone["source"], alone["options"]) == (None, {"address": "auto"})
 
 
 def test_the_recipe_travels_with_its_fields_in_their_order() -> None:
@@ -263,20 +246,6 @@ def test_junk_and_data_stay_here(tmp_path: Path) -> None:
     assert list(pack_code(tmp_path / "src").files) == ["mine.py"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["precache", "precache_workers", "json", "random", "numpy", "torch", "ray", "PIL", "zarr"],
-)
-@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
-def test_a_module_in_place_of_one_that_is_needed_is_refused(
-    tmp_path: Path, name: str, form: str
-) -> None:
-    path = write(tmp_path / "src" / form.format(name), b"")
-    for code in (tmp_path / "src", path if form == "{}.py" else path.parent):
-        with pytest.raises(UsageError, match=f"{path} would be imported in place of .*'{name}'"):
-            pack_code(code)
-
-
 def test_names_below_a_package_and_folders_without_code_are_free(tmp_path: Path) -> None:
     write(tmp_path / "mine/__init__.py", b"")
     write(tmp_path / "mine/json.py", b"")
@@ -298,17 +267,6 @@ def test_one_name_from_two_places_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--code gives mine\.py twice: .*/a/mine\.py and .*/b/"):
         pack_code(tmp_path / "a", tmp_path / "b")
     assert len(pack_code(tmp_path / "a", tmp_path / "a/mine.py").files) == 1
-
-
-def test_more_than_the_job_server_takes_is_refused_with_the_largest_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_package, "MOST_PACKAGE_NBYTES", 1000)
-    write(tmp_path / "mine.py", bytes(100))
-    for number in range(4):
-        write(tmp_path / f"photos/{number}.jpg", bytes(500))
-    with pytest.raises(UsageError, match=r"takes 2\.1 KB, and Ray takes 1 KB: photos/0\.jpg with"):
-        pack_code(tmp_path)
 
 
 def test_code_of_this_folder_that_does_not_travel_is_refused(

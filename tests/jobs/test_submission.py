@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -24,15 +23,13 @@ import pytest
 
 import precache
 from precache.errors import BuildError, UsageError
-from precache.store.build_status import StoreStatus, read_status
+from precache.store.build_status import StoreStatus
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import TimedClient, connect
 from precache_workers.jobs.submission import (
     ClusterJob,
-    JobStatus,
     _own_lines,
-    _progress,
     _reason,
     _result,
 )
@@ -134,11 +131,9 @@ class Followed:
     job: str
     again: dict[str, Any]
     other: subprocess.CompletedProcess[str]
-    status: dict[str, Any]
     store_status: StoreStatus
     listed: str
     end: subprocess.CompletedProcess[str]
-    ended: str
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +151,7 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
         again = work.json(*line, "--no-wait")
         client.kill()
     other = work.run(*work.line("--max-failures", "3"))
-    status, store_status = work.json("status", job), read_status(work.store)
+    store_status = precache.status(work.store)
     listed = (head.get("/api/jobs/") or b"").decode() + json.dumps(head.job(job))
     with running(command(*line), head.env, work.folder) as client:
         assert client.stderr is not None
@@ -164,9 +159,7 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
         work.go()
         out, err = client.communicate()
     end = subprocess.CompletedProcess(client.args, client.returncode, out, said + err)
-    return Followed(
-        work, job, again, other, status, store_status, listed, end, work.run("status", job).stdout
-    )
+    return Followed(work, job, again, other, store_status, listed, end)
 
 
 @pytest.mark.heavy
@@ -175,7 +168,6 @@ def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
 ) -> None:
     work, end = followed.work, followed.end
     assert end.returncode == 0, end.stderr
-    assert re.search(r"state +succeeded\n", followed.ended)
     assert precache.verify(work.store).ok
     assert remains(work.store) == []
     monkeypatch.syspath_prepend(str(work.folder / "code"))
@@ -197,31 +189,15 @@ def test_the_same_build_is_joined_while_it_is_under_way_and_another_is_refused(
     assert followed.other.returncode == 2
     said = followed.other.stderr
     assert f"job {followed.job} builds into {followed.work.store} with other" in said
-    assert f"precache cancel {followed.job} --address http://127.0.0.1:" in said
+    assert f"ray job stop {followed.job} --address http://127.0.0.1:" in said
 
 
 @pytest.mark.heavy
-def test_the_status_of_a_job_and_of_its_store(
-    followed: Followed, head: JobHead, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status = followed.status
-    assert (status["state"], status["store"]) == ("RUNNING", str(followed.work.store))
-    assert (status["ended"], bool(status["started"]), bool(status["progress"])) == (
-        None,
-        True,
-        True,
-    )
+def test_the_status_of_a_store_needs_no_cluster(followed: Followed) -> None:
     assert followed.store_status.version is None
     [build] = followed.store_status.building
     assert (build.rows, build.shards, build.done) == (10, 5, 1)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    job = precache.status(followed.job, address=head.address)
-    assert isinstance(job, JobStatus)
-    assert (job.job, job.state, job.exit_status) == (followed.job, "SUCCEEDED", 0)
-    assert precache.cancel(followed.job, address=head.address) == job  # it has ended
-    assert precache.status(followed.work.store) == read_status(followed.work.store)
-    with pytest.raises(UsageError, match="knows no job precache-0123456789ab-1"):
-        precache.cancel("precache-0123456789ab-1", address=head.address)
+    assert precache.status(followed.work.store).version is not None
 
 
 @pytest.mark.heavy
@@ -245,101 +221,28 @@ def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
     found = re.search(r"job (\S+) failed: (.*)\n", ran.stderr)
     assert found, ran.stderr
     assert found.group(2) == why
-    status = work.json("status", found.group(1))
-    assert (status["state"], status["exit_status"], status["reason"]) == ("FAILED", 2, why)
-    for name in ("status", "cancel"):
-        ran = work.run(name, "precache-0123456789ab-1")
-        assert ran.returncode == 2
-        assert f"the cluster at {head.address} knows no job precache-0123456789ab-1" in ran.stderr
-
-
-# --- fresh variants -----------------------------------------------------------------------------
-
-SHAKY = """
-import numpy as np
-
-def shaky(array, random):
-    return np.roll(array, int(random.integers(0, 9)), 0)
-"""
-
-
-@pytest.mark.heavy
-def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
-    work = Work(tmp_path, head)
-    source, code = write_jpegs(tmp_path / "in", 6), tmp_path / "code"
-    write(code / "shaking.py", SHAKY.encode())
-    op = {"op": "function", "function": "shaking:shaky", "version": "1", "random": True}
-    image = {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}, op], "variants": 2}
-    recipe = json.dumps({"fields": {"image": image}})
-    line: list[object] = ["build", source, work.store, "--recipe", recipe, "--address", "serial"]
-    first = cli(*line, cwd=code)
-    assert first.returncode == 0, first.stderr
-
-    refresh = ["refresh", work.store, "--submit", "--run-functions"]
-    unsaid = cli(*refresh[:-1], env=head.env, cwd=code)
-    assert unsaid.returncode == 2
-    assert "names code to be run: 'shaking:shaky'" in unsaid.stderr
-    here = cli(*refresh, env=head.env, cwd=code)
-    assert here.returncode == 2
-    assert "shaking:shaky is here and not on the cluster; send it: --code shaking.py" in here.stderr
-    secret = ("--storage-options-env", "secret=PHOTOS_SECRET")
-    ran = work.run(*refresh, "--code", code, *secret, "--json")
-    assert ran.returncode == 0, ran.stderr
-    made = json.loads(ran.stdout)
-    assert precache.open(work.store).id == made["result"]["version"]
-    assert precache.open(work.store).fields["image"].first_variant == 1
-    job = made["job"]
-    assert f"job {job} is submitted" in ran.stderr
-    assert work.json("status", job)["state"] == "SUCCEEDED"
-    assert head.files_with(SECRET) == []
-    failed = work.run("refresh", tmp_path / "nowhere", "--submit")
-    assert failed.returncode == 2
-    assert f"failed: there is no store at {tmp_path}/nowhere" in failed.stderr
-
-
-@pytest.mark.heavy
-def test_a_refresh_under_way_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
-    work = Work(tmp_path, head)
-    work.prepare()
-    work.go()
-    hold = {"op": "function", "function": "held:hold", "version": "1", "params": work.params()}
-    image = {"ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 24}, hold]}
-    recipe = {"fields": {"image": {**image, "variants": 2}}}
-    given = ["--recipe", json.dumps(recipe), "--shard-samples", "2", "--address", "serial"]
-    built = cli("build", tmp_path / "in", work.store, *given, cwd=tmp_path / "code")
-    assert built.returncode == 0, built.stderr
-    (tmp_path / "go").unlink()
-    address, code = head.address, [tmp_path / "code"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        refresh = functools.partial(
-            precache.submit_refresh, work.store, address=address, code=code, run_functions=True
-        )
-        job = refresh()
-        work.begins(job.id)
-        again = refresh()
-        assert (again.id, again.attached) == (job.id, True)
-        plain = precache.Recipe.image(random_resized_crop=24, variants=2)
-        with pytest.raises(UsageError, match=f"job {job.id} builds into"):
-            precache.submit(tmp_path / "in", work.store, plain, address=address)
-        assert job.cancel().state == "STOPPED"
-    assert precache.verify(work.store).ok
 
 
 # --- stopping and going on ----------------------------------------------------------------------
 
 
 @pytest.mark.heavy
-def test_a_job_is_cancelled_and_goes_on_when_submitted_again(head: JobHead, tmp_path: Path) -> None:
+def test_a_job_is_stopped_by_ray_and_goes_on_when_submitted_again(
+    head: JobHead, tmp_path: Path
+) -> None:
     work = Work(tmp_path, head, shards=2)
     work.prepare()
-    job = work.run(*work.line("--no-wait")).stdout.strip()
-    work.begins(job)
-    stopped = work.run("cancel", job)
-    assert stopped.returncode == 0, stopped.stderr
-    assert re.search(r"state +stopped\n", stopped.stdout)
-    assert "submit the same build again to continue it" in stopped.stdout
-    assert work.json("cancel", job)["state"] == "STOPPED"
+    with running(command(*work.line()), head.env, work.folder) as client:
+        assert client.stderr is not None
+        found = re.search(
+            r"job (\S+) is submitted; to stop it: ray (.+)\n", client.stderr.readline()
+        )
+        assert found
+        job = found.group(1)
+        work.begins(job)
+        ray = [sys.executable, "-m", "ray.scripts.scripts", *found.group(2).split()]
+        subprocess.run(ray, check=True, env=head.env, capture_output=True)
+        assert "submit the build again to continue it" in client.communicate()[1]
     [build] = work.json("status", work.store)["building"]
     assert build["done"] == 2
     work.go()
@@ -367,7 +270,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head: JobHead, tmp_path: Path
         client.send_signal(signal.SIGINT)
         _, said = client.communicate()
     assert client.returncode == 130
-    assert f"the job continues; to see its progress: precache status {job} --address" in said
+    assert f"the job continues; to see its progress: ray job logs --follow {job} --address" in said
     assert "Traceback" not in said
     work.go()
     poll(lambda: head.job(job)["status"] == "SUCCEEDED", "the job has ended")
@@ -386,7 +289,7 @@ def test_a_job_reads_secrets_from_the_environment_of_its_nodes(
         "                      storage_options_env=json.loads(sys.argv[3]),\n"
         "                      shard_samples=16, progress=False)\n"
         "result = job.wait()\n"
-        "print(result.samples, result.path, job.status().state, job.attached)\n"
+        "print(result.samples, result.path, job.attached)\n"
     )
     plain = {name: s3.options()[name] for name in ("endpoint_url", "client_kwargs")}
     by_name = {"key": "PHOTOS_KEY", "secret": "PHOTOS_SECRET"}
@@ -395,8 +298,8 @@ def test_a_job_reads_secrets_from_the_environment_of_its_nodes(
         [command()[0], *line], check=False, env=head.env, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
-    samples, path, state, attached = ran.stdout.split()
-    assert (samples, state, attached) == ("4", "SUCCEEDED", "False")
+    samples, path, attached = ran.stdout.split()
+    assert (samples, attached) == ("4", "False")
     assert path.startswith("s3://bucket/submitted.store/")
     assert len(pixels("s3://bucket/submitted.store", storage_options=s3.options())) == 4
     assert head.files_with(SECRET) == []
@@ -464,20 +367,6 @@ def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
     assert "at 127.0.0.1:1: " in refused(tmp_path, "", RAY_ADDRESS="127.0.0.1:1")
 
 
-def test_a_refresh_of_a_store_that_cannot_be_opened_here_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The cluster's nodes may have the library that is missing."""
-
-    def missing(protocol: str) -> None:
-        raise ImportError(protocol)
-
-    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    with pytest.raises(BuildError, match=r"no Ray job server answers at http://127\.0\.0\.1:1: "):
-        precache.submit_refresh("s3://bucket/store", address="http://127.0.0.1:1")
-
-
 def test_an_address_of_something_else(tmp_path: Path) -> None:
     with web_server(tmp_path) as url:
         assert f"no Ray job server answers at {url.rstrip('/')}" in refused(tmp_path, url)
@@ -538,18 +427,19 @@ def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("precache_workers.jobs.submission.UNREACHABLE_SECONDS", 0)
     monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
     job = ClusterJob(Gone(), "http://head:8265", "precache-0123456789ab-1")
-    with pytest.raises(BuildError, match="the job may go on: precache status precache-01"):
-        job.follow(print)
+    with pytest.raises(BuildError, match="the job may go on: ray job status precache-01"):
+        job.wait(print)
 
 
 def test_each_line_of_a_log_is_passed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though chunks end within lines, and a connection that breaks brings them all again."""
     monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
-    lines = ["Running entrypoint for job x\n", "one\n", "", "\n(raylet)\ta tab\nthr", "ee\nlast"]
+    lines = ["Running entrypoint for job x\n", "one\n", "", "\n(raylet)\ta tab\nthr", "ee\n"]
+    lines += [json.dumps(dataclasses.asdict(RESULT)), "\nlast"]
     server = Server(lines[:4], lines)
     told: list[str] = []
     job = ClusterJob(server, "http://head:8265", "precache-0123456789ab-1")
-    assert job.follow(told.append).state == "SUCCEEDED"
+    assert job.wait(told.append) == RESULT
     assert told == ["one", "(raylet)        a tab", "three", "last"]
     assert server.asked == 5, "before each log, when it is silent, and at its end"
 
@@ -631,12 +521,9 @@ Committing
 """
 
 
-def test_the_result_and_the_progress_are_found_in_a_log() -> None:
+def test_the_result_is_found_in_a_log() -> None:
     lines = _own_lines(LOG)
     assert lines[0] == "9 samples in 3 classes in /in"
-    assert _progress(lines) == "2 of 9 samples, 3/s, 0:00:02 left"
-    assert _progress(lines[:1]) == lines[0]
-    assert _progress([]) == ""
     assert _result(lines[-1]) == RESULT
     of_later = json.dumps({**json.loads(lines[-1]), "more": 1})
     assert _result(of_later) == RESULT

@@ -30,7 +30,7 @@ from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.build_status import COPY, DESCRIPTION, read_status
+from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import (
     BUILD,
     ROOT,
@@ -235,7 +235,7 @@ def test_what_others_have_is_neither_touched_nor_counted(
     age(path, 900 * DAY)
     found = precache.versions(path)
     assert (found.nbytes, found.unfinished) == (nbytes, ())
-    assert read_status(path).building == ()
+    assert precache.status(path).building == ()
     done = precache.gc(path, keep=0, older_than=0)
     assert SOME not in why(done)
     left = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}

@@ -68,7 +68,6 @@ print(json.dumps({
         refusal(precache.submit, "photos", "store"),
         refusal(precache.doctor, "photos"),
         refusal(precache.refresh, "store"),
-        refusal(precache.submit_refresh, "store"),
     ],
 }))
 """

@@ -191,7 +191,6 @@ def recipe_of(store: Path) -> Recipe:
 REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "refresh": lambda store, source: precache.refresh(store, source, **SERIAL),
     "refresh from the log": lambda store, source: precache.refresh(store, **SERIAL),
-    "submit_refresh": lambda store, source: precache.submit_refresh(store, source, **NOWHERE),
     "build": lambda store, source: precache.build(source, store, recipe_of(store), **SERIAL),
     "build elsewhere": lambda store, source: precache.build(
         source, store.parent / "new", recipe_of(store), **SERIAL
@@ -260,7 +259,6 @@ LINES = [
     "info {store}",
     "info {store} --json",
     "verify {store}",
-    "bench {store} --epochs 1",
     "ls {store}",
     "status {store}",
     "diff {store} {store}",
@@ -272,8 +270,6 @@ LINES = [
     "build {source} {new} --crop 20 --address serial --classes {store}",
     "refresh {store} --address serial",
     "refresh {store} --source {source} --address serial",
-    "refresh {store} --submit --address http://127.0.0.1:1",
-    "refresh {store} --submit --source {source} --address http://127.0.0.1:1",
     "view {store} --out {new}.html",
     "use {store}@{version}",
     "gc {store} --keep 1 --older-than 0s",

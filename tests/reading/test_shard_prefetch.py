@@ -12,7 +12,6 @@ import random
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -35,7 +34,7 @@ from precache.runtime import ordered_map
 from precache.storage.open import open_folder
 from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
-from tests.support.building import cli, contents, environment, flip, poll, put_photos, running
+from tests.support.building import contents, environment, flip, poll, put_photos, running
 from tests.support.servers import (
     Fault,
     FaultProxy,
@@ -425,9 +424,9 @@ def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) 
         precache.Loader("memory://foreign.zarr", 2, fields={"x": "x"}, cache=tmp_path, device="cpu")
 
 
-def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
-        precache.bench(stores["raw"].path, cache_limit="1GB")
+def test_a_cache_of_a_local_store_changes_nothing(
+    stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
     with precache.Loader(stores["raw"].path, 2, cache=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
@@ -448,17 +447,6 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
         rows += batch["row"].tolist()
         np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
     assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
-
-
-@pytest.mark.heavy
-def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
-    options = [f"--storage-options={k}={json.dumps(v)}" for k, v in s3.options().items()]
-    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
-    done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
-    assert done.stderr == ""
-    assert json.loads(done.stdout)["samples"] == 159
-    assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
 # --- faults -------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 import precache
 from precache_workers.sources.kinds import open_source
-from tests.support.building import REPOSITORY, cli
 
 SOURCE = "python:tests.runtime.test_sample_failures:{}"
 
@@ -39,18 +36,6 @@ class Raising:
         return np.zeros((8, 8, 3), np.uint8), 0
 
 
-class Crashing:
-    """A data set of which one item ends the process by a signal."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        if index == 23:
-            ctypes.string_at(0)
-        return np.full((8, 8, 3), index, np.uint8), 0
-
-
 class Plain:
     def __len__(self) -> int:
         return 8
@@ -65,10 +50,6 @@ def fail(image: np.ndarray) -> np.ndarray:
     if number < len(RAISED):
         raise list(RAISED.values())[number]
     return image
-
-
-def crash(image: np.ndarray) -> np.ndarray:
-    return image if image[0, 0, 0] < 7 else np.array(ctypes.string_at(0))
 
 
 def by(function: str) -> precache.Recipe:
@@ -104,27 +85,3 @@ def test_ctrl_c_stops_what_fetches_on_the_main_thread() -> None:
     assert threading.current_thread() is threading.main_thread()
     with pytest.raises(KeyboardInterrupt):
         source.fetch(keys, [-1])
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("command", ["build", "doctor"])
-@pytest.mark.parametrize("part", ["item", "function"])
-def test_a_signal_that_a_sample_causes_in_this_process_leaves_a_stack_that_names_it(
-    command: str, part: str, tmp_path: Path
-) -> None:
-    given: list[object] = [SOURCE.format("Crashing")]
-    what = "fetching it, of sample '23'"
-    if part == "function":
-        recipe = tmp_path / "recipe.toml"
-        recipe.write_text(
-            f'[fields.image]\nops = [{{ op = "function", function = "{__name__}:crash" }}]\n'
-        )
-        given = [SOURCE.format("Plain"), "--recipe", recipe]
-        what = "decoding it, of sample '7'"
-    if command == "build":
-        given += [tmp_path / "store", "--address", "serial"]
-    ran = cli(command, *given, cwd=REPOSITORY)
-    assert ran.returncode < 0
-    assert "Segmentation fault" in ran.stderr
-    assert f" in {what}" in ran.stderr
-    assert os.fspath(Path(__file__).name) in ran.stderr

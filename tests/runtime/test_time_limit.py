@@ -426,13 +426,6 @@ class Holding(Locked):
         block()
 
 
-class Leaving(Locked):
-    """The same, where the process ends."""
-
-    def hang(self) -> None:
-        os._exit(0)
-
-
 def test_a_serial_build_ends_with_an_error_that_names_the_sample(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -494,47 +487,6 @@ def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named(before: str)
     assert "well" not in ran.stderr
 
 
-STOPPED = """
-import pathlib, sys, time
-from precache_workers.runtime import time_limit
-time_limit.GRACE_SECONDS = 0.0
-
-def work():
-    time_limit.samples_at_work().begin(time_limit.DECODING, "a")
-    print("begun", flush=True)
-    while not pathlib.Path(sys.argv[1]).exists():
-        time.sleep(0.01)
-
-{run}
-"""
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        "time_limit.run_in_time(work, 4.0)",
-        (
-            "import threading\n"
-            "thread = threading.Thread(target=time_limit.run_in_time, args=(work, 4.0))\n"
-            "with time_limit.stoppable(): thread.start(); thread.join()"
-        ),
-    ],
-)
-def test_work_goes_on_after_ctrl_z_however_long_it_was_stopped(tmp_path: Path, run: str) -> None:
-    line = [sys.executable, "-c", STOPPED.format(run=run), str(tmp_path / "go")]
-    with running(line, environment(), REPOSITORY) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGTSTP)
-        stopped = psutil.Process(process.pid)
-        poll(lambda: stopped.status() == psutil.STATUS_STOPPED, "it is stopped")
-        time.sleep(4.5)  # longer than the limit
-        process.send_signal(signal.SIGCONT)
-        (tmp_path / "go").touch()
-        _, err = process.communicate(timeout=DEADLINE)
-        assert process.returncode == 0, err
-
-
 EXPIRED = """
 import sys
 from tests.support.building import block
@@ -584,13 +536,6 @@ def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
     assert ran.returncode == 1
     what, key = (DECODING, MARKED[0]) if source == "photos" else (FETCHING, "23")
     assert f" in {what}, of sample '{key}', for at most 1 s (--sample-timeout); wh" in ran.stderr
-
-
-def test_a_serial_build_in_which_a_sample_ends_the_process_is_no_success(tmp_path: Path) -> None:
-    source = "python:tests.runtime.test_time_limit:Leaving"
-    ran = cli("build", source, tmp_path / "store", "--address", "serial", cwd=REPOSITORY)
-    assert ran.returncode == 1
-    assert "Leaving: SystemExit('os._exit(0)'); run the same command again" in ran.stderr
 
 
 # --- in workers ---------------------------------------------------------------------------------

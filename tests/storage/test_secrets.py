@@ -57,7 +57,6 @@ COMMANDS: list[tuple[object, ...]] = [
     ("info", "{}"),
     ("info", "{}", "--json"),
     ("verify", "{}@3f2a"),
-    ("bench", "{}"),
     ("ls", "{}"),
     ("status", "{}"),
     ("use", "{}@3f2a"),

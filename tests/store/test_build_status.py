@@ -13,7 +13,6 @@ import pytest
 
 import precache
 from precache.errors import BuildError, StoreError
-from precache.store.build_status import read_status
 from tests.conftest import BuiltStore
 from tests.support.building import cli, write, write_jpegs
 from tests.support.servers import S3Server
@@ -22,7 +21,7 @@ RECIPE = precache.Recipe.image(resize=160, crop=150)
 
 
 def test_a_committed_store(image_store: BuiltStore) -> None:
-    found = read_status(image_store.path)
+    found = precache.status(image_store.path)
     assert (found.store, found.version) == (str(image_store.path), image_store.result.version)
     assert found.committed is not None
     assert 0 <= time.time() - found.committed < 3600
@@ -48,7 +47,7 @@ def begin(source: Path, store: Path | str, options: dict[str, str] | None = None
 
 def test_a_build_that_was_left(tmp_path: Path) -> None:
     begin(tmp_path / "in", tmp_path / "store")
-    found = read_status(tmp_path / "store")
+    found = precache.status(tmp_path / "store")
     assert (found.version, found.committed) == (None, None)
     [build] = found.building
     assert (build.rows, build.shards, build.done) == (10, 5, 1)
@@ -61,7 +60,7 @@ def test_a_build_that_was_left(tmp_path: Path) -> None:
     [lease] = tmp_path.glob("store/*/_build/leases/*")
     for path, key in (description, "begun"), (lease, "time"):
         path.write_text(json.dumps({**json.loads(path.read_text()), key: long_ago}))
-    [build] = read_status(tmp_path / "store").building
+    [build] = precache.status(tmp_path / "store").building
     assert 7200 <= build.idle_seconds < 7260
 
 
@@ -70,7 +69,7 @@ def test_a_build_that_has_no_receipt_yet_is_as_old_as_its_beginning(tmp_path: Pa
     [receipt] = tmp_path.glob("store/*/_build/receipts/*")
     receipt.unlink()
     receipt.parent.rmdir()
-    [build] = read_status(tmp_path / "store").building
+    [build] = precache.status(tmp_path / "store").building
     assert (build.done, build.shards) == (0, 5)
     assert build.idle_seconds < 60
 
@@ -78,12 +77,12 @@ def test_a_build_that_has_no_receipt_yet_is_as_old_as_its_beginning(tmp_path: Pa
 def test_where_there_is_nothing(tmp_path: Path) -> None:
     for name in ("nowhere", "."):
         with pytest.raises(StoreError, match=r"there is no store at .*, and no build has begun"):
-            read_status(tmp_path / name)
+            precache.status(tmp_path / name)
 
 
 def test_a_store_in_a_bucket(tmp_path: Path, s3: S3Server) -> None:
     begin(tmp_path / "in", "s3://bucket/begun.store", s3.options())
-    [build] = read_status("s3://bucket/begun.store", s3.options()).building
+    [build] = precache.status("s3://bucket/begun.store", storage_options=s3.options()).building
     assert (build.shards, build.done) == (5, 1)
     assert build.idle_seconds < 60
 

@@ -21,7 +21,6 @@ from numcodecs.vlen import VLenUTF8
 import precache
 from precache.cli.main import main
 from precache.errors import DamageError, PrecacheError, StoreError
-from precache.store.build_status import read_status
 from precache.store.row_table import RowTable
 from tests.support.building import build_here, write, write_jpegs
 from tests.support.forging import settle
@@ -263,7 +262,7 @@ def build_another(store: Path) -> None:
 
 USES: list[Callable[[Path], object]] = [
     read_all,
-    read_status,
+    precache.status,
     precache.verify,
     precache.versions,
     lambda store: precache.gc(store, keep=2, older_than=0),

@@ -15,7 +15,6 @@ from precache.errors import UsageError
 from precache.store import version
 from precache.store.arrays import checks_per_object
 from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
-from precache.viewer import search as catalogue
 from precache.viewer.search import Catalogue, Query
 from tests.conftest import BuiltStore
 from tests.support.forging import settle
@@ -119,35 +118,13 @@ def test_a_search_stops_when_the_page_is_full(large: Path, chunks_read: list[str
     assert chunks_read == ["0"], "kept from the search before"
 
 
-def test_an_exact_key_ends_the_search_where_it_is(large: Path, chunks_read: list[str]) -> None:
-    found = Catalogue(str(large)).find(Query("0/0070002.jpg", "is"), 0, 24)
-    assert (found.rows, found.later, found.cut) == ([70_002], None, False)
-    assert chunks_read == ["0", "1"]
-
-
 def test_class_and_state_spare_the_keys_of_chunks_without_such_rows(
     large: Path, chunks_read: list[str]
 ) -> None:
     shown = Catalogue(str(large))
-    found = shown.find(Query("77", "contains", state="holes"), 0, 24)
+    found = shown.find(Query("77", state="holes"), 0, 24)
     assert found.rows == [777_777]
     assert chunks_read == ["0", str(777_777 // KEYS_PER_CHUNK)]
-
-
-def test_a_search_that_finds_nothing_reads_so_much_and_no_more(
-    large: Path, chunks_read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalogue, "KEY_CHUNKS", 4)
-    shown, query = Catalogue(str(large)), Query("nowhere", "contains")
-    start: int | None = 0
-    steps = []
-    while start is not None:
-        before = len(chunks_read)
-        found = shown.find(query, start, 24)
-        steps.append(len(chunks_read) - before)
-        assert (found.rows, found.cut) == ([], found.later is not None)
-        start = found.later
-    assert steps == [4, 4, 4, 4], "sixteen chunks in all, and each once"
 
 
 # --- a small one --------------------------------------------------------------------------------
@@ -162,9 +139,7 @@ QUERIES: dict[str, tuple[Query, Callable[[str, bool], bool]]] = {
     "all": (Query(), lambda key, valid: True),
     "class": (Query(label="dog"), lambda key, valid: key.startswith("dog/")),
     "number": (Query(label="1"), lambda key, valid: key.startswith("dog/")),
-    "begins": (Query("eel/"), lambda key, valid: key.startswith("eel/")),
-    "contains": (Query("1", "contains"), lambda key, valid: "1" in key),
-    "is": (Query("cat/0003.png", "is"), lambda key, valid: key == "cat/0003.png"),
+    "contains": (Query("1"), lambda key, valid: "1" in key),
     "valid": (Query(state="valid"), lambda key, valid: valid),
     "holes": (Query(state="holes"), lambda key, valid: not valid),
     "several": (Query("cat", label="cat", state="valid"), lambda key, v: "cat" in key and v),
@@ -206,8 +181,6 @@ def test_one_damaged_row_leaves_the_others(
 def test_what_is_not_there_is_refused(small: Catalogue) -> None:
     with pytest.raises(UsageError, match="no class 'dgo'; did you mean dog"):
         small.find(Query(label="dgo"), 0, 4)
-    with pytest.raises(UsageError, match="'like' is not one of begins, contains, is"):
-        Query("x", "like")
     with pytest.raises(UsageError, match="'some' is not one of all, valid, holes"):
         Query(state="some")
     for row in (-1, 23):

@@ -288,9 +288,9 @@ def test_searches_find_what_they_say(server: ViewServer, built: BuiltStore) -> N
 
     every = list(built.open().keys)
     assert find("?q=dog/") == [key for key in every if key.startswith("dog/")]
-    assert find("?q=0&match=contains") == [key for key in every if "0" in key]
+    assert find("?q=0") == [key for key in every if "0" in key]
     for key in HOSTILE:
-        assert find(f"?match=is&q={quote(key)}") == [key]
+        assert key in find(f"?q={quote(key)}")
     assert find("?class=dog&rows=valid") == find("?q=dog/")
     assert find("?from=7") == every[7:]
     assert find("?q=nothing") == []
@@ -356,7 +356,7 @@ def test_addresses_that_make_no_sense_are_errors_and_no_more(server: ViewServer)
     for path in (
         "row/13", "row/-1", "row/x", "row/", "row/1/2", "row/99999999999999999999",
         "raw/%2e%2e/etc/passwd", "nothing", "?rows=some",
-        "?match=like", "?from=x", "?from=-1", "?" + "a=1&" * 30, "row/%3Cscript%3E", "row/²",
+        "?from=x", "?from=-1", "?" + "a=1&" * 30, "row/%3Cscript%3E", "row/²",
     ):  # fmt: skip
         status, headers, body = ask(server, quote(path, safe="/?=&%."))
         assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8"), path

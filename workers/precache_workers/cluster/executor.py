@@ -15,7 +15,6 @@ from precache_workers.cluster.dispatch import Outcome, TaskLimits, dispatch
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.ray_engine import RayEngine
 from precache_workers.cluster.ray_session import joined_ray
-from precache_workers.runtime.fatal_signals import fatal_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +58,7 @@ def executor(
         Called with a message when tasks wait for nodes.
     """
     if address == "serial":
-        with fatal_stacks():
-            yield run_serial
+        yield run_serial
         return
     if address == "local":
         from precache_workers.cluster.process_engine import ProcessEngine  # which needs psutil

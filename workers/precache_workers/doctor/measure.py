@@ -20,10 +20,9 @@ from precache.runtime.usage import read_memory
 from precache.store.layout import rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
-from precache_workers.doctor.measurements import CodecTimes, Host, SourceMeasurements
-from precache_workers.doctor.report import DoctorReport, doctor_report
+from precache_workers.doctor.report import CodecFigures, DoctorReport, Host, predict_build
 from precache_workers.doctor.source_throughput import probe_source
-from precache_workers.doctor.stages import StageTimes, codec_for, measure_stages
+from precache_workers.doctor.stages import StageTimes, codec_for, measure_stages, random_step
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.ops.identity import function_digests
 from precache_workers.planning.request import Request, source_of
@@ -36,7 +35,6 @@ from precache_workers.profiling.rates import (
     start_worker,
     time_rows,
 )
-from precache_workers.runtime.fatal_signals import fatal_stacks
 from precache_workers.shards.samples import FetchAllTask, Job
 
 LISTING, STAGES, PROBE, READING = 0.2, 0.3, 0.15, 0.25
@@ -75,11 +73,6 @@ class Examination:
     tick: Callable[[str], None]
     barred: Mapping[str, str] = field(default_factory=dict)
 
-    def report(self, build: Estimate | None = None) -> DoctorReport:
-        """Measure everything, and predict; `build` is what a plan estimates already."""
-        began = time.monotonic()
-        return doctor_report(self.measure(), self.rate, self.cores, time.monotonic() - began, build)
-
     @functools.cached_property
     def job(self) -> Job:
         """The source, the recipe and where its functions are imported from."""
@@ -92,8 +85,14 @@ class Examination:
             sample_seconds=self.seconds,
         )
 
-    def measure(self) -> SourceMeasurements:
-        """Measure everything; raises `SourceError` if no sample has a row."""
+    def report(self, build: Estimate | None = None) -> DoctorReport:
+        """Measure everything, and predict; raises `SourceError` if no sample has a row.
+
+        Parameters
+        ----------
+        build
+            Of all samples, where a plan has estimated it.
+        """
         for name, declared in self.request.recipe.fields.items():
             if declared.differs or isinstance(declared.stored_as, JpegCodec):
                 raise UsageError(
@@ -111,19 +110,27 @@ class Examination:
             lambda count: self.tick(f"listing, {count:,} samples"), self.seconds * LISTING
         )
         listing_seconds, table = time.monotonic() - began, listing.table
-        with fatal_stacks():
-            rows = np.array(in_few_units(table, list(range(len(table))), self.samples))
-            order = np.random.default_rng(ORDER_SEED).permutation(len(rows))[: self.samples]
-            self.tick("reading files at several depths")
-            storage, io_wait = probe_source(self.job.source, table, self.seconds * PROBE)
-            stages = self._stages(table.take(rows[order]))
-            per_shard = rows_per_shard(len(table), [row.nbytes for row in stages.shapes.values()])
-            times, start_seconds = self._times(stages, table, per_shard)
-            codecs = list(self._codecs(stages, len(table)))
+        rows = np.array(in_few_units(table, list(range(len(table))), self.samples))
+        order = np.random.default_rng(ORDER_SEED).permutation(len(rows))[: self.samples]
+        self.tick("reading files at several depths")
+        storage, io_wait = probe_source(self.job.source, table, self.seconds * PROBE)
+        stages = self._stages(table.take(rows[order]))
+        per_shard = rows_per_shard(len(table), [row.nbytes for row in stages.shapes.values()])
+        times, start = self._times(stages, table, per_shard)
+        build = build or predict_build(
+            len(table),
+            per_shard,
+            times,
+            self.cores,
+            storage,
+            listing=listing_seconds,
+            start=start,
+        )
+        codecs = list(self._codecs(stages, len(table)))
         nbytes = [sample.nbytes for sample in stages.samples]
         listed = bool((table.sizes >= 0).all())
         memory = read_memory()
-        return SourceMeasurements(
+        return DoctorReport(
             source=name,
             samples=len(table),
             complete=listing.complete,
@@ -134,13 +141,14 @@ class Examination:
             failures=stages.failures,
             misfits=stages.misfits(),
             stages=[stages.stage(name) for name in ("fetch", *stages.steps, "encode")],
-            cuts=stages.cuts(),
+            random=random_step(self.request.recipe),
             codecs=codecs,
-            times=times,
-            rows_per_shard=per_shard,
-            start_seconds=start_seconds,
+            rate=self.rate,
+            cores=self.cores,
+            build=build,
             storage=storage,
             host=Host(usable_cores(), memory.total, memory.available, io_wait, load),
+            seconds=time.monotonic() - began,
         )
 
     def _stages(self, some: RowTable) -> StageTimes:
@@ -179,7 +187,7 @@ class Examination:
             start_seconds = time.perf_counter() - began
             return time_rows(run, task), start_seconds
 
-    def _codecs(self, stages: StageTimes, population: int) -> Iterator[CodecTimes]:
+    def _codecs(self, stages: StageTimes, population: int) -> Iterator[CodecFigures]:
         """Yield the figures of every codec, the recipe's own first."""
         declared = {name: field.stored_as for name, field in self.job.recipe.fields.items()}
         own = "+".join(dict.fromkeys(codec.name for codec in declared.values()))

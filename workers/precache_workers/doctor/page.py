@@ -45,17 +45,15 @@ def simulate_without_cache(report: DoctorReport) -> Simulation:
     """Simulate one process per core that fetches and decodes batches of the timed samples."""
     sample_ms = np.sum([stage.each_ms for stage in report.stages[:-1]], axis=0)
     if report.storage:  # however many processes read it
-        fastest = max(reading.requests_per_s for reading in report.storage)
-        sample_ms = np.maximum(sample_ms, 1e3 * report.cores / fastest)
+        sample_ms = np.maximum(sample_ms, 1e3 * report.cores / report.source_per_s)
     return feed(sample_ms, report.cores, report.rate)
 
 
 def simulate_with_cache(report: DoctorReport) -> Simulation | None:
     """Simulate the same processes reading a store; None if caching is not recommended."""
-    cut = next(cut for cut in report.cuts if cut.after == report.cut)
-    if cut.after == "fetch":
+    if not report.worthwhile:
         return None
-    return feed(cut.online_cpu_ms, report.cores, report.rate)
+    return feed(report.codecs[0].cpu_ms_per_1000 / 1e3, report.cores, report.rate)
 
 
 def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | None) -> str:
@@ -68,9 +66,9 @@ def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | N
 
 
 def _feeding(report: DoctorReport, before: Simulation) -> Chart:
-    needed, stalls = [report.cuts[0].cores_at_rate], [before.stall_share]
+    needed, stalls = [report.cores_without_cache], [before.stall_share]
     for codec in report.codecs:
-        needed.append(codec.cores_at_rate)
+        needed.append(report.cores_at_rate(codec))
         loop = feed(codec.cpu_ms_per_1000 / 1e3, report.cores, report.rate)
         stalls.append(loop.stall_share)
     available = report.cores, f"the {report.cores} available"

@@ -1,4 +1,4 @@
-"""Predictions for caching a whole source from a few measured samples. Pure."""
+"""Measurements of a source before it is cached, and what they predict."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.runtime.spread import Spread, relative_error
 from precache.simulation.loop import Setting
 from precache.simulation.model import Simulation
-from precache_workers.doctor.measurements import (
-    CodecTimes,
-    Host,
-    PerSample,
-    SourceMeasurements,
-    Throughput,
+from precache_workers.profiling.estimate import (
+    FILE_SECONDS,
+    Estimate,
+    ShardWork,
+    TimeCost,
+    UnitTimes,
+    estimate,
 )
-from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 
 MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""
-NEAR = 0.1
-"""Relative difference below which two amounts of work count as the same."""
 SLOWEST_PROBED = 5
 """Number of the slowest samples that are listed."""
 BATCH_SAMPLES = 64
@@ -37,7 +36,7 @@ MOST_WORKERS = 100
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a build.
+    """One stage over all samples: ``fetch``, an op, or ``encode`` by the recipe's own codec.
 
     Attributes
     ----------
@@ -45,17 +44,22 @@ class Stage:
         CPU time of the samples; of ``fetch`` the time waited.
     cpu_ms
         Mean CPU time.
-    share
-        Of the CPU time of all stages.
-    each_ms
-        Of each sample, in the same order for all stages, as `ms`.
+    each_ms, each_cpu_ms
+        Of each sample, in the same order for all stages: as `ms`, and CPU time.
     """
 
     name: str
     ms: Spread
     cpu_ms: float
-    share: float
     each_ms: Sequence[float]
+    each_cpu_ms: Sequence[float]
+
+    @classmethod
+    def of(cls, name: str, times: Sequence[TimeCost]) -> Stage:
+        """Return a stage by its times for each sample."""
+        cpu = [1e3 * cost.cpu for cost in times]
+        judged = [1e3 * cost.wall for cost in times] if name == "fetch" else cpu
+        return cls(name, Spread.of(judged), float(np.mean(cpu)), judged, cpu)
 
 
 @dataclass(frozen=True)
@@ -81,63 +85,87 @@ class SlowestSample:
 
 @dataclass(frozen=True)
 class CodecFigures:
-    """Cost and throughput of one codec.
+    """A small store of the sampled rows in one codec, written and read.
 
     Attributes
     ----------
-    ratio
-        Raw over stored bytes.
-    build_cpu_seconds
-        Of a build of all samples.
-    cores_at_rate, bytes_per_s_at_rate
-        To feed a device at the requested rate: cores, and stored bytes that memory or disk must
-        deliver.
+    stored
+        Mean bytes of a sample in it, its index included.
+    raw
+        Bytes of a sample before compression.
+    write_cpu
+        Seconds of writing a sample's row.
+    samples_per_s, cpu_ms_per_1000
+        Of the `Loader`, medians of several epochs from memory.
     """
 
     codec: str
-    bytes_total: float
-    ratio: float
-    build_cpu_seconds: float
+    stored: float
+    raw: int
+    write_cpu: float
     samples_per_s: float
     cpu_ms_per_1000: float
-    cores_at_rate: float
-    bytes_per_s_at_rate: float
 
 
-@dataclass(frozen=True)
-class CutPoint:
-    """A point up to which work is done once, and after it in every epoch.
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Whole files read from the source, several at a time.
 
     Attributes
     ----------
-    after
-        The stage after which samples are stored; ``fetch``: the files as they are, no cache.
-    storable
-        A store can hold the rows, which have one shape, or the files.
-    offline_cpu_ms, online_cpu_ms
-        Per sample: once; and in each epoch, reading and decompressing included.
-    samples_per_s
-        With all requested cores, and no faster than the source delivers files if these are read.
+    depth
+        Requests in flight at a time.
+    median_ms, p95_ms
+        Time of one request.
     """
 
-    after: str
-    storable: bool
-    frozen: bool
-    bytes_total: float
-    offline_cpu_ms: float
-    online_cpu_ms: float
-    cores_at_rate: float
-    samples_per_s: float
+    depth: int
+    requests: int
+    requests_per_s: float
+    bytes_per_s: float
+    median_ms: float
+    p95_ms: float
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine that measured.
+
+    Attributes
+    ----------
+    cores
+        Cores that this process may use.
+    memory, memory_free
+        Bytes.
+    io_wait
+        Share of the time in which a process waited for I/O while the source was read at several
+        depths; None where that cannot be read.
+    load
+        Load average over one minute when the measurement began.
+    """
+
+    cores: int
+    memory: int
+    memory_free: int
+    io_wait: float | None
+    load: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """Result of `precache.doctor`; `dataclasses.asdict` of it is plain data.
 
+    Throughput comes from means: a core that works through all samples takes the sum of their
+    times. Medians and percentiles show how they differ.
+
     Attributes
     ----------
-    sampled
-        Number of samples measured, broken ones included.
+    samples, complete
+        Number of samples in the source; a lower bound if its listing is not complete.
+    source_bytes
+        Of all samples.
+    keys, nbytes
+        Of the measured samples that have rows; all times are in this order.
     failures
         (key, reason) of those that cannot be fetched or decoded.
     misfits
@@ -146,12 +174,14 @@ class DoctorReport:
         Samples per second that the device takes.
     cores
         Cores of a build, and of training.
-    cut
-        Stage after which to store: the least work in each epoch among the points that can be stored
-        and leave random ops to training.
-    build, error
-        The build of all samples by the recipe's own codec, as its plan estimates it; half the
-        width of the 95% confidence interval of its CPU time over itself, as samples differ.
+    build
+        The build of all samples by the recipe's own codec, as its plan estimates it.
+    stages
+        ``fetch``, each op, and ``encode`` by the recipe's own codec.
+    random
+        Name of the first op that is random; empty if none is.
+    codecs
+        The recipe's own first.
     seconds
         Time of the measurement.
     """
@@ -161,26 +191,96 @@ class DoctorReport:
     complete: bool
     source_bytes: float
     listing_seconds: float
-    sampled: int
+    keys: Sequence[str]
+    nbytes: Sequence[int]
     failures: Sequence[tuple[str, str]]
     misfits: Sequence[tuple[str, str]]
     rate: float
     cores: int
-    cut: str
     build: Estimate
-    error: float
     stages: Sequence[Stage]
-    slowest: Sequence[SlowestSample]
+    random: str
     codecs: Sequence[CodecFigures]
-    cuts: Sequence[CutPoint]
     storage: Sequence[Throughput]
     host: Host
     seconds: float
 
     @property
+    def sampled(self) -> int:
+        """Number of samples measured, broken ones included."""
+        return len(self.keys) + len(self.failures)
+
+    @property
     def failed(self) -> int:
         """Number of samples that cannot be fetched or decoded."""
         return len(self.failures)
+
+    @property
+    def error(self) -> float:
+        """Half the 95% confidence interval of the build's CPU time over itself; samples differ."""
+        whole = np.sum([stage.each_cpu_ms for stage in self.stages], axis=0)
+        return relative_error(whole, self.samples)
+
+    @property
+    def cores_without_cache(self) -> float:
+        """Cores that fetch and run the ops for a device of `rate`, files being in memory."""
+        return self.rate / fed_per_s(self._online_ms, 1)
+
+    @property
+    def samples_per_s_without_cache(self) -> float:
+        """Samples per second of all cores, no more than the source delivers."""
+        return fed_per_s(max(self._online_ms, self.cores / self.source_per_s * 1e3), self.cores)
+
+    @property
+    def cores_with_cache(self) -> float:
+        """Cores that read a store in the recipe's own codec for a device of `rate`."""
+        return self.cores_at_rate(self.codecs[0])
+
+    @property
+    def shapes_differ(self) -> bool:
+        """More rows have another shape than most than a build allows to fail."""
+        return len(self.misfits) > MISFIT_SHARE * len(self.keys)
+
+    @property
+    def worthwhile(self) -> bool:
+        """A store can hold the rows, and reading it takes less work than the files do."""
+        return not self.shapes_differ and self.cores_with_cache < self.cores_without_cache
+
+    @property
+    def source_per_s(self) -> float:
+        """Samples per second that the source delivers at best.
+
+        If only single fetches were measured, of a `Dataset`: to as many processes as there are
+        cores, each of which waits for one at a time.
+        """
+        if self.storage:
+            return max(reading.requests_per_s for reading in self.storage)
+        return 1e3 * self.cores / max(self.stages[0].ms.mean, 1e-6)
+
+    @property
+    def slowest(self) -> list[SlowestSample]:
+        """The slowest samples, the slowest first."""
+        parts = np.array([stage.each_ms for stage in self.stages])
+        total = parts.sum(axis=0)
+        median = max(Spread.of(total).median, 1e-6)
+        return [
+            SlowestSample(
+                key=self.keys[at],
+                nbytes=self.nbytes[at],
+                ms=float(total[at]),
+                times_median=float(total[at]) / median,
+                stage=self.stages[int(parts[:, at].argmax())].name,
+            )
+            for at in np.argsort(-total, kind="stable")[:SLOWEST_PROBED].tolist()
+        ]
+
+    @property
+    def _online_ms(self) -> float:
+        return sum(stage.cpu_ms for stage in self.stages[:-1])
+
+    def cores_at_rate(self, codec: CodecFigures) -> float:
+        """Return the cores that read a store in a codec for a device of `rate`."""
+        return self.rate / fed_per_s(codec.cpu_ms_per_1000 / 1e3, 1)
 
     def __str__(self) -> str:
         """Return what ``precache doctor`` prints."""
@@ -204,58 +304,43 @@ class DoctorReport:
         save(render_doctor_report(self), os.fspath(path))
 
 
-def doctor_report(
-    measured: SourceMeasurements,
-    rate: float,
+def predict_build(
+    samples: int,
+    per_shard: int,
+    times: UnitTimes,
     cores: int,
-    seconds: float,
-    build: Estimate | None = None,
-) -> DoctorReport:
-    """Compute the report from measurements.
-
-    Throughput comes from means: a core that works through all samples takes the sum of their
-    times. Medians and percentiles show how they differ.
+    storage: Sequence[Throughput],
+    *,
+    listing: float,
+    start: float,
+) -> Estimate:
+    """Predict the build of a new store from its unit times.
 
     Parameters
     ----------
-    rate
-        Samples per second of the device to be fed.
-    cores
-        Of the build, and of training.
-    seconds
-        Time of the measurement.
-    build
-        Of all samples, where a plan has estimated it.
+    per_shard
+        Rows of a shard.
+    listing, start
+        Seconds to list the source, and from the start of a worker to its first sample.
     """
-    build = build or _build(measured, cores)
-    each_cpu = build.cpu_seconds / measured.samples
-    cuts = _cuts(measured, rate, cores, each_cpu)
-    whole = sum(stage.cpu for stage in measured.stages)
-    return DoctorReport(
-        source=measured.source,
-        samples=measured.samples,
-        complete=measured.complete,
-        source_bytes=measured.source_bytes,
-        listing_seconds=measured.listing_seconds,
-        sampled=len(measured.keys) + len(measured.failures),
-        failures=measured.failures,
-        misfits=measured.misfits,
-        rate=rate,
-        cores=cores,
-        cut=best_cut(cuts),
-        build=build,
-        error=relative_error(np.asarray(whole), measured.samples),
-        stages=_stages(measured),
-        slowest=_slowest(measured),
-        codecs=[_codec(measured, codec, rate, each_cpu) for codec in measured.codecs],
-        cuts=cuts,
-        storage=measured.storage,
-        host=measured.host,
-        seconds=seconds,
+    full, rest = divmod(samples, per_shard)
+    return estimate(
+        [
+            ShardWork.new(count, times.computed)
+            for count in [per_shard] * full + [rest] * (rest > 0)
+        ],
+        times,
+        cores,
+        listing=listing,
+        start=start,
+        round_trip=FILE_SECONDS,
+        fetched_per_s=max((reading.requests_per_s for reading in storage), default=math.inf),
     )
 
 
-def feed(sample_ms: PerSample | float, cores: float, rate: float = math.inf) -> Simulation:
+def feed(
+    sample_ms: npt.NDArray[np.float64] | float, cores: float, rate: float = math.inf
+) -> Simulation:
     """Simulate one process per core that makes batches for a device of `rate` samples/s.
 
     Parameters
@@ -274,120 +359,3 @@ def feed(sample_ms: PerSample | float, cores: float, rate: float = math.inf) -> 
 def fed_per_s(sample_ms: float, cores: int) -> float:
     """Return how many samples per second these processes make."""
     return BATCH_SAMPLES * feed(sample_ms, cores).rate
-
-
-def best_cut(cuts: Sequence[CutPoint]) -> str:
-    """Return the stage after which to store: the smallest with nearly the least work online."""
-    able = [cut for cut in cuts if cut.storable and not cut.frozen]
-    least = min(cut.online_cpu_ms for cut in able)
-    near = [cut for cut in able if cut.online_cpu_ms <= least * (1 + NEAR)]
-    return min(near, key=lambda cut: cut.bytes_total).after
-
-
-def _stages(measured: SourceMeasurements) -> list[Stage]:
-    total = max(sum(_mean(stage.cpu) for stage in measured.stages), 1e-12)
-    return [
-        Stage(
-            name=stage.name,
-            ms=Spread.of(1e3 * stage.judged),
-            cpu_ms=1e3 * _mean(stage.cpu),
-            share=_mean(stage.cpu) / total,
-            each_ms=(1e3 * stage.judged).tolist(),
-        )
-        for stage in measured.stages
-    ]
-
-
-def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
-    parts = np.stack([stage.judged for stage in measured.stages])
-    total = parts.sum(axis=0)
-    median = max(Spread.of(total).median, 1e-9)
-    return [
-        SlowestSample(
-            key=measured.keys[at],
-            nbytes=measured.nbytes[at],
-            ms=float(total[at]) * 1e3,
-            times_median=float(total[at]) / median,
-            stage=measured.stages[int(parts[:, at].argmax())].name,
-        )
-        for at in np.argsort(-total, kind="stable")[:SLOWEST_PROBED].tolist()
-    ]
-
-
-def _codec(
-    measured: SourceMeasurements, codec: CodecTimes, rate: float, each_cpu: float
-) -> CodecFigures:
-    build_cpu = max(0.0, each_cpu + codec.write_cpu - measured.codecs[0].write_cpu)
-    return CodecFigures(
-        codec=codec.name,
-        bytes_total=codec.stored * measured.samples,
-        ratio=codec.raw / max(codec.stored, 1e-9),
-        build_cpu_seconds=build_cpu * measured.samples,
-        samples_per_s=codec.samples_per_s,
-        cpu_ms_per_1000=codec.cpu_ms_per_1000,
-        cores_at_rate=rate / fed_per_s(codec.cpu_ms_per_1000 / 1e3, 1),
-        bytes_per_s_at_rate=rate * codec.stored,
-    )
-
-
-def source_rate(measured: SourceMeasurements, cores: int) -> float:
-    """Return samples per second that the source delivers at best.
-
-    If only single fetches were measured, of a `Dataset`: to as many processes as there are cores,
-    each of which waits for one at a time.
-    """
-    if measured.storage:
-        return max(reading.requests_per_s for reading in measured.storage)
-    return cores / max(_mean(measured.stages[0].wall), 1e-9)
-
-
-def _mean(values: PerSample) -> float:
-    return float(values.mean())
-
-
-def _cuts(measured: SourceMeasurements, rate: float, cores: int, each_cpu: float) -> list[CutPoint]:
-    """Return the points after the fetch and after each op; the last is the store of the recipe."""
-    fetch, *ops, encode = (_mean(stage.cpu) for stage in measured.stages)
-    own, last = measured.codecs[0], len(ops) - 1
-    read = own.cpu_ms_per_1000 / 1e6
-    # A loader does more than decode: at the last cut, the ratio is known.
-    beyond = read / max(measured.cuts[-1].decode_cpu, 1e-12)
-    few = len(measured.misfits) <= MISFIT_SHARE * len(measured.keys)
-    # The work of a build between its stages is the same wherever it stops.
-    between = max(0.0, each_cpu - fetch - sum(ops) - encode)
-    slowest = cores / source_rate(measured, cores)
-    cuts = [("fetch", True, False, measured.source_bytes / measured.samples, 0.0, fetch + sum(ops))]
-    for at, cut in enumerate(measured.cuts):
-        stored, kept, loaded = (cut.nbytes, cut.encode_cpu, cut.decode_cpu * beyond)
-        if at == last:
-            stored, kept, loaded = own.stored, encode, read
-        done, left = fetch + sum(ops[: at + 1]) + kept + between, loaded + sum(ops[at + 1 :])
-        storable = cut.one_shape or (at == last and few)
-        cuts.append((measured.stages[1 + at].name, storable, cut.frozen, stored, done, left))
-    return [
-        CutPoint(
-            after=after,
-            storable=storable,
-            frozen=frozen,
-            bytes_total=stored * measured.samples,
-            offline_cpu_ms=done * 1e3,
-            online_cpu_ms=left * 1e3,
-            cores_at_rate=rate / fed_per_s(1e3 * left, 1),
-            samples_per_s=fed_per_s(1e3 * max(left, slowest if at == 0 else 0.0), cores),
-        )
-        for at, (after, storable, frozen, stored, done, left) in enumerate(cuts)
-    ]
-
-
-def _build(measured: SourceMeasurements, cores: int) -> Estimate:
-    rows, arrays = measured.rows_per_shard, measured.times.computed
-    counts = [rows] * (measured.samples // rows) + [measured.samples % rows]
-    return estimate(
-        [ShardWork.new(count, arrays) for count in counts if count],
-        measured.times,
-        cores,
-        listing=measured.listing_seconds,
-        start=measured.start_seconds,
-        round_trip=FILE_SECONDS,
-        fetched_per_s=source_rate(measured, cores) if measured.storage else math.inf,
-    )

@@ -15,7 +15,7 @@ from precache.runtime.machine import MachineReader
 from precache.runtime.operating_system import drop_cached
 from precache.runtime.spread import Spread
 from precache.store.row_table import RowTable
-from precache_workers.doctor.measurements import Throughput
+from precache_workers.doctor.report import Throughput
 from precache_workers.sources.base import Sample, Source
 
 DEPTHS = (1, 4, 16)

@@ -1,4 +1,4 @@
-"""Times of each stage and op of a recipe, sample by sample, and of storing rows after each op."""
+"""Times of each stage and op of a recipe, sample by sample."""
 
 from __future__ import annotations
 
@@ -12,44 +12,24 @@ from functools import partial
 
 import numpy as np
 
-from precache.codecs.chunk import decoder, encoder
-from precache.codecs.image import undo_image
+from precache.codecs.chunk import encoder
 from precache.errors import SampleError
 from precache.recipe.ops import Function, Op
 from precache.recipe.recipe import Codec, ImageCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
-from precache_workers.doctor.measurements import CutTimes, StepTimes
+from precache_workers.doctor.report import Stage
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.estimate import TimeCost
-from precache_workers.profiling.harness import LEAST, SampleRun, hole_reason, run_samples, timed
+from precache_workers.profiling.harness import LEAST, SampleRun, hole_reason, run_samples
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, recipes_of
 from precache_workers.sources.base import Sample
 
 KEPT_NBYTES = 256 << 20
 """Bytes of rows that are kept in memory for the trials that follow."""
-_Coder = tuple[Callable[[np.ndarray], bytes], Callable[[bytes], np.ndarray]]
-"""Encodes a row, and decodes one."""
+_Encoder = Callable[[np.ndarray], None]
 NO_OP = "no op"
 """Name of the only step of a recipe without ops."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The row of every field after a step, as it would be stored.
-
-    Attributes
-    ----------
-    nbytes
-        Stored bytes.
-    decode_cpu
-        Seconds.
-    """
-
-    nbytes: int
-    encode: TimeCost
-    decode_cpu: float
-    shapes: tuple[RowShape, ...]
 
 
 @dataclass
@@ -62,8 +42,6 @@ class MeasuredSample:
         Bytes as fetched.
     times
         By stage; encoding is by the fields' own codecs.
-    cuts
-        After each step.
     rows
         The finished row of each field.
     """
@@ -71,13 +49,12 @@ class MeasuredSample:
     key: str
     nbytes: int
     times: Mapping[str, TimeCost]
-    cuts: list[Cut] = field(default_factory=list)
     rows: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[RowShape, ...]:
         """Shapes of the finished rows."""
-        return self.cuts[-1].shapes
+        return tuple(RowShape(row.shape, row.dtype.name) for row in self.rows.values())
 
 
 @dataclass(frozen=True)
@@ -92,14 +69,11 @@ class StageTimes:
         Those that have rows.
     failures
         (key, reason) of the others.
-    frozen
-        By step, True if a random op is among those so far.
     """
 
     steps: tuple[str, ...]
     samples: Sequence[MeasuredSample]
     failures: Sequence[tuple[str, str]]
-    frozen: Sequence[bool]
 
     @property
     def usual(self) -> list[MeasuredSample]:
@@ -126,25 +100,9 @@ class StageTimes:
         """Shapes of the rows that a store would hold, by field."""
         return dict(zip(self.samples[0].rows, self._usual_shapes, strict=True))
 
-    def stage(self, name: str) -> StepTimes:
+    def stage(self, name: str) -> Stage:
         """Return the times of one stage."""
-        times = [sample.times.get(name, TimeCost()) for sample in self.samples]
-        cpu, wall = [cost.cpu for cost in times], [cost.wall for cost in times]
-        return StepTimes(name, np.array(cpu), np.array(wall))
-
-    def cuts(self) -> list[CutTimes]:
-        """Return the measurements after each step."""
-        by_step = zip(*(sample.cuts for sample in self.samples), strict=True)
-        return [
-            CutTimes(
-                nbytes=float(np.mean([cut.nbytes for cut in cuts])),
-                encode_cpu=float(np.mean([cut.encode.cpu for cut in cuts])),
-                decode_cpu=float(np.mean([cut.decode_cpu for cut in cuts])),
-                one_shape=len({cut.shapes for cut in cuts}) == 1,
-                frozen=frozen,
-            )
-            for cuts, frozen in zip(by_step, self.frozen, strict=True)
-        ]
+        return Stage.of(name, [sample.times.get(name, TimeCost()) for sample in self.samples])
 
 
 def step_names(recipe: Recipe) -> tuple[str, ...]:
@@ -163,12 +121,11 @@ def _name(op: Op) -> str:
     return op.function if isinstance(op, Function) else op.op
 
 
-def frozen_after(recipe: Recipe) -> list[bool]:
-    """Return for each step if a random op is among those up to it."""
-    return [
-        any(op.is_random for spec in recipe.fields.values() for op in spec.ops[: at + 1])
-        for at in range(len(step_names(recipe)))
-    ]
+def random_step(recipe: Recipe) -> str:
+    """Return the name of the first step with a random op; empty if there is none."""
+    columns = itertools.zip_longest(*(spec.ops for spec in recipe.fields.values()))
+    steps = zip(step_names(recipe), columns, strict=False)
+    return next((name for name, ops in steps if any(op and op.is_random for op in ops)), "")
 
 
 def codec_for(codec: Codec, row: RowShape) -> Codec:
@@ -205,8 +162,8 @@ def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) ->
     """Measure all samples, or as many as there is time and memory for."""
     recipe, recipes = task.job.recipe, recipes_of(task.job)
     steps = step_names(recipe)
-    coder = functools.lru_cache(16)(_coder)
-    work = partial(_measure_sample, steps, recipe, recipes, coder)
+    encoders = functools.lru_cache(16)(_encoder)
+    work = partial(_measure_sample, steps, recipe, recipes, encoders)
     barred = task.barred
     runs = run_samples(task.fetch(), work, barred=barred, warm_up=recipes, seconds=seconds)
     samples: list[MeasuredSample] = []
@@ -226,14 +183,14 @@ def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) ->
         raise SampleError(
             f"none of {len(failures)} samples has a row: {failures[0][0]}: {failures[0][1]}"
         )
-    return StageTimes(steps, samples, failures, frozen_after(recipe))
+    return StageTimes(steps, samples, failures)
 
 
 def _measure_sample(
     names: Sequence[str],
     recipe: Recipe,
     recipes: Mapping[str, FieldRecipe],
-    coder: Callable[[Codec, RowShape], _Coder],
+    encoders: Callable[[Codec, RowShape], _Encoder],
     run: SampleRun,
     sample: Sample,
 ) -> MeasuredSample:
@@ -245,46 +202,23 @@ def _measure_sample(
             value = run.time(name, partial(next, steps, None))
             if value is not None:
                 values[field_name] = recipes[field_name].row(value)
-        measured.cuts.append(_cut(recipe, coder, values))
-    run.times["encode"] = measured.cuts[-1].encode
     measured.rows = {name: value.copy() for name, value in values.items()}
+    for (name, row), shape in zip(measured.rows.items(), measured.shapes, strict=True):
+        encode = encoders(codec_for(recipe.fields[name].stored_as, shape), shape)
+        run.time("encode", partial(encode, row))
     return measured
 
 
-def _cut(
-    recipe: Recipe, coder: Callable[[Codec, RowShape], _Coder], values: Mapping[str, np.ndarray]
-) -> Cut:
-    """Encode and decode rows by the fields' own codecs."""
-    nbytes, encoding, decoding = 0, TimeCost(), TimeCost()
-    shapes = []
-    for name, row in values.items():
-        shapes.append(RowShape(row.shape, row.dtype.name))
-        encode, decode = coder(codec_for(recipe.fields[name].stored_as, shapes[-1]), shapes[-1])
-        data, cost = timed(partial(encode, row))
-        nbytes, encoding = nbytes + len(data), encoding + cost
-        decoding += timed(partial(decode, data))[1]
-    return Cut(nbytes, encoding, decoding.cpu, tuple(shapes))
+def _encoder(codec: Codec, shape: RowShape) -> _Encoder:
+    """Return a function that encodes a row from reused memory, as builds do."""
+    encode_chunk, chunk = encoder(codec, shape.dtype), np.zeros((1, *shape.shape), shape.dtype)
 
-
-def _coder(codec: Codec, shape: RowShape) -> _Coder:
-    """Return functions that encode and decode a row in reused memory, as builds and loaders do."""
-    encode_chunk = encoder(codec, shape.dtype)
-    decode_chunk = decoder(codec, shape.dtype)
-    chunk, out = (np.zeros((1, *shape.shape), shape.dtype) for _ in range(2))
-
-    def encode(row: np.ndarray) -> bytes:
+    def encode(row: np.ndarray) -> None:
         np.copyto(chunk[0], row)
-        return encode_chunk(chunk)
+        encode_chunk(chunk)
 
-    def decode(data: bytes) -> np.ndarray:
-        decode_chunk.decode(memoryview(data), out)
-        if decode_chunk.filtered:
-            undo_image(out)
-        row: np.ndarray = out[0]
-        return row
-
-    decode(encode(chunk[0]))  # the first call is slower
-    return encode, decode
+    encode(chunk[0])  # the first call is slower
+    return encode
 
 
 def _shown(shapes: Sequence[RowShape]) -> str:

@@ -11,9 +11,9 @@ from precache.messages import Table, aligned, as_text
 from precache.units import duration, number, plain, size
 
 if TYPE_CHECKING:
-    from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
+    from precache_workers.doctor.report import CodecFigures, DoctorReport
 
-TEXT_COLUMNS = ("key", "stored after", "remark", "slowest stage")
+TEXT_COLUMNS = ("key", "slowest stage")
 """Headings of columns that hold text."""
 LISTED_FAILURES = 5
 """Failed samples that are listed for each stage."""
@@ -45,18 +45,17 @@ def title(report: DoctorReport) -> str:
 def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
     """Yield names and short sentences, the most important first."""
     target = f"{report.rate:,.0f} samples/s"
-    own = report.codecs[0]
-    before = report.cuts[0]
-    waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * report.cores
+    own, rate = report.codecs[0], report.samples_per_s_without_cache
+    waiting = rate * report.cores_without_cache < WAITING * report.rate * report.cores
     limit = ", waiting for the source" if waiting else ""
-    now = f"{count_cores(report.cores)} would load {number(before.samples_per_s)}/s{limit}"
-    yield "without a cache", f"{target} need {count_cores(before.cores_at_rate)}; {now}"
-    savings = _savings(before.cores_at_rate, own)
-    yield "with a cache", f"{target} need {count_cores(own.cores_at_rate)}, {savings}"
+    now = f"{count_cores(report.cores)} would load {number(rate)}/s{limit}"
+    yield "without a cache", f"{target} need {count_cores(report.cores_without_cache)}; {now}"
+    needed = count_cores(report.cores_with_cache)
+    yield "with a cache", f"{target} need {needed}, {_savings(report)}"
     yield "time to build", _build(report)
-    raw = size(own.bytes_total * own.ratio)
-    yield "store size", f"{size(own.bytes_total)} with codec {own.codec}; {raw} uncompressed"
-    yield "store rows", _cut(report)
+    stored, raw = size(own.stored * report.samples), size(own.raw * report.samples)
+    yield "store size", f"{stored} with codec {own.codec}; {raw} uncompressed"
+    yield "store rows", _stored(report)
     yield "broken files", _broken(report)
     if report.misfits:
         count = len(report.misfits)
@@ -73,32 +72,27 @@ def _build(report: DoctorReport) -> str:
     return f"{wall}{before}{fetch}; CPU time {duration(build.cpu_seconds)}{spread}"
 
 
-def _savings(cores_before: float, own: CodecFigures) -> str:
-    ratio = cores_before / max(own.cores_at_rate, 1e-9)
+def _savings(report: DoctorReport) -> str:
+    ratio = report.cores_without_cache / max(report.cores_with_cache, 1e-9)
     if ratio <= 1:
         return "more work per epoch than without"
     return f"{number(ratio)} times less work per epoch"
 
 
-def _cut(report: DoctorReport) -> str:
-    if report.cut == "fetch" and report.misfits:
+def _stored(report: DoctorReport) -> str:
+    if report.shapes_differ:
         return "nothing yet: the samples differ in shape; add a resize and a crop to the recipe"
-    if report.cut == "fetch":
-        return _no_cut(report)
-    frozen = [cut.after for cut in report.cuts if cut.frozen]
-    why = f"; {frozen[0]} is random, and a store would keep one draw of it" if frozen else ""
-    return f"the result of {report.cut}{why}"
-
-
-def _no_cut(report: DoctorReport) -> str:
-    fastest = min(report.codecs, key=lambda codec: codec.cores_at_rate)
-    last = report.cuts[-1]
-    if fastest.cores_at_rate < report.cuts[0].cores_at_rate and last.storable and not last.frozen:
-        return (
-            f"nothing with codec {report.codecs[0].codec}; with {fastest.codec} a store would need "
-            f"{count_cores(fastest.cores_at_rate)}"
-        )
-    return "nothing: no store would be cheaper to read than the files"
+    if not report.worthwhile:
+        own, fastest = report.codecs[0], min(report.codecs, key=lambda c: c.cpu_ms_per_1000)
+        needed = report.cores_at_rate(fastest)
+        if needed < report.cores_without_cache:
+            return (
+                f"nothing with codec {own.codec}; with {fastest.codec} a store would need "
+                f"{count_cores(needed)}"
+            )
+        return "nothing: no store would be cheaper to read than the files"
+    frozen = f"; {report.random} is random, and a store keeps its draws" if report.random else ""
+    return f"the result of {report.stages[-2].name}{frozen}"
 
 
 def _broken(report: DoctorReport) -> str:
@@ -110,41 +104,30 @@ def _broken(report: DoctorReport) -> str:
 
 def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tuple[str, Table]]:
     """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
-    stages, codecs, cuts, at = report.stages, report.codecs, report.cuts, f"{report.rate:,.0f}/s"
-    whole = 1e3 * report.build.cpu_seconds / report.samples
-    rest = whole - sum(stage.cpu_ms for stage in stages)
+    stages, codecs, at = report.stages, report.codecs, f"{report.rate:,.0f}/s"
+    total = sum(stage.cpu_ms for stage in stages)
+    rest = 1e3 * report.build.cpu_seconds / report.samples - total
     columns = {
         "": [*(stage.name for stage in stages), "other build work"],
         "mean": [*(number(stage.ms.mean) for stage in stages), number(max(0.0, rest))],
         "median": [number(stage.ms.median) for stage in stages],
         "p95": [number(stage.ms.p95) for stage in stages],
         "max": [number(stage.ms.max) for stage in stages],
-        "CPU share": [f"{stage.share:.0%}" for stage in stages],
+        "CPU share": [f"{stage.cpu_ms / max(total, 1e-9):.0%}" for stage in stages],
     }
     yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _table(columns)
     columns = {
         "": [codec.codec for codec in codecs],
-        "bytes": [size(codec.bytes_total) for codec in codecs],
-        "raw /\nstored": [f"{codec.ratio:.2f}" for codec in codecs],
-        "build\nCPU time": [duration(codec.build_cpu_seconds) for codec in codecs],
+        "bytes": [size(codec.stored * report.samples) for codec in codecs],
+        "raw /\nstored": [f"{codec.raw / max(codec.stored, 1e-9):.2f}" for codec in codecs],
+        "build\nCPU time": [duration(_build_cpu(report, codec)) for codec in codecs],
         "samples/s": [f"{codec.samples_per_s:,.0f}" for codec in codecs],
         "CPU-ms\nper 1,000": [number(codec.cpu_ms_per_1000) for codec in codecs],
-        f"cores at\n{at}": [f"{codec.cores_at_rate:.2f}" for codec in codecs],
-        f"MB/s at\n{at}": [f"{codec.bytes_per_s_at_rate / 1e6:,.0f}" for codec in codecs],
+        f"cores at\n{at}": [f"{report.cores_at_rate(codec):.2f}" for codec in codecs],
+        f"MB/s at\n{at}": [f"{report.rate * codec.stored / 1e6:,.0f}" for codec in codecs],
     }
     here = count_cores(report.host.cores)
     yield f"Reading a store from memory, measured on {here} here", _table(columns)
-    columns = {
-        "stored after": ["no cache" if c.after == "fetch" else c.after for c in cuts],
-        "bytes": [size(cut.bytes_total) for cut in cuts],
-        "CPU-ms\nonce": [number(cut.offline_cpu_ms) for cut in cuts],
-        "every\nepoch": [number(cut.online_cpu_ms) for cut in cuts],
-        f"cores at\n{at}": [f"{cut.cores_at_rate:.2f}" for cut in cuts],
-        f"samples/s,\n{count_cores(report.cores)}": [f"{cut.samples_per_s:,.0f}" for cut in cuts],
-        "remark": [_remark(report, cut) for cut in cuts],
-    }
-    heading = "Result to store: CPU time once, and in every epoch; samples/s from CPU time"
-    yield heading, _table(columns)
     if slow := [sample for sample in report.slowest if sample.times_median >= slow_ratio]:
         columns = {
             "key": [sample.key for sample in slow],
@@ -167,18 +150,15 @@ def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tup
         yield f"Reading whole files of the source at random{io_wait}", _table(columns)
 
 
+def _build_cpu(report: DoctorReport, codec: CodecFigures) -> float:
+    more = report.samples * (codec.write_cpu - report.codecs[0].write_cpu)
+    return max(0.0, report.build.cpu_seconds + more)
+
+
 def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     """Make a table of columns, the last of which may be shorter."""
     rows = zip_longest(*columns.values(), fillvalue="")
     return Table(list(columns), [*rows], TEXT_COLUMNS)
-
-
-def _remark(report: DoctorReport, cut: CutPoint) -> str:
-    if cut.after == report.cut:
-        return "recommended"
-    if not cut.storable:
-        return "shapes differ"
-    return "keeps one random draw" if cut.frozen else ""
 
 
 def remarks(report: DoctorReport) -> Iterator[str]:

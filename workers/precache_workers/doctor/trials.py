@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from precache.diagnosis.bench import bench
+from precache.loading.loader import Loader
 from precache.recipe.recipe import Codec, Field, Recipe
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.locations import Locations
+from precache.store.open import open_version
 from precache.store.row_table import RowTable
-from precache_workers.doctor.measurements import CodecTimes
+from precache_workers.doctor.report import CodecFigures
 from precache_workers.doctor.stages import codec_for
 from precache_workers.driver.commit import commit
 from precache_workers.driver.totals import Totals
@@ -28,6 +31,7 @@ from precache_workers.sources.base import Fetched, Listing, Sample, Tick
 MOST_BYTES = 256 << 20
 """Raw bytes of a store to read: more than a processor's caches hold."""
 EPOCHS = 5
+BATCH_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def try_codec(
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
-) -> CodecTimes:
+) -> CodecFigures:
     """Write the rows to a store, and read epochs of one that has `count` of them.
 
     Parameters
@@ -85,13 +89,36 @@ def try_codec(
     if count != len(rows):  # repeated rows share chunks and compress better than a source's would
         shutil.rmtree(folder)
         _write(recipe, shapes, HeldRows(rows, count), folder)
-    return CodecTimes(
-        name=name,
+    samples_per_s, cpu_ms_per_1000 = read_cost(folder)
+    return CodecFigures(
+        codec=name,
         stored=written.stored / len(rows),
         raw=sum(row.nbytes for row in shapes.values()),
         write_cpu=written.cpu_seconds / len(rows),
-        **vars(bench(folder, epochs=EPOCHS).warm),
+        samples_per_s=samples_per_s,
+        cpu_ms_per_1000=cpu_ms_per_1000,
     )
+
+
+def read_cost(store: Path) -> tuple[float, float]:
+    """Read shuffled epochs of a store on the CPU, whatever rank this process has.
+
+    Returns
+    -------
+    tuple
+        Samples per second, and CPU-milliseconds of the process per 1,000 samples: medians of
+        `EPOCHS` epochs after a first one, which checks the bytes and reads them from the disk.
+    """
+    costs = []
+    size = min(BATCH_SAMPLES, int(open_version(store).valid.sum()))
+    with Loader(store, size, device="cpu", rank=0, world_size=1) as loader:
+        for _ in range(1 + EPOCHS):
+            wall, cpu = time.perf_counter(), time.process_time()
+            samples = sum(len(batch["row"]) for batch in loader)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            costs.append((samples / wall, 1e6 * cpu / samples))
+    speeds, cpus = zip(*costs[1:], strict=True)
+    return statistics.median(speeds), statistics.median(cpus)
 
 
 def _write(

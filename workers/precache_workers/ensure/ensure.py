@@ -266,7 +266,7 @@ class PendingJob:
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._built: Future[BuildResult] | None = None
         self.name = f"job {job.id}"
-        wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
+        wanted.say_begun(f"{self.name} builds {wanted.store}: {job.command('status')}")
 
     def check(self) -> str | None:
         """Pass on the job's lines so far; returns the version if it has ended."""

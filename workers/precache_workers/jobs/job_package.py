@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
 import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
@@ -22,7 +19,7 @@ from precache.messages import shown
 from precache.recipe.recipe import Recipe
 from precache.units import size
 from precache_workers.jobs.storage_options import split_options
-from precache_workers.planning.options import BuildOptions, RunOptions
+from precache_workers.planning.options import BuildOptions
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
@@ -32,9 +29,6 @@ FILE_OPTIONS = ("labels", "classes")
 
 MOST_COMMAND_NBYTES = 100_000
 """Limit of a command line, which the job's shell takes as one argument; Linux allows 131,072."""
-
-MOST_PACKAGE_NBYTES = 99 << 20
-"""Limit of all files; Ray's job server takes requests of up to 100 MiB, uncompressed."""
 
 _JUNK = re.compile(r"\..*|__pycache__|node_modules|.*\.py[co]|.*\.egg-info")
 
@@ -48,7 +42,7 @@ class JobPackage:
     store
         As the cluster sees it.
     document
-        JSON that ``precache job`` runs there: the command, its arguments and options.
+        JSON that ``precache job`` runs there: source, store, recipe and options.
     files
         Path below the job's working directory -> file here.
     """
@@ -90,73 +84,33 @@ def pack(
     Raises
     ------
     UsageError
-        Something cannot be sent, or would take the place of what the cluster has.
-    """
-    data = recipe.as_stated()
-    arguments = {"source": _as_there(source), "recipe": data}
-    # The recipe travels as the user's own, whose functions need no permission.
-    options = options.model_copy(update={"run_functions": False})
-    package = _pack("build", store, arguments, _imports(source, recipe), options, code)
-    if len(shlex.quote(package.document)) > MOST_COMMAND_NBYTES:
-        raise UsageError(
-            f"the recipe takes {size(len(json.dumps(data)))} as text, too much for a command line; "
-            "put what is large into a file that the cluster can read, and name it in the params"
-        )
-    return package
-
-
-def pack_refresh(
-    source: str | None,
-    store: str,
-    recipe: Recipe | None,
-    options: RunOptions,
-    code: Sequence[str | os.PathLike[str]] = (),
-) -> JobPackage:
-    """Collect the same for a refresh.
-
-    Parameters
-    ----------
-    recipe
-        The store's; None where the store cannot be opened here.
-    """
-    arguments = {"source": _as_there(source) if source else None}
-    return _pack("refresh", store, arguments, _imports(source or "", recipe), options, code)
-
-
-def _pack(
-    command: str,
-    store: str,
-    arguments: Mapping[str, Any],
-    imports: Sequence[str],
-    options: RunOptions,
-    code: Sequence[str | os.PathLike[str]],
-) -> JobPackage:
-    """Write the document of a command, and collect the files that it names.
-
-    Parameters
-    ----------
-    imports
-        What the job imports by name, as ``package.module:name``.
+        Something cannot be sent.
     """
     files = _code_files(code)
-    _check_names(files)
-    _check_imports(imports, files)
+    _check_imports(_imports(source, recipe), files)
+    # The recipe travels as the user's own, whose functions need no permission.
     updates: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
+    updates["run_functions"] = False
     for name in FILE_OPTIONS:
-        value = getattr(options, name, None)
+        value = getattr(options, name)
         if value is not None:
             path = Path(value)
             updates[name] = f"{SENT}/{name}/{path.name}" if path.is_file() else _as_there(value)
             if path.is_file():
                 files[updates[name]] = path
-    _check_size(files)
     updates["storage_options"], updates["storage_options_env"] = split_options(
         options.storage_options
     )
     changed = options.model_copy(update=updates).model_dump(mode="json", exclude_defaults=True)
-    store = _as_there(store)
-    document = {"command": command, "store": store, **arguments, "options": changed}
-    return JobPackage(store, json.dumps(document, separators=(",", ":")), files)
+    data, store = recipe.as_stated(), _as_there(store)
+    content = {"store": store, "source": _as_there(source), "recipe": data, "options": changed}
+    document = json.dumps(content, separators=(",", ":"))
+    if len(shlex.quote(document)) > MOST_COMMAND_NBYTES:
+        raise UsageError(
+            f"the recipe takes {size(len(json.dumps(data)))} as text, too much for a command line; "
+            "put what is large into a file that the cluster can read, and name it in the params"
+        )
+    return JobPackage(store, document, files)
 
 
 def _as_there(name: str) -> str:
@@ -217,46 +171,10 @@ def _is_data(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("pyvenv.cfg", "commits", "zarr.json"))
 
 
-def _top_modules(files: Iterable[str]) -> dict[str, str]:
-    """Map names of modules to files; folders without `__init__.py` hide no other module."""
-    modules = {}
-    for name in files:
-        first, *rest = PurePosixPath(name).parts
-        module = inspect.getmodulename(first) if not rest else first
-        if module and (not rest or rest == ["__init__.py"]):
-            modules[module] = name
-    return modules
-
-
-def _check_names(files: Mapping[str, Path]) -> None:
-    """Refuse modules that would be imported in place of modules that the build needs."""
-    for module, name in _top_modules(files).items():
-        if module in sys.stdlib_module_names or module in _needed_modules():
-            raise UsageError(
-                f"{files[name]} would be imported in place of the module {module!r} that precache "
-                "needs; rename it, or give --code a narrower path"
-            )
-
-
-@functools.cache
-def _needed_modules() -> set[str]:
-    """Return the modules of precache and of the packages that it requires."""
-    try:
-        declared = importlib.metadata.requires("precache") or []
-    except importlib.metadata.PackageNotFoundError:  # run from its source
-        declared = []
-    lines = (line for line in declared if "extra == 'test'" not in line.replace('"', "'"))
-    required = {re.split(r"[\s<>=~!;\[]", line)[0].lower() for line in lines}
-    modules = importlib.metadata.packages_distributions().items()
-    needed = {name for name, homes in modules if required & {home.lower() for home in homes}}
-    return {"precache", "precache_workers", *needed}
-
-
-def _imports(source: str, recipe: Recipe | None) -> list[str]:
+def _imports(source: str, recipe: Recipe) -> list[str]:
     """Return the functions and factories that a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
-    functions = [] if recipe is None else [op.function for op in recipe.functions]
-    return [*functions, *factories]
+    return [*(op.function for op in recipe.functions), *factories]
 
 
 def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
@@ -267,21 +185,3 @@ def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
         here = [path for path in (f"{top}.py", top) if Path(path).exists()]
         if here and top not in tops:
             raise UsageError(f"{name} is here and not on the cluster; send it: --code {here[0]}")
-
-
-def _check_size(files: Mapping[str, Path]) -> None:
-    """Refuse files that are together larger than the limit, and name the largest parts."""
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    total = sum(sizes.values())
-    if total <= MOST_PACKAGE_NBYTES:
-        return
-    parts: dict[str, int] = {}
-    for name, nbytes in sizes.items():
-        top = "/".join(PurePosixPath(name).parts[:2])
-        parts[top] = parts.get(top, 0) + nbytes
-    largest = sorted(parts, key=lambda part: -parts[part])[:3]
-    named = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
-    raise UsageError(
-        f"the code to send takes {size(total)}, and Ray takes {size(MOST_PACKAGE_NBYTES)}: "
-        f"{named}; give --code a narrower path, and large files where the cluster can read them"
-    )

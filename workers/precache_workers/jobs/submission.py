@@ -1,22 +1,19 @@
-"""Builds as jobs of a Ray cluster: submit one, follow it, stop it."""
+"""Builds as jobs of a Ray cluster: submit one, and follow it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError, UsageError
-from precache.messages import aligned, as_text, shown
-from precache.units import duration, local_time
+from precache.messages import shown
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, translate_errors
@@ -27,56 +24,7 @@ POLL_EVERY = 1.0
 UNREACHABLE_SECONDS = 60.0
 """Seconds for which the cluster may be out of reach while a job is followed."""
 
-STOPS_WITHIN = 30.0
-"""Seconds that a cancelled job may take to end; Ray kills it after 3."""
-
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-
-_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ samples.*")
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """The state of a job, as the cluster reports it.
-
-    Attributes
-    ----------
-    state
-        ``PENDING``, ``RUNNING``, ``SUCCEEDED``, ``FAILED`` or ``STOPPED``.
-    started, ended
-        Seconds since 1970; None if unknown.
-    progress
-        The log's last line of progress, or its last line if none shows progress.
-    reason
-        Why the job failed; empty if it did not.
-    exit_status
-        Of the build; None if it did not end by itself.
-    """
-
-    job: str
-    address: str
-    store: str
-    state: str
-    started: float | None
-    ended: float | None
-    progress: str
-    reason: str
-    exit_status: int | None
-
-    def __str__(self) -> str:
-        ended = self.ended or time.time()
-        rows = [("job", self.job), ("store", self.store), ("state", self.state.lower())]
-        if self.started is not None:
-            rows.append(("since", local_time(self.started)))
-            rows.append(("took" if self.ended else "for", duration(ended - self.started)))
-        if self.state in ("PENDING", "RUNNING"):
-            rows.append(("progress", self.progress))
-        if self.state == "FAILED":
-            rows.append(("reason", self.reason))
-        if self.state in ("FAILED", "STOPPED"):
-            kept = "what is done is kept; submit the same build again to continue it"
-            rows.append(("next", kept))
-        return as_text(aligned(rows))
 
 
 class ClusterJob:
@@ -97,57 +45,39 @@ class ClusterJob:
         self.attached = attached
         self._reached = time.monotonic()
 
-    def status(self) -> JobStatus:
-        """Request the job's state.
+    def command(self, name: str) -> str:
+        """Return a command of Ray for the job: ``status``, ``logs`` or ``stop``."""
+        return ray_command(name, self.id, self.address)
+
+    def wait(self, write: Callable[[str], object] = lambda line: None) -> BuildResult:
+        """Pass on the lines of the job's log until it has ended, and return its result.
 
         Raises
         ------
-        UsageError
-            The cluster does not know the job.
-        BuildError
-            The cluster cannot be reached.
+        UsageError, BuildError
+            The job failed or was stopped; submitting it again continues it. Or it succeeded, and
+            the cluster has lost its log. Or the cluster was out of reach for over a minute; the
+            job may go on.
         """
+        details = self._follow(write)
         with translate_errors(self.address):
-            return self._status(self._details(), self._client.get_job_logs(self.id))
-
-    def _details(self) -> Any:
-        try:
-            details = self._client.get_job_info(self.id)
-        except RuntimeError as error:
-            if "status code 404" not in str(error):
-                raise
-            raise UsageError(
-                f"the cluster at {self.address} knows no job {self.id}; if the cluster was "
-                "restarted since, submit the build again to continue it"
-            ) from None
-        self._reached = time.monotonic()
-        if "precache_store" not in (details.metadata or {}):
-            raise UsageError(f"{self.id} is no job of precache submit; see `ray job status`")
-        return details
-
-    def _status(self, details: Any, log: str) -> JobStatus:
-        lines = _own_lines(log)
+            lines = _own_lines(self._client.get_job_logs(self.id))
         state = details.status.value
-        return JobStatus(
-            job=self.id,
-            address=self.address,
-            store=details.metadata["precache_store"],
-            state=state,
-            started=details.start_time and details.start_time / 1000,
-            ended=details.end_time and details.end_time / 1000,
-            progress=_progress(lines),
-            reason=_reason(lines, details.message or "") if state == "FAILED" else "",
-            exit_status=details.driver_exit_code,
-        )
+        if state == "SUCCEEDED":
+            for line in reversed(lines):
+                if (result := _result(line)) is not None:
+                    return result
+            raise BuildError(
+                f"job {self.id} succeeded, and the cluster has lost its log with the result; the "
+                f"store has the version: precache info {details.metadata['precache_store']}"
+            )
+        kind = UsageError if details.driver_exit_code == UsageError.exit_status else BuildError
+        why = _reason(lines, details.message or "") if state == "FAILED" else ""
+        why = why or "submit the build again to continue it"
+        raise kind(f"job {self.id} {state.lower()}: {why}")
 
-    def follow(self, write: Callable[[str], object]) -> JobStatus:
-        """Pass on the lines of the job's log until it has ended.
-
-        Raises
-        ------
-        BuildError
-            The cluster was out of reach for over a minute; the job may go on.
-        """
+    def _follow(self, write: Callable[[str], object]) -> Any:
+        """Pass on the lines of the log; returns what the cluster knows of the job that ended."""
         passed, self._reached = 0, time.monotonic()
         while True:
             try:
@@ -160,16 +90,16 @@ class ClusterJob:
                                 write(line)
                     details = self._details()
                     if details.status.value in ENDED:
-                        return self._status(details, self._client.get_job_logs(self.id))
+                        return details
             except BuildError as error:
                 if time.monotonic() - self._reached > UNREACHABLE_SECONDS:
-                    where = self.status_command()
+                    where = self.command("status")
                     raise BuildError(f"{error}; the job may go on: {where}") from None
             time.sleep(POLL_EVERY)  # a job server sends no notice
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the log from its beginning, as they are written."""
-        self._details()  # a job that is unknown, or another's, has no log to follow
+        self._details()  # a job that is unknown has no log to follow
         rest = ""
         for chunk in self._client.tail_job_logs(self.id):
             if not chunk:
@@ -178,56 +108,23 @@ class ClusterJob:
             yield from _own_lines("\n".join([*lines, ""]))
         yield from _own_lines(rest)
 
-    def status_command(self) -> str:
-        """Return the command that shows the job's state."""
-        return f"precache status {self.id} --address {self.address}"
+    def _details(self) -> Any:
+        try:
+            details = self._client.get_job_info(self.id)
+        except RuntimeError as error:
+            if "status code 404" not in str(error):
+                raise
+            raise UsageError(
+                f"the cluster at {self.address} knows no job {self.id}; if the cluster was "
+                "restarted since, submit the build again to continue it"
+            ) from None
+        self._reached = time.monotonic()
+        return details
 
-    def wait(self, write: Callable[[str], object] = lambda line: None) -> BuildResult:
-        """Wait for the job's end; see `result`."""
-        return self.result(self.follow(write))
 
-    def result(self, status: JobStatus) -> BuildResult:
-        """Return the result of the build or refresh of a job that has ended.
-
-        Raises
-        ------
-        UsageError, BuildError
-            The job failed or was stopped; submitting it again continues it. Or it succeeded, and
-            the cluster has lost its log.
-        """
-        if status.state == "SUCCEEDED":
-            with translate_errors(self.address):
-                lines = _own_lines(self._client.get_job_logs(self.id))
-            for line in reversed(lines):
-                if (result := _result(line)) is not None:
-                    return result
-            raise BuildError(
-                f"job {self.id} succeeded, and the cluster has lost its log with the result; the "
-                f"store has the version: precache info {status.store}"
-            )
-        kind = UsageError if status.exit_status == UsageError.exit_status else BuildError
-        why = status.reason or "submit the build again to continue it"
-        raise kind(f"job {self.id} {status.state.lower()}: {why}")
-
-    def cancel(self) -> JobStatus:
-        """Stop the job; shards that are done are kept.
-
-        Raises
-        ------
-        UsageError
-            The cluster does not know the job.
-        BuildError
-            The cluster cannot be reached, or the job did not end within half a minute.
-        """
-        limit = time.monotonic() + STOPS_WITHIN
-        with translate_errors(self.address):
-            self._details()
-            self._client.stop_job(self.id)
-        while (status := self.status()).state not in ENDED:
-            if time.monotonic() > limit:
-                raise BuildError(f"job {self.id} does not stop; {self.status_command()}")
-            time.sleep(POLL_EVERY / 5)  # a job server sends no notice
-        return status
+def ray_command(name: str, job: str, address: str) -> str:
+    """Return a command of Ray for a job of a job server."""
+    return f"ray job {name} {job} --address {address}"
 
 
 def _own_lines(log: str) -> list[str]:
@@ -237,12 +134,6 @@ def _own_lines(log: str) -> list[str]:
     """
     lines = log.expandtabs().removesuffix("\n").split("\n") if log else []
     return [line for line in lines if not line.startswith("Running entrypoint for job")]
-
-
-def _progress(lines: list[str]) -> str:
-    lines = [line for line in lines if line and _result(line) is None]
-    counts = [match.group() for line in lines if (match := _PROGRESS.search(line))]
-    return (counts or lines or [""])[-1].strip()
 
 
 def _reason(lines: list[str], message: str) -> str:
@@ -272,7 +163,7 @@ def _result(line: str) -> BuildResult | None:
 
 
 def submit_package(package: JobPackage, address: str | None) -> ClusterJob:
-    """Run a build or a refresh on a cluster, or attach to it if the same one is under way.
+    """Run a build on a cluster, or attach to it if the same one is under way.
 
     Raises
     ------
@@ -313,7 +204,7 @@ def _under_way(jobs: Sequence[Any], store: str, digest: str, address: str) -> st
             return job_id
         raise UsageError(
             f"job {job_id} builds into {store} with other options or code; wait for it, or stop "
-            f"it: precache cancel {job_id} --address {address}"
+            f"it: {ray_command('stop', job_id, address)}"
         )
     return None
 
@@ -327,8 +218,3 @@ def _submit(client: Any, **job: Any) -> bool:
             raise
         return False
     return True
-
-
-def open_job(job: str, address: str | None) -> ClusterJob:
-    """Return a job that was submitted before, by this process or another."""
-    return ClusterJob(*connect(address), job)

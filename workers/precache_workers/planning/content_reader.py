@@ -13,7 +13,7 @@ import numpy as np
 from precache.errors import HangError
 from precache.runtime.ordered_map import prefetch
 from precache.store.row_table import RowTable
-from precache_workers.runtime.time_limit import run_in_time, stoppable
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Sample, Source
 
 READ_BYTES, FORWARD_BYTES = 16 << 20, 256 << 20
@@ -66,7 +66,7 @@ class ContentReader:
                 return None
 
         reading = contextlib.closing(prefetch(read, groups, READERS, READERS + 1))
-        with stoppable(), reading as results:
+        with reading as results:
             for group, contents in zip(groups, results, strict=False):
                 if contents is None:
                     break

@@ -137,7 +137,7 @@ class RunOptions(SourceOptions, PlacementOptions):
     def _check_address(cls, address: str) -> str:
         if not is_joined(address) and address not in ("serial", "local"):
             web = address.startswith(("http://", "https://"))
-            job = "; a job server takes precache submit, or refresh --submit" if web else ""
+            job = "; a job server takes precache submit" if web else ""
             raise ValueError(f"choose local, serial, auto, host:6379 or ray://host:10001{job}")
         return address
 

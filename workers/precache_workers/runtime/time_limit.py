@@ -26,7 +26,6 @@ import faulthandler
 import json
 import os
 import shutil
-import signal
 import struct
 import threading
 import time
@@ -74,7 +73,7 @@ WAY_OUT = (
 _here = threading.local()
 _timed: set[SamplesAtWork] = set()
 """Attempts for which the timer of this process is set."""
-_setting = threading.RLock()  # a signal may come while this thread holds it
+_setting = threading.Lock()
 _notes: Notes | None = None
 
 
@@ -310,30 +309,6 @@ def ended_workers(reason: str) -> bool:
     )
 
 
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Stop the timer, too, if Ctrl-Z stops this process, or it expires once the process goes on.
-
-    Only the main thread can; it does so around the work that its other threads do in time.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
-        yield
-        return
-
-    def stop(*signalled: object) -> None:
-        with _setting:
-            faulthandler.cancel_dump_traceback_later()  # `run_in_time` sets it again
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    signal.signal(signal.SIGTSTP, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-
-
-@stoppable()
 def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     """Run work with a time limit for each sample.
 
