@@ -76,9 +76,7 @@ from precache_workers.sources.label_readings import bare_folders
 from precache_workers.sources.labels import (
     Column,
     Label,
-    MixedLabelsError,
     column_of,
-    differing,
     join_columns,
     kind_of,
     texts_of_labels,
@@ -179,15 +177,7 @@ def rows_of_one(parts: list[Rows], where: str) -> Rows:
     SourceError
         Their labels have kinds that cannot be combined.
     """
-    try:
-        labels = join_columns([part["label"] for part in parts])
-    except MixedLabelsError as error:
-        number, [_, kind] = error.other[0], error.one
-        row = parts[number]["label"].is_valid().index(True).as_py()
-        name = text_at(parts[number]["key"], row)
-        before = sum(len(part) for part in parts[:number])
-        label = parts[number]["label"][row].as_py()
-        raise differing(where, name or f"number {before + row}", label, kind) from None
+    labels = join_columns([part["label"] for part in parts], f"labels of {where}")
     return joined_rows(parts, labels)
 
 
@@ -207,7 +197,7 @@ class Place(NamedTuple):
     label: Label | None = None
 
 
-def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
+def in_batches(samples: Iterator[Place], places: Any, container: str) -> Iterator[Rows]:
     """Yield samples as columns.
 
     Parameters
@@ -220,12 +210,8 @@ def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
     while some := list(itertools.islice(samples, AT_ONCE)):
         names, where, sizes, units, etags, labels = zip(*some, strict=True)
         numbers = {"sizes": np.array(sizes), "units": np.array(units)}
-        try:
-            column = column_of(labels)
-        except MixedLabelsError:  # that of the container names the sample
-            yield from (rows for one in some for rows in in_batches(iter([one]), places))
-        else:
-            yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
+        column = column_of(labels, f"labels of {container}")
+        yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
 _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
@@ -741,12 +727,7 @@ class Scans:
             Labels of two containers have kinds that cannot be combined, or other names of classes.
         """
         columns = [rows["label"] for rows in self._parts]
-        try:
-            labels = join_columns(columns, typed=typed)
-        except MixedLabelsError as error:
-            (one, kind), (other, its_kind) = error.one, error.other
-            files = self.listed[one][0], self.listed[other][0]
-            raise self._unlike(*files, f"{kind}, {its_kind}") from None
+        labels = join_columns(columns, f"labels of {self._source}", typed=typed)
         file_of: dict[tuple[str, ...], FileInfo] = {}
         for (file, members), column in zip(self.listed, columns, strict=True):
             if kind_of(column.type) is not None:
@@ -757,20 +738,17 @@ class Scans:
                     "have: folders of names are no labels there"
                 ] += len(column)
         if len(file_of) > 1:
-            first, second, *_ = file_of.values()
-            raise self._unlike(first, second, str(kind_of(labels.type)))
+            one, other = [printable(file.name) for file in file_of.values()][:2]
+            raise SourceError(
+                f"labels of {one} and {other} in {self._source} differ in class names; make them "
+                "alike"
+            )
         self._types = {column.type for column in columns if kind_of(column.type) is not None}
         del columns
         self.rows = joined_rows(self._parts, labels)
         counts = [members.count for _, members in self.listed]
         self.numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self._classes, self._typed = next(iter(file_of), ()), typed
-
-    def _unlike(self, one: FileInfo, other: FileInfo, kinds: str) -> SourceError:
-        return SourceError(
-            f"labels of {printable(one.name)} and {printable(other.name)} in {self._source} differ "
-            f"in kind ({kinds}) or in class names; make them alike"
-        )
 
     def index(self) -> bytes | None:
         """Serialise the samples, as Parquet after its XXH3-128; None for labels of two types."""

@@ -28,10 +28,8 @@ from precache_workers.sources.labels import (
     Column,
     Kind,
     Label,
-    MixedLabelsError,
     as_number,
     column_of,
-    differing,
     encode,
     is_nothing,
     label_of,
@@ -421,12 +419,7 @@ def _with_lists(column: Column) -> Column:
         return column
     if not any(lists.values()):
         return column.mapped([None if text in lists else text for text in column.texts])
-    try:
-        values = column_of(labels)
-    except MixedLabelsError as mixed:
-        number, [_, kind] = mixed.other[0], mixed.one
-        key, text = column.keys[column.row(number)], column.texts[number]
-        raise differing(column.where, key, text, kind) from None
+    values = column_of(labels, f"labels of {column.where}")
     words = [text for text in column.texts if is_nothing(text)]
     return replace(column.taking(values), beside=words)
 
