@@ -299,7 +299,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "arrays": (arrays, 2),
     "durations": (labels("0 days 01:00:00", "-1 days 23:00:00"), 1),
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
-    "dates as numbers": (labels("20240501", "20240611"), 1),
 }  # fmt: skip
 """Sources that are refused, and how many commands the refusal prints."""
 

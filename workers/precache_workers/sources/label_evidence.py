@@ -41,19 +41,11 @@ NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "va
 
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
-_SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
-"""Percents and amounts of money."""
-_TIME = (
-    r"(?:-?\d+ days? )?(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?"
-    r"(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+_NO_WORD = re.compile(
+    r"(?=.*\d)(?=.*(?:[ ,;|%$€£¥:]|[-/.]\d+[-/.]))(?:-?\d+ days? )?"
+    r"(?:[-+.,:;/|%$€£¥ \d]|(?<=\d)(?:[Te](?=[-\d])|Z))+(?: ?[AaPp]\.?[Mm]\.?)?"
 )
-_DATE = re.compile(
-    r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
-    rf"(?:[T ]{_TIME})?|{_TIME}"
-)
-"""Dates, times, and both, as programs and spreadsheets write them."""
-_PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+"""Amounts, dates and times, several numbers, and numbers with a decimal comma."""
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
@@ -62,7 +54,6 @@ _LIST = re.compile(
     r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)|\{\s*['\"\d].*\}", re.DOTALL
 )
 """Lists, tuples and dicts as Python and NumPy print them."""
-_VECTOR = re.compile(rf"(?:(?:{_VALUE.pattern})\s*[ ,;|]\s*)+(?:{_VALUE.pattern})", re.IGNORECASE)
 
 
 def is_number(text: str) -> bool:
@@ -131,7 +122,7 @@ _CLASSES: Way = NAME, "if each is the name of a class"
 _NUMBER_NAMES: Way = NAME, "if each number is a class"
 _NUMBERS: Way = NUMBER, "if they are class numbers"
 _REGRESSION: Way = VALUE, "for a regression"
-_DAYS: Way = (), "another column by --label-column, or numbers such as of days for a regression"
+_PLAIN: Way = (), "plain numbers such as 1.5 for a regression, or another column by --label-column"
 
 OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
@@ -145,26 +136,11 @@ OF_NAMES: Rules = [
             ],
         ),
         Rule(
-            lambda c: all(map(_DECIMAL_COMMA.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be numbers with a decimal comma, which are to "
-            "be written with a point",
-            [(("--label-separator", ","), "if they are several classes"), _CLASSES],
-        ),
-        Rule(
-            lambda c: all(map(_SIGNED.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be numbers of a regression",
-            [((), "write them without the sign, if they are"), _CLASSES],
-        ),
-        Rule(
-            lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
-            "labels of {of.where} such as {some} are dates or times",
-            [_DAYS, _CLASSES],
-        ),
-        Rule(
-            lambda c: not c.mark and all(map(_VECTOR.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be several numbers for each sample",
-            [
-                ((), "another column by --label-column, or lists of classes such as [1, 5]"),
+            lambda c: all(map(_NO_WORD.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} have digits and no word",
+            lambda c: [
+                *([(("--label-separator", c.mark), "if they are several classes")] * bool(c.mark)),
+                _PLAIN,
                 _CLASSES,
             ],
         ),
@@ -207,13 +183,6 @@ OF_NUMBERS: Rules = [
             lambda c: sorted(filter(_LEADING_ZERO.fullmatch, c.given)),
             "labels of {of.where} have leading zeros, such as {some}",
             [_CODES, _NUMBERS],
-        ),
-        Rule(
-            lambda c: (
-                not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and sorted(c.given)
-            ),
-            "labels of {of.where} such as {some} are dates",
-            [_NUMBER_NAMES, _DAYS],
         ),
         Rule(
             _below,
