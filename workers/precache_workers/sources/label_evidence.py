@@ -21,7 +21,6 @@ import numpy as np
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
-from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
 from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER, spelling
 from precache_workers.sources.labels import (
@@ -50,10 +49,8 @@ _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
-_LIST = re.compile(
-    r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)|\{\s*['\"\d].*\}", re.DOTALL
-)
-"""Lists, tuples and dicts as Python and NumPy print them."""
+_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL)
+"""Lists and tuples as Python and NumPy print them."""
 
 
 def is_number(text: str) -> bool:
@@ -127,6 +124,11 @@ _PLAIN: Way = (), "plain numbers such as 1.5 for a regression, or another column
 OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
     [
+        Rule(
+            lambda c: sorted(text for text in c.given if text[0] + text[-1] == "{}"),
+            "labels of {of.where} such as {some} are objects",
+            [((), "write the member that is the label as a column of its own"), _CLASSES],
+        ),
         Rule(
             lambda c: sorted(text for text in c.given if "\n" in text),
             "labels of {of.where} such as {some} have several lines",
@@ -265,8 +267,6 @@ def decide(column: Column) -> Column:
     ------
     SourceError
         A label cannot be of the kind that the user names, or there is no list that fits all.
-    ChoiceError
-        The labels are lists or objects of several readings.
     """
     import pyarrow as pa
 
@@ -291,8 +291,6 @@ def decide(column: Column) -> Column:
         column = _with_lists(column)
         if column.kind != kind:
             return _of_lists(column)
-        if not rules.kind and (member := _of_objects(column)) is not None:
-            return decide(member)
         kind = _untyped_kind(column.given)
     if rules.separator:
         return _separated(column, rules.separator)
@@ -326,41 +324,12 @@ def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
 
 
-def _json(text: str, type_: type) -> Any:
-    """Parse a JSON list or object; returns None for any other text."""
+def _list_of(text: str) -> Any:
+    """Parse a JSON list; returns None for any other text."""
     try:
-        value = json.loads(text) if text.startswith(("[", "{")) else None
+        return json.loads(text) if text.startswith("[") else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, type_) else None
-
-
-def _of_objects(column: Column) -> Column | None:
-    """Return the members of labels that are all JSON objects with one; None for other labels.
-
-    Raises
-    ------
-    ChoiceError
-        They have several members.
-    """
-    where = column.where
-    items = [_json(text, dict) for text in column.texts]
-    names = {name: None for item in items if item is not None for name in item}
-    if not names:
-        return None
-    if None in items or len(names) > 1:
-        text = f"labels of {where} are JSON objects with the members {quoted(names)}"
-        one = (), "write the member that is the label as a column of its own"
-        raise choice_error([Doubt.of(text, (NAME, "if each text is a class"), one)])
-    [name] = names
-    members = [item.get(name) for item in items]
-    try:
-        texts = [label_of(m if isinstance(m, str) else json.dumps(m)) for m in members]
-    except ValueError as error:
-        raise SourceError(f"{where}: {name!r} of a label {error}") from None
-    note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
-    own = replace(column.rules, none=())
-    return replace(column.mapped(texts), rules=own, known=(), folders=False, notes=(note,))
 
 
 def _with_lists(column: Column) -> Column:
@@ -373,10 +342,10 @@ def _with_lists(column: Column) -> Column:
     SourceError
         A list is invalid, or the labels have kinds that cannot be combined.
     """
-    lists = {text: parsed for text in column.texts if (parsed := _json(text, list)) is not None}
+    lists = {text: parsed for text in column.texts if (parsed := _list_of(text)) is not None}
     labels: list[Label | None] = []
     for number, text in enumerate(column.texts):
-        if text not in lists and _LIST.fullmatch(text) and _json(text, dict) is None:
+        if text not in lists and _LIST.fullmatch(text):
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
             raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
         alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
