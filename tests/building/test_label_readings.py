@@ -906,50 +906,6 @@ def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> N
     assert "not used: 'size'" in builds.printed
 
 
-def ordered(labels: list[str], categories: list[str]) -> Any:
-    numbers = [categories.index(label) for label in labels]
-    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), categories, ordered=True)
-
-
-@pytest.mark.parametrize("table", [in_parquet, in_manifest])
-def test_ordered_categories_are_classes_in_their_order(builds: Builds, table: Write) -> None:
-    labels, categories = ["mid", "low", "mid"], ["low", "mid", "high"]
-    source = table(builds.root, columns_of(label=ordered(labels, categories)))
-    assert builds.labels(source) == dict(zip(NAMES, labels, strict=False))
-    assert precache.open(builds.root / "1.store").classes == tuple(categories)
-    said = "in the order of the categories of 'label': 'low', 'mid', 'high'"
-    assert said in builds.printed
-    builds.labels(source, "--label-column", "label")
-    assert said in builds.printed
-    put(builds.root / "in", "a.png", "b.png", "c.png")
-    file = {"key": [f"{name}.png" for name in "abc"], "label": ordered(labels, categories)}
-    pq.write_table(pa.table(file), builds.root / "labels.parquet")
-    assert builds.labels("in --labels labels.parquet") == dict(zip(NAMES, labels, strict=False))
-    assert precache.open(builds.root / "3.store").classes == tuple(categories)
-
-
-@pytest.mark.parametrize(
-    ("categories", "taken"),
-    [(["low", "high"], "low mid high"), (["high", "low"], ""), (["low", "top"], "")],
-)
-def test_files_with_categories_in_other_orders_are_refused(
-    builds: Builds, categories: list[str], taken: str
-) -> None:
-    for name, label, names in (("a", "mid", ["low", "mid", "high"]), ("b", "low", categories)):
-        columns = columns_of(label=ordered([label], names)) | {"id": [name]}
-        pq.write_table(pa.table(columns), write(builds.root / f"in/{name}.parquet", b""))
-    source = "'in/*.parquet' --key-column id"
-    if taken:
-        assert builds.labels(source) == {"a": "mid", "b": "low"}
-        assert precache.open(builds.root / "1.store").classes == tuple(taken.split())
-        return
-    assert builds.choices(source) == []
-    assert "the categories of 'label' have other orders in other files" in builds.printed
-    write(builds.root / "classes.txt", b"mid\nlow\n")  # the advice
-    assert builds.labels(source, "--classes", "classes.txt") == {"a": "mid", "b": "low"}
-    assert precache.open(builds.root / "2.store").classes == ("mid", "low")
-
-
 @pytest.mark.parametrize(
     ("table", "bits", "expected"),
     with_kinds(TYPED, [

@@ -101,7 +101,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"14"
+INDEX_RULES = b"15"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -812,9 +812,7 @@ class Scans:
         rules, where = source.spec.rules, str(source)
         evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
         kind = kind_of(labels.type)
-        if kind == "names":
-            own_order = rules.kind in (None, "name") and not rules.separator
-            classes = evidence.classes if own_order else ()
+        classes = () if kind == "names" else classes
         label = (columns or NO_COLUMNS).label or evidence.label
         files = [file.name for file, _ in self.listed]
         of_files = read_split_files(source.containers, files, label, rules)
