@@ -131,14 +131,6 @@ def arrays(root: Path) -> str:
     return "in/*.npy"
 
 
-def two_orders(root: Path) -> str:
-    for name, order in (("a", ["low", "high"]), ("b", ["high", "low"])):
-        label = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), order, ordered=True)
-        table = pa.table({"id": [name], "image": [photo(name)], "label": label})
-        pq.write_table(table, write(root / f"in/{name}.parquet", b""))
-    return "'in/*.parquet' --key-column id"
-
-
 MASKS = files("in/images/a.png in/images/b.png in/masks/a.png in/masks/b.png", "in")
 PAIRS = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_mask")), "in")
 COPIES = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_cut")), "in")
@@ -299,7 +291,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "arrays": (arrays, 2),
     "durations": (labels("0 days 01:00:00", "-1 days 23:00:00"), 1),
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
-    "dates as numbers": (labels("20240501", "20240611"), 1),
 }  # fmt: skip
 """Sources that are refused, and how many commands the refusal prints."""
 
@@ -315,7 +306,6 @@ READINGS: list[Case] = [
     files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"),
     parquet(label=["cat", "dog", "cat"], split=["train", "val", "val"]),
     parquet(eel=[0, 1], cat=[1, 0]),
-    two_orders,
     parquet(label=["x", "y"], **{"class": ["z", "z"]}),
     parquet(label=pa.array([1, 2], pa.date32())),
     files(THREE, "in --labels l.csv", {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}),

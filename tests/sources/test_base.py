@@ -296,7 +296,7 @@ def test_a_folder_of_archives_says_how_to_read_them(tmp_path: Path) -> None:
 
 def test_a_folder_without_images_tells_what_images_end_in(tmp_path: Path) -> None:
     write(tmp_path / "notes.txt", b"x")
-    with pytest.raises(SourceError, match=r"no image \(1 other files\); images end in .*\.jpg"):
+    with pytest.raises(SourceError, match=r"no image \(other files: 1\); images end in .*\.jpg"):
         listed(tmp_path)
 
 

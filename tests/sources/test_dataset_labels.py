@@ -442,7 +442,11 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("None", "'cat dog'", "classes are the text 'cat dog'"),
         ("None", "{'a', 'b'}", "classes are .*set"),
         ("None", "{'a': 1, 'b': 2}", "classes are a dict .* numbers from 0"),
-        ("['a', 1, 'a', 'a', 'a', 'a']", "()", "targets are names and numbers; make them alike"),
+        (
+            "['a', 1, 'a', 'a', 'a', 'a']",
+            "()",
+            "targets are names and numbers, such as a and 1;",
+        ),
         ("{n: n for n in range(6)}", "()", r"targets are object \(\)"),
         ("'abcabc'", "()", r"targets are <U6 \(\)"),
         ("[[.5, .5]] * 6", "()", r"target of sample 0 is \[0\.5, 0\.5\]"),

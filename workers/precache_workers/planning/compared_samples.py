@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
 from precache.store.row_table import RowTable
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.source_record import listed_as, stored_tables, with_label
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 from precache_workers.runtime.time_limit import run_in_time
@@ -30,25 +31,20 @@ SPOTS = 4
 
 
 @dataclass(frozen=True)
-class DatasetReader:
-    """Reads samples of a Python dataset: a `planning.source_record.Reader`.
+class DatasetReader(ContentReader):
+    """Reads samples of a Python dataset, one after the other.
 
     Attributes
     ----------
-    seconds
-        Time limit of a sample.
-    say, tick
-        Prints a line; takes the number of samples that were read.
+    tick
+        Takes the number of samples that were read.
     twice
         Read some samples twice.
     """
 
     source: DatasetSource
-    seconds: float
-    say: Callable[[str], None]
     tick: Tick
     twice: bool
-    contents: dict[str, str] = field(default_factory=dict)
 
     @property
     def brings_labels(self) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +30,8 @@ LINE_EVERY = 10.0
 class ContentReader:
     """Reads samples of a source, each once.
 
+    Calling it returns what is compared of samples, by rows; empty for those that cannot be read.
+
     Attributes
     ----------
     seconds
@@ -39,16 +40,17 @@ class ContentReader:
         Prints a line.
     contents
         Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
-    brings_labels
-        False: labels are listed, or are those of files.
     """
-
-    brings_labels: ClassVar[bool] = False
 
     source: Source
     seconds: float
     say: Callable[[str], None]
-    contents: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def brings_labels(self) -> bool:
+        """True if labels come with samples, and are part of what is compared."""
+        return False
 
     def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
         """Return the contents of rows of a listing.

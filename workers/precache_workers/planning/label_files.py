@@ -67,8 +67,6 @@ class LabelFile:
     columns
         Columns of labels: one, or one for each class, whose order is that of the classes; none if
         the file does not name its columns.
-    order
-        The order of categories that the type of the labels has.
     """
 
     lines: Sequence[int]
@@ -76,12 +74,11 @@ class LabelFile:
     labels: Any
     typed: bool
     columns: tuple[str, ...]
-    order: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes by number, if the file orders them."""
-        return self.columns if len(self.columns) > 1 else self.order
+        """Names of the classes by number, if the file has a column for each."""
+        return self.columns if len(self.columns) > 1 else ()
 
 
 def read_label_file(
@@ -111,9 +108,8 @@ def read_label_file(
                 f"line {line} of {where} has no key; each line is key,label, and a sample that is "
                 "to keep its class needs none"
             )
-    order = () if rules.separator or len(labels) > 1 else rows.order(labels[0])
     read, typed = read_labels(rows, labels, where, rules.none), rows.typed is not None
-    file = LabelFile(rows.lines, ids, read, typed, labels if named else (), order)
+    file = LabelFile(rows.lines, ids, read, typed, labels if named else ())
     return _with_names(file, path, where, keys)
 
 

@@ -17,7 +17,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,6 +27,7 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 
 _COLUMNS = {
@@ -45,27 +46,6 @@ FEW = 5
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
 """Limits, in number and bytes, of samples of another time that are read while listing; more are
 left to the build."""
-
-
-class Reader(Protocol):
-    """Reads samples of a listing.
-
-    Attributes
-    ----------
-    contents
-        Key -> content of each sample that was read, as versions have it; empty if it could not be.
-    brings_labels
-        Whether labels come with samples, and are part of what is compared.
-    """
-
-    @property
-    def contents(self) -> Mapping[str, str]: ...
-    @property
-    def brings_labels(self) -> bool: ...
-    @property
-    def say(self) -> Callable[[str], None]: ...
-    def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
-        """Return what is compared of samples, by rows; empty for those that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +149,7 @@ def recall(
     store: Folder,
     listing: RowTable,
     file_states: np.ndarray | None,
-    read: Reader,
+    read: ContentReader,
     *,
     most_bytes: int,
     ignore_ctime: bool = False,

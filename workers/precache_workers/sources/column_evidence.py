@@ -13,7 +13,6 @@ from typing import Self
 
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import flag, no_label, quoted
-from precache_workers.sources.label_readings import LISTED
 from precache_workers.sources.labels import bit_of, is_blank
 from precache_workers.sources.splits import (
     ALL_SPLITS,
@@ -39,15 +38,12 @@ class ColumnEvidence:
     rivals
         Columns that may have the labels in place of a guessed one, with the different pairs of its
         labels and theirs, until these disagree.
-    orders
-        Orders of the classes, as a type of Arrow has them, in which categories are ordered.
     """
 
     label: str = ""
     bits: dict[str, set[int]] = field(default_factory=dict)
     splits: dict[str, list[str]] = field(default_factory=dict)
     rivals: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
-    orders: set[tuple[str, ...]] = field(default_factory=set)
 
     def look(
         self,
@@ -92,7 +88,6 @@ class ColumnEvidence:
         common = set.intersection(*(set(file.bits) for file in files))
         whole = cls(files[0].label, {n: set[int]() for n in files[0].bits if n in common})
         for file in files:
-            whole.orders |= file.orders
             for name in whole.bits:
                 whole.bits[name] |= file.bits[name]
             for name, values in file.splits.items():
@@ -100,13 +95,6 @@ class ColumnEvidence:
             for name, pairs in file.rivals.items():
                 whole.rivals[name] = whole.rivals.get(name, set()) | pairs
         return whole
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The order of classes of which all others are a part; empty for none."""
-        longest = max(self.orders, key=lambda order: (len(order), order), default=())
-        parts = (tuple(name for name in longest if name in order) for order in self.orders)
-        return longest if {*parts} == self.orders else ()
 
     def reading(self, where: object, *, all_splits: bool) -> tuple[list[str], list[Doubt]]:
         """Return the lines about guesses, and the doubts.
@@ -137,13 +125,6 @@ class ColumnEvidence:
         if rivals is not None:
             columns = self.label, rivals
             doubts += doubt_of_rivals("--label-column", columns, "have other labels", where)
-        if self.classes:
-            text = f"Classes are in the order of the categories of {self.label!r}"
-            notes.append(f"{text}: {quoted(self.classes)} (--classes gives another)")
-        elif self.orders:
-            text = f"the categories of {self.label!r} have other orders in other files of {where}"
-            some = " and ".join(quoted(order) for order in sorted(self.orders)[:2])
-            doubts.append(Doubt.of(f"{text}: {some}", ((), LISTED), by_classes=True))
         bits = [name for name, numbers in self.bits.items() if numbers - {-1}]
         if len(bits) > 1:
             numbers = set().union(*(self.bits[name] for name in bits))

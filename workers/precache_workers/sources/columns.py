@@ -75,8 +75,6 @@ class ChosenColumns:
         Columns that are not used.
     evidence
         What is to be looked at in the columns: those of splits, of 0 and 1, and rivals.
-    ordered
-        The labels are ordered categories.
     folder
         The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
@@ -88,7 +86,6 @@ class ChosenColumns:
     classes: tuple[str, ...]
     others: tuple[str, ...]
     evidence: ColumnEvidence
-    ordered: bool
     folder: str | None
 
     @property
@@ -188,12 +185,9 @@ def choose(
         path = f"{image}.path" if kind_of(parts.get("path", pa.null())) == "names" else None
     first = {IMAGE: image} if columns.inputs.image and image is not None else {}
     inputs = {**first, **dict(zip(named, named, strict=True))}
-    ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)
     names_of_classes = class_names(schema, labels)
     key = columns.key or path
-    return ChosenColumns(
-        image, inputs, key, labels, names_of_classes, others, evidence, ordered, folder
-    )
+    return ChosenColumns(image, inputs, key, labels, names_of_classes, others, evidence, folder)
 
 
 def _folder_value(text: str) -> str:
@@ -336,13 +330,6 @@ def _is_class(feature: Any) -> bool:
 # --- types --------------------------------------------------------------------------------------
 
 
-def is_ordered(kind: Any) -> bool:
-    """Return True for a type of categories with an order."""
-    import pyarrow as pa
-
-    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
-
-
 def holds_images(kind: Any) -> bool:
     """Return True for a type of bytes, or of a struct with them."""
     import pyarrow as pa
@@ -410,9 +397,6 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
         return repeated_label(chosen.folder, len(batch))
     if not chosen.labels:
         return pa.nulls(len(batch))
-    if chosen.ordered:
-        categories = batch.column(chosen.labels[0]).dictionary
-        members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
     if len(chosen.labels) == 1:
         return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
     columns = [

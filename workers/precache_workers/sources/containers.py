@@ -76,9 +76,7 @@ from precache_workers.sources.label_readings import bare_folders
 from precache_workers.sources.labels import (
     Column,
     Label,
-    MixedLabelsError,
     column_of,
-    differing,
     join_columns,
     kind_of,
     texts_of_labels,
@@ -103,7 +101,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"14"
+INDEX_RULES = b"15"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -179,15 +177,7 @@ def rows_of_one(parts: list[Rows], where: str) -> Rows:
     SourceError
         Their labels have kinds that cannot be combined.
     """
-    try:
-        labels = join_columns([part["label"] for part in parts])
-    except MixedLabelsError as error:
-        number, [_, kind] = error.other[0], error.one
-        row = parts[number]["label"].is_valid().index(True).as_py()
-        name = text_at(parts[number]["key"], row)
-        before = sum(len(part) for part in parts[:number])
-        label = parts[number]["label"][row].as_py()
-        raise differing(where, name or f"number {before + row}", label, kind) from None
+    labels = join_columns([part["label"] for part in parts], f"labels of {where}")
     return joined_rows(parts, labels)
 
 
@@ -207,7 +197,7 @@ class Place(NamedTuple):
     label: Label | None = None
 
 
-def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
+def in_batches(samples: Iterator[Place], places: Any, container: str) -> Iterator[Rows]:
     """Yield samples as columns.
 
     Parameters
@@ -220,12 +210,8 @@ def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
     while some := list(itertools.islice(samples, AT_ONCE)):
         names, where, sizes, units, etags, labels = zip(*some, strict=True)
         numbers = {"sizes": np.array(sizes), "units": np.array(units)}
-        try:
-            column = column_of(labels)
-        except MixedLabelsError:  # that of the container names the sample
-            yield from (rows for one in some for rows in in_batches(iter([one]), places))
-        else:
-            yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
+        column = column_of(labels, f"labels of {container}")
+        yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
 _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
@@ -741,12 +727,7 @@ class Scans:
             Labels of two containers have kinds that cannot be combined, or other names of classes.
         """
         columns = [rows["label"] for rows in self._parts]
-        try:
-            labels = join_columns(columns, typed=typed)
-        except MixedLabelsError as error:
-            (one, kind), (other, its_kind) = error.one, error.other
-            files = self.listed[one][0], self.listed[other][0]
-            raise self._unlike(*files, f"{kind}, {its_kind}") from None
+        labels = join_columns(columns, f"labels of {self._source}", typed=typed)
         file_of: dict[tuple[str, ...], FileInfo] = {}
         for (file, members), column in zip(self.listed, columns, strict=True):
             if kind_of(column.type) is not None:
@@ -757,20 +738,17 @@ class Scans:
                     "have: folders of names are no labels there"
                 ] += len(column)
         if len(file_of) > 1:
-            first, second, *_ = file_of.values()
-            raise self._unlike(first, second, str(kind_of(labels.type)))
+            one, other = [printable(file.name) for file in file_of.values()][:2]
+            raise SourceError(
+                f"labels of {one} and {other} in {self._source} differ in class names; make them "
+                "alike"
+            )
         self._types = {column.type for column in columns if kind_of(column.type) is not None}
         del columns
         self.rows = joined_rows(self._parts, labels)
         counts = [members.count for _, members in self.listed]
         self.numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self._classes, self._typed = next(iter(file_of), ()), typed
-
-    def _unlike(self, one: FileInfo, other: FileInfo, kinds: str) -> SourceError:
-        return SourceError(
-            f"labels of {printable(one.name)} and {printable(other.name)} in {self._source} differ "
-            f"in kind ({kinds}) or in class names; make them alike"
-        )
 
     def index(self) -> bytes | None:
         """Serialise the samples, as Parquet after its XXH3-128; None for labels of two types."""
@@ -834,9 +812,7 @@ class Scans:
         rules, where = source.spec.rules, str(source)
         evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
         kind = kind_of(labels.type)
-        if kind == "names":
-            own_order = rules.kind in (None, "name") and not rules.separator
-            classes = evidence.classes if own_order else ()
+        classes = () if kind == "names" else classes
         label = (columns or NO_COLUMNS).label or evidence.label
         files = [file.name for file, _ in self.listed]
         of_files = read_split_files(source.containers, files, label, rules)
@@ -894,16 +870,17 @@ def member_names(keys: Texts, located: Locations) -> Texts:
 
 
 def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:
-    """Parse an index: a container -> its members; empty if the index is invalid.
+    """Parse an index: a container -> its members; empty if it is damaged or of other rules.
 
-    The index comes from a store and is not trusted: places are checked again when they are read.
+    Who can write an index into a store can write its row tables, too: the digest is of damage.
 
     Parameters
     ----------
     places
-        Arrow type of the places.
+        Arrow type of the places, which are checked again when they are read.
     """
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
@@ -911,11 +888,10 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
         table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
-        table.validate(full=True)
-        labels = _indexed_labels(data)
-        listed = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        counts = [members.count for _, members in listed]
-        if sum(counts) != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
+        labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
+        if pa.types.is_large_list(labels.type):  # its items may have another name
+            labels = labels.cast(pa.large_list(labels.type.value_type))
+        if table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         whole = pa.RecordBatch.from_pydict(
             {
@@ -925,36 +901,14 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
                 "label": labels,
             }
         )
-        for (file, members), end in zip(listed, itertools.accumulate(counts), strict=True):
-            rows = whole.slice(end - members.count, members.count)
+        start = 0
+        for file, members in _INDEXED.validate_json(table.schema.metadata[b"containers"]):
+            rows = whole.slice(start, members.count)
+            start += members.count
             if not members.has_labels:
                 rows = with_column(rows, "label", pa.nulls(len(rows)))
-            if members.count:  # raises for invalid labels: they must not count as the source's
-                given, keys = rows["label"], Texts(rows["key"])
-                read = read_column(Column(given, keys, file.name, classes=members.classes))
-                if pa.types.is_integer(given.type) and read.values.dtype.kind == "f":
-                    return {}  # some are no class numbers
-            if _is_identified(file):
+            if file.etag or file.mtime_ns >= 0:  # else no change of it would be seen
                 known[file] = members, rows
-    except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
+    except (PrecacheError, LookupError, TypeError, ValueError):  # of another release
         return {}
     return known
-
-
-def _is_identified(file: FileInfo) -> bool:
-    """Return True if a change of a file would be seen."""
-    return bool(file.etag) or file.mtime_ns >= 0
-
-
-def _indexed_labels(data: bytes) -> Any:
-    """Return the labels of an index, whose size is known to be plausible."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
-    if pa.types.is_large_list(labels.type):  # its items may have another name
-        labels = labels.cast(pa.large_list(labels.type.value_type))
-    if kind_of(labels.type) is None and not pa.types.is_null(labels.type):
-        raise ValueError(f"labels are never {labels.type}")
-    labels.validate(full=True)
-    return labels

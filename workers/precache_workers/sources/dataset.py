@@ -51,7 +51,6 @@ from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import (
     Column,
     Label,
-    MixedLabelsError,
     column_of,
     kind_of,
     label_of,
@@ -538,10 +537,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
     listed = classes or _categories(targets)
-    try:
-        column = column_of([_label(row, some) for row, some in enumerate(values)])
-    except MixedLabelsError as error:
-        raise SourceError(f"{where} {error}; make them alike") from None
+    column = column_of([_label(row, some) for row, some in enumerate(values)], where)
     if kind_of(column.type) is None:
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))

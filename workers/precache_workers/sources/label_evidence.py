@@ -21,17 +21,14 @@ import numpy as np
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
-from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
 from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER, spelling
 from precache_workers.sources.labels import (
     Column,
     Kind,
     Label,
-    MixedLabelsError,
     as_number,
     column_of,
-    differing,
     encode,
     is_nothing,
     label_of,
@@ -43,28 +40,17 @@ NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "va
 
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
-_SIGNED = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)? ?[%$€£¥]|[-+]?[$€£¥] ?[0-9][0-9.,]*")
-"""Percents and amounts of money."""
-_TIME = (
-    r"(?:-?\d+ days? )?(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?"
-    r"(?: ?[AaPp]\.?[Mm]\.?)?(?:Z|[+-]\d\d:?\d\d)?"
+_NO_WORD = re.compile(
+    r"(?=.*\d)(?=.*(?:[ ,;|%$€£¥:]|[-/.]\d+[-/.]))(?:-?\d+ days? )?"
+    r"(?:[-+.,:;/|%$€£¥ \d]|(?<=\d)(?:[Te](?=[-\d])|Z))+(?: ?[AaPp]\.?[Mm]\.?)?"
 )
-_DATE = re.compile(
-    r"(?:\d{4}[-/.][01]?\d[-/.][0-3]?\d|[0-3]?\d[-/.][0-3]?\d[-/.](?:\d\d)?\d\d)"
-    rf"(?:[T ]{_TIME})?|{_TIME}"
-)
-"""Dates, times, and both, as programs and spreadsheets write them."""
-_PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+"""Amounts, dates and times, several numbers, and numbers with a decimal comma."""
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
-_LIST = re.compile(
-    r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)|\{\s*['\"\d].*\}", re.DOTALL
-)
-"""Lists, tuples and dicts as Python and NumPy print them."""
-_VECTOR = re.compile(rf"(?:(?:{_VALUE.pattern})\s*[ ,;|]\s*)+(?:{_VALUE.pattern})", re.IGNORECASE)
+_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL)
+"""Lists and tuples as Python and NumPy print them."""
 
 
 def is_number(text: str) -> bool:
@@ -133,11 +119,16 @@ _CLASSES: Way = NAME, "if each is the name of a class"
 _NUMBER_NAMES: Way = NAME, "if each number is a class"
 _NUMBERS: Way = NUMBER, "if they are class numbers"
 _REGRESSION: Way = VALUE, "for a regression"
-_DAYS: Way = (), "another column by --label-column, or numbers such as of days for a regression"
+_PLAIN: Way = (), "plain numbers such as 1.5 for a regression, or another column by --label-column"
 
 OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
     [
+        Rule(
+            lambda c: sorted(text for text in c.given if text[0] + text[-1] == "{}"),
+            "labels of {of.where} such as {some} are objects",
+            [((), "write the member that is the label as a column of its own"), _CLASSES],
+        ),
         Rule(
             lambda c: sorted(text for text in c.given if "\n" in text),
             "labels of {of.where} such as {some} have several lines",
@@ -147,26 +138,11 @@ OF_NAMES: Rules = [
             ],
         ),
         Rule(
-            lambda c: all(map(_DECIMAL_COMMA.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be numbers with a decimal comma, which are to "
-            "be written with a point",
-            [(("--label-separator", ","), "if they are several classes"), _CLASSES],
-        ),
-        Rule(
-            lambda c: all(map(_SIGNED.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be numbers of a regression",
-            [((), "write them without the sign, if they are"), _CLASSES],
-        ),
-        Rule(
-            lambda c: all(map(_DATE.fullmatch, c.given)) and c.words,
-            "labels of {of.where} such as {some} are dates or times",
-            [_DAYS, _CLASSES],
-        ),
-        Rule(
-            lambda c: not c.mark and all(map(_VECTOR.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} may be several numbers for each sample",
-            [
-                ((), "another column by --label-column, or lists of classes such as [1, 5]"),
+            lambda c: all(map(_NO_WORD.fullmatch, c.words)) and c.words,
+            "labels of {of.where} such as {some} have digits and no word",
+            lambda c: [
+                *([(("--label-separator", c.mark), "if they are several classes")] * bool(c.mark)),
+                _PLAIN,
                 _CLASSES,
             ],
         ),
@@ -209,13 +185,6 @@ OF_NUMBERS: Rules = [
             lambda c: sorted(filter(_LEADING_ZERO.fullmatch, c.given)),
             "labels of {of.where} have leading zeros, such as {some}",
             [_CODES, _NUMBERS],
-        ),
-        Rule(
-            lambda c: (
-                not c.classes and all(map(_PLAIN_DATE.fullmatch, c.given)) and sorted(c.given)
-            ),
-            "labels of {of.where} such as {some} are dates",
-            [_NUMBER_NAMES, _DAYS],
         ),
         Rule(
             _below,
@@ -298,8 +267,6 @@ def decide(column: Column) -> Column:
     ------
     SourceError
         A label cannot be of the kind that the user names, or there is no list that fits all.
-    ChoiceError
-        The labels are lists or objects of several readings.
     """
     import pyarrow as pa
 
@@ -324,8 +291,6 @@ def decide(column: Column) -> Column:
         column = _with_lists(column)
         if column.kind != kind:
             return _of_lists(column)
-        if not rules.kind and (member := _of_objects(column)) is not None:
-            return decide(member)
         kind = _untyped_kind(column.given)
     if rules.separator:
         return _separated(column, rules.separator)
@@ -359,41 +324,12 @@ def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
 
 
-def _json(text: str, type_: type) -> Any:
-    """Parse a JSON list or object; returns None for any other text."""
+def _list_of(text: str) -> Any:
+    """Parse a JSON list; returns None for any other text."""
     try:
-        value = json.loads(text) if text.startswith(("[", "{")) else None
+        return json.loads(text) if text.startswith("[") else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, type_) else None
-
-
-def _of_objects(column: Column) -> Column | None:
-    """Return the members of labels that are all JSON objects with one; None for other labels.
-
-    Raises
-    ------
-    ChoiceError
-        They have several members.
-    """
-    where = column.where
-    items = [_json(text, dict) for text in column.texts]
-    names = {name: None for item in items if item is not None for name in item}
-    if not names:
-        return None
-    if None in items or len(names) > 1:
-        text = f"labels of {where} are JSON objects with the members {quoted(names)}"
-        one = (), "write the member that is the label as a column of its own"
-        raise choice_error([Doubt.of(text, (NAME, "if each text is a class"), one)])
-    [name] = names
-    members = [item.get(name) for item in items]
-    try:
-        texts = [label_of(m if isinstance(m, str) else json.dumps(m)) for m in members]
-    except ValueError as error:
-        raise SourceError(f"{where}: {name!r} of a label {error}") from None
-    note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
-    own = replace(column.rules, none=())
-    return replace(column.mapped(texts), rules=own, known=(), folders=False, notes=(note,))
 
 
 def _with_lists(column: Column) -> Column:
@@ -406,10 +342,10 @@ def _with_lists(column: Column) -> Column:
     SourceError
         A list is invalid, or the labels have kinds that cannot be combined.
     """
-    lists = {text: parsed for text in column.texts if (parsed := _json(text, list)) is not None}
+    lists = {text: parsed for text in column.texts if (parsed := _list_of(text)) is not None}
     labels: list[Label | None] = []
     for number, text in enumerate(column.texts):
-        if text not in lists and _LIST.fullmatch(text) and _json(text, dict) is None:
+        if text not in lists and _LIST.fullmatch(text):
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
             raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
         alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
@@ -421,12 +357,7 @@ def _with_lists(column: Column) -> Column:
         return column
     if not any(lists.values()):
         return column.mapped([None if text in lists else text for text in column.texts])
-    try:
-        values = column_of(labels)
-    except MixedLabelsError as mixed:
-        number, [_, kind] = mixed.other[0], mixed.one
-        key, text = column.keys[column.row(number)], column.texts[number]
-        raise differing(column.where, key, text, kind) from None
+    values = column_of(labels, f"labels of {column.where}")
     words = [text for text in column.texts if is_nothing(text)]
     return replace(column.taking(values), beside=words)
 

@@ -151,42 +151,31 @@ def _kind_of(label: Label | None) -> Kind | None:
     return "names" if isinstance(label, str) else "values" if type(label) is float else "numbers"
 
 
-class MixedLabelsError(ValueError):
-    """Labels or columns of labels have kinds that no column holds together.
-
-    Attributes
-    ----------
-    one, other
-        The numbers and kinds of two that do not fit, in order.
-    """
-
-    def __init__(self, one: tuple[int, Kind], other: tuple[int, Kind]) -> None:
-        super().__init__(f"are {' and '.join(sorted((one[1], other[1])))}")
-        self.one, self.other = one, other
-
-
-def _common(kinds: Iterable[Kind | None], *, typed: bool) -> Kind | None:
+def _common(
+    labels: Iterable[tuple[Kind | None, Label | None]], where: str, *, typed: bool
+) -> Kind | None:
     """Return the kind of a column that holds labels of several kinds; None for no label.
 
     Raises
     ------
-    MixedLabelsError
+    SourceError
         There is none.
     """
-    found: dict[Kind, int] = {}
-    for number, kind in enumerate(kinds):
-        if kind is not None and kind not in found:
-            for other, before in found.items():
-                if typed and frozenset((other, kind)) not in _JOINED:
-                    raise MixedLabelsError((before, other), (number, kind))
-            found[kind] = number
+    found: dict[Kind, Label | None] = {}
+    for kind, label in labels:
+        if kind is not None:
+            found.setdefault(kind, label)
     if len(found) < 2:
         return next(iter(found), None)
-    # Without types, their text is read once all is known.
-    return _JOINED.get(frozenset(found), "names") if typed or "names" not in found else "names"
+    joined = None if "names" in found and not typed else _JOINED.get(frozenset(found))
+    if joined is None and typed:
+        some = " and ".join(printable(str(found[kind])[:60]) for kind in sorted(found))
+        kinds = " and ".join(sorted(found))
+        raise SourceError(f"{where} are {kinds}, such as {some}; make them alike")
+    return joined or "names"  # without types, their text is read once all is known
 
 
-def column_of(labels: Sequence[Label | None], *, typed: bool = True) -> Any:
+def column_of(labels: Sequence[Label | None], where: str = "labels", *, typed: bool = True) -> Any:
     """Return labels as an Arrow array of the one type that fits all.
 
     Parameters
@@ -196,18 +185,11 @@ def column_of(labels: Sequence[Label | None], *, typed: bool = True) -> Any:
 
     Raises
     ------
-    MixedLabelsError
+    SourceError
         There is no such type.
     """
-    return array_of(labels, _common(map(_kind_of, labels), typed=typed))
-
-
-def differing(where: str, key: str, label: Label | None, other: Kind) -> SourceError:
-    """Return the error of a label that is of another kind than one before it."""
-    return SourceError(
-        f"{where}: the label of {printable(key)} is {printable(str(label)[:60])}, and others are "
-        f"{other}; make them alike, or choose others by --label-column"
-    )
+    kinds = ((_kind_of(label), label) for label in labels)
+    return array_of(labels, _common(kinds, where, typed=typed))
 
 
 def array_of(labels: Sequence[Label | None], kind: Kind | None) -> Any:
@@ -275,25 +257,15 @@ def texts_of_labels(column: Any) -> list[str]:
     return ["" if label is None else str(label) for label in column.to_pylist()]
 
 
-def join_columns(columns: Sequence[Any], *, typed: bool = True) -> Any:
-    """Return columns of labels as one, of the type that fits all.
-
-    Parameters
-    ----------
-    typed
-        If not, numbers beside text are text.
-
-    Raises
-    ------
-    MixedLabelsError
-        There is no such type.
-    """
+def join_columns(columns: Sequence[Any], where: str, *, typed: bool = True) -> Any:
+    """Return columns of labels as one, as `column_of` does."""
     import pyarrow as pa
 
     types = {column.type for column in columns if kind_of(column.type) is not None}
     if len(types) <= 1:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
-    common = _common((kind_of(column.type) for column in columns), typed=typed)
+    firsts = ((kind_of(c.type), next(iter(c.drop_null()), None)) for c in columns)
+    common = _common(firsts, where, typed=typed)
     return array_of([label for column in columns for label in column.to_pylist()], common)
 
 

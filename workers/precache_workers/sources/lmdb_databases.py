@@ -71,7 +71,8 @@ class LMDBFormat:
         import pyarrow as pa
 
         labels, parts = dict[str, str](), list[Rows]()
-        for rows in in_batches(_samples(folder, file, members, labels), self.places()):
+        samples = _samples(folder, file, members, labels)
+        for rows in in_batches(samples, self.places(), folder.path(file.name)):
             parts.append(rows)
             yield None
         for rows in parts:

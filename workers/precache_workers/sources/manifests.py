@@ -251,8 +251,6 @@ class ManifestSource(Source):
                     wanted(pa.schema([(name, pa.string()) for name in names]), batch)
                 assert chosen is not None
                 _look(members.evidence, batch)
-                if order := batch.order(members.evidence.label):
-                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
                 if not rivals and self.spec.columns.image is None:
                     rivals |= _rival_of_uris(batch, chosen)

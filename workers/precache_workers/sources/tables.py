@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 from precache.errors import SourceError
 from precache.messages import printable
 from precache_workers.sources.base import is_utf8
-from precache_workers.sources.columns import is_ordered
 from precache_workers.sources.labels import (
     Label,
     bits_column,
@@ -40,13 +39,6 @@ class Batch(NamedTuple):
     lines: Sequence[int]
     columns: Mapping[str, list[Any]]
     typed: Any = None
-
-    def order(self, name: str) -> tuple[str, ...]:
-        """Return the categories of a column whose type orders them; empty for any other column."""
-        if self.typed is None or name not in self.typed.schema.names:
-            return ()
-        column = self.typed.column(name)
-        return tuple(values_of(column.dictionary)) if is_ordered(column.type) else ()
 
 
 def joined_batches(batches: Sequence[Batch]) -> Batch:

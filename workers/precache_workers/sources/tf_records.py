@@ -83,7 +83,7 @@ class TFRecordFormat:
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where = folder.path(file.name)
         with open_file(folder, file) as stream:
-            yield from in_batches(self._samples(stream, file, where, members), self.places())
+            yield from in_batches(self._samples(stream, file, where, members), self.places(), where)
 
     def _samples(
         self, stream: BinaryIO, file: FileInfo, where: str, members: Members
