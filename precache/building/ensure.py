@@ -116,9 +116,9 @@ def ensure(
         )
         if cluster:
 
-            def begin(wanted: ensuring.WantedVersion) -> ensuring.PendingJob:
+            def begin(wanted: ensuring.WantedVersion) -> ensuring.Pending:
                 job = submit(source, store, request.recipe, address=address, code=code, **options)
-                return ensuring.PendingJob(wanted, job)
+                return ensuring.follow_job(wanted, job)
 
         return ensuring.ensure_version(wanted, begin, seconds, follow=follow)
 

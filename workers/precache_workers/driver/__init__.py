@@ -1,5 +1,5 @@
-"""A build from listing to commit: its plan, repair, progress, metrics and report.
+"""A build from listing to commit: its plan, repair, progress and report.
 
 Offers `build.run_build`, `build_plan.run_plan` and `refresh.refresh_once`. Decides by `planning`
-and runs tasks of `shards` through `cluster`; only `metrics` imports Ray.
+and runs tasks of `shards` through `cluster`.
 """

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.messages import shown
@@ -38,7 +38,6 @@ class Background:
     process: subprocess.Popen[bytes]
     log: Path
     ended: bool = False
-    name: ClassVar[str] = "the build"
 
     def check(self) -> str | None:
         """Raise an error if the build failed; returns None, since the version is in the store.

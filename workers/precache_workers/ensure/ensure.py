@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
@@ -27,7 +26,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.ensure.background import Background, begin_build, new_log
+from precache_workers.ensure.background import begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -207,45 +206,41 @@ class WantedVersion:
         self._line_shown = time.monotonic()
 
 
-class PendingBuild(Protocol):
-    """A build that this process started."""
+class Pending(NamedTuple):
+    """A build that this process started.
 
-    @property
-    def name(self) -> str:
-        """The build that goes on if this process does not wait for it."""
+    Attributes
+    ----------
+    name
+        The build that goes on if this process does not wait for it.
+    check
+        Returns the version that the build produced, None if not known; raises if it failed.
+    """
 
-    def check(self) -> str | None:
-        """Return the version that the build produced, None if not known; raises if it failed."""
+    name: str
+    check: Callable[[], str | None]
 
 
-Begin = Callable[[WantedVersion], PendingBuild | None]
+Begin = Callable[[WantedVersion], Pending | None]
 """Starts a build of a version; returns None if another process builds it."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A build that has ended in this process."""
-
-    version: str
-    name: ClassVar[str] = "the build"
-
-    def check(self) -> str:
-        return self.version
-
-
-def build_here(wanted: WantedVersion) -> Built | None:
+def build_here(wanted: WantedVersion) -> Pending | None:
     """Build the version in this process."""
     lease = wanted.try_lease()
     if lease is None:
         return None
     with lease:
         version = wanted.version()  # the previous holder may just have finished it
-        if version is not None:
-            return Built(version.id)
-        return Built(run_build(wanted.request, wanted.shown, wanted.listed).version)
+        made = (
+            version.id
+            if version
+            else run_build(wanted.request, wanted.shown, wanted.listed).version
+        )
+    return Pending("the build", lambda: made)
 
 
-def build_apart(wanted: WantedVersion) -> Background | None:
+def build_apart(wanted: WantedVersion) -> Pending | None:
     """Start a background process that builds the version."""
     lease = wanted.try_lease()
     if lease is None:
@@ -255,36 +250,32 @@ def build_apart(wanted: WantedVersion) -> Background | None:
     wanted.say_begun(
         f"building {wanted.store} in the background; its log, removed if it succeeds: {log_path}"
     )
-    return background
+    return Pending("the build", background.check)
 
 
-class PendingJob:
-    """A build by a job of a cluster, which a thread follows while this process waits for it."""
+def follow_job(wanted: WantedVersion, job: ClusterJob) -> Pending:
+    """Follow a job of a cluster on a thread, from the first check on."""
+    lines, built = SimpleQueue[str](), Future[BuildResult]()
+    name = f"job {job.id}"
+    wanted.say_begun(f"{name} builds {wanted.store}: {job.command('status')}")
 
-    def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
-        self._wanted, self._job = wanted, job
-        self._lines: SimpleQueue[str] = SimpleQueue()
-        self._built: Future[BuildResult] | None = None
-        self.name = f"job {job.id}"
-        wanted.say_begun(f"{self.name} builds {wanted.store}: {job.command('status')}")
+    def follow() -> None:
+        try:
+            built.set_result(job.wait((lambda line: None) if job.attached else lines.put))
+        except BaseException as error:
+            built.set_exception(error)
 
-    def check(self) -> str | None:
-        """Pass on the job's lines so far; returns the version if it has ended."""
-        if self._built is None:
-            built = self._built = Future[BuildResult]()
-            write = (lambda line: None) if self._job.attached else self._lines.put
+    thread = threading.Thread(target=follow, name="precache-job", daemon=True)
 
-            def follow() -> None:
-                try:
-                    built.set_result(self._job.wait(write))
-                except BaseException as error:
-                    built.set_exception(error)
+    def check() -> str | None:
+        if thread.ident is None:
+            thread.start()
+        ended = built.done()  # before its last lines are passed on
+        while not lines.empty():
+            wanted.say(lines.get())
+        return built.result().version if ended else None
 
-            threading.Thread(target=follow, name="precache-job", daemon=True).start()
-        ended = self._built.done()  # before its last lines are passed on
-        while not self._lines.empty():
-            self._wanted.say(self._lines.get())
-        return self._built.result().version if ended else None
+    return Pending(name, check)
 
 
 def ensure_version(
