@@ -1140,12 +1140,7 @@ def test_files_of_one_split_build(
     assert "split" not in builds.printed.replace("split=train", "")
 
 
-def test_folders_of_labels_and_of_folds_are_built_together(builds: Builds) -> None:
-    for label in ("train", "test"):
-        table = pa.table({"image": [photo(label)], "id": [label]})
-        pq.write_table(table, write(builds.root / f"in/label={label}/0.parquet", b""))
-    expected = {"train": "train", "test": "test"}
-    assert builds.labels("'in/*/*.parquet' --key-column id") == expected
+def test_folders_of_folds_are_built_together(builds: Builds) -> None:
     put_files(builds.root / "folds", {"fold=0/0.parquet": "a", "fold=1/0.parquet": "b"})
     assert builds.labels("'folds/**/*.parquet' --key-column id") == {"a": 7, "b": 7}
     assert "Folders fold=… have '0', '1', which may be splits: all files" in builds.printed
