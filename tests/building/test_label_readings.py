@@ -1765,7 +1765,7 @@ def test_a_file_of_labels_in_another_form_is_refused_with_the_way(builds: Builds
     put_csv(builds.root / "labels.csv", ",file,label", "0,a.png,1")
     assert builds.labels("in --labels labels.csv") == {"a": "1"}
     put_csv(builds.root / "labels.csv", ",0,1", "0,a.png,1")
-    with pytest.raises(SourceError, match=r"these two columns, with pandas by .*index=False"):
+    with pytest.raises(SourceError, match=r"or the first line names the columns"):
         precache.build("in", "a.store", address="serial", labels="labels.csv")
 
 
