@@ -259,7 +259,7 @@ def test_two_links_to_one_folder_are_two_classes(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"nowhere does not exist; give a folder of images"):
         listed(tmp_path / "nowhere")
-    with pytest.raises(SourceError, match=rf"is a pattern.*; .* folder, as {tmp_path}$"):
+    with pytest.raises(SourceError, match="does not exist; give a folder of images"):
         open_source(str(tmp_path / "*/*.png")).list(lambda count: None)
 
 

@@ -136,18 +136,6 @@ def test_columns_that_do_not_fit_are_refused(
         listed(source, *wanted)
 
 
-def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
-    for name in ("=x", "label=", "label=cat"):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "a.parquet", {"image": [PHOTO]})
-    table = listed(str(tmp_path / "*/*.parquet")).table
-    assert dict(zip(table.keys, table.labels, strict=True)) == {
-        "=x/a.parquet/0": -1,
-        "label=/a.parquet/0": -1,
-        "label=cat/a.parquet/0": 0,
-    }
-
-
 def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> None:
     metadata = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}})
     columns = {"image": [PHOTO] * 3, "kind": pa.array([1, None, -1], pa.int32())}
@@ -167,20 +155,6 @@ def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:
     opened = open_source(str(tmp_path / "data"), kind="parquet")
     keys = opened.list(lambda count: None).table.keys
     assert [key.removeprefix("data/") for key in keys] == expected
-
-
-@pytest.mark.parametrize("column", ["label", "kind"])
-def test_names_of_folders_may_be_labels(tmp_path: Path, column: str) -> None:
-    values = ["café", None, "a b", "café"]
-    table = pa.table({"image": [PHOTO] * 4, column: values, "id": [*"abcd"]})
-    pq.write_to_dataset(table, tmp_path / "data", partition_cols=[column])
-    named = {} if column == "label" else {"label": column}
-    columns = Columns(key="id", **named)
-    listing = check_source(open_source(str(tmp_path / "data/**/*.parquet"), columns=columns))
-    assert dict(zip(listing.table.keys, [*class_of(listing).values()], strict=True)) == dict(
-        zip("abcd", values, strict=True)
-    )
-    assert listing.notes == ("Images from the column 'image', labels from the names of folders",)
 
 
 def test_paths_that_do_not_name_one_row_each_are_no_keys(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import re
-import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,11 +44,9 @@ log = logging.getLogger(__name__)
 MOST_SHOWN = 60
 """Characters of a key or label in a message."""
 
-_OTHERS = {
-    ".mat": "a MATLAB file", ".json": "a JSON document", ".xml": "an XML document",
-    ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".npy": "a NumPy array",
-    ".npz": "a NumPy archive", ".pkl": "a pickle", ".pickle": "a pickle", ".h5": "an HDF5 file",
-}  # fmt: skip
+_OTHERS = (
+    ".mat", ".json", ".xml", ".xlsx", ".xls", ".npy", ".npz", ".pkl", ".pickle", ".h5",
+)  # fmt: skip
 """Suffixes of files that often hold labels, and are none of labels."""
 
 _KEYS = ("key", "file", "filename", "file_name", "path", "image", "id", "index")
@@ -142,31 +139,16 @@ def _is_text(row: Sequence[str]) -> bool:
     return all("\0" not in cell and is_utf8(cell) for cell in row)
 
 
-def _no_text(where: str, lines: Sequence[tuple[int, list[str]]], count: int) -> SourceError:
-    """Return the error of lines of another encoding: what is guessed would be another class."""
-    number, row = lines[0]
-    data = ",".join(row).encode("utf-8", "surrogateescape")
-    of, writer = ("UTF-16LE", "as UTF-16") if b"\0" in data else ("CP1252", "by Windows")
-    new = Path(where).with_suffix(f".utf8{Path(where).suffix}")
-    convert = shlex.join(["iconv", "-f", of, "-t", "UTF-8", where])
-    return SourceError(
-        f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or NUL, as "
-        f"UTF-16 has: {data[:60]!r}; so have {len(lines):,} of {count:,} lines. Correct them, or "
-        f"if it was written {writer}, convert it by `{convert} > {shlex.quote(str(new))}`"
-    )
-
-
 def _readable(schema: Any) -> list[str]:
     """Return the columns of an Arrow schema that may have keys or labels."""
     return [name for name in schema.names if kind_of(schema.field(name).type) is not None]
 
 
 def _require_table(path: str, where: str) -> None:
-    noun = next((noun for suffix, noun in _OTHERS.items() if path.lower().endswith(suffix)), None)
-    if noun is not None:
+    if path.lower().endswith(_OTHERS):
         raise SourceError(
-            f"{where} is {noun}, and a file of labels is CSV, TSV, JSON lines or Parquet: write it "
-            "as lines key,label with the names of the samples"
+            f"{where} is no table, and a file of labels is CSV, TSV, JSON lines or Parquet: write "
+            "it as lines key,label with the names of the samples"
             + "; --label-column NAME takes NAME.npy beside an array that is the source"
             * path.lower().endswith(".npy")
         )
@@ -197,7 +179,13 @@ class _Reader:
         """
         where, keys = self.where, self.keys
         if bad := [line for line in lines if not _is_text(line[1])]:
-            raise _no_text(where, bad, len(lines))
+            number, row = bad[0]
+            data = ",".join(row).encode("utf-8", "surrogateescape")
+            raise SourceError(  # what is guessed would be another class
+                f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or "
+                f"NUL, as UTF-16 has: {data[:60]!r}; so have {len(bad):,} of {len(lines):,} lines. "
+                "Save it as UTF-8"
+            )
         plain = [(number, row) for number, row in lines if not row[0].startswith("#")]
         if len(plain) < len(lines) and not any(key.startswith("#") for key in keys.keys):
             count = len(lines) - len(plain)
@@ -228,7 +216,7 @@ class _Reader:
         width = len(header) if named else 2
         for number, row in zip(numbers, rows, strict=True):
             if len(row) != width:
-                raise self._wrong(number, row, len(rows), width if named else 0)
+                raise self._wrong(number, row, width if named else 0)
         cells = [[row[place] for row in rows[named:]] for place in range(width)]
         if not named:
             header = ["key", "label"]
@@ -237,21 +225,17 @@ class _Reader:
                 header.reverse()
         return Batch(numbers[named:], dict(zip(header, cells, strict=True))), named
 
-    def _wrong(self, number: int, row: Sequence[str], count: int, named: int) -> SourceError:
+    def _wrong(self, number: int, row: Sequence[str], named: int) -> SourceError:
         """Return the error of a line without a cell for each column, of which some have names."""
         line = f"line {number} of {self.where}"
         if named:
             return SourceError(
                 f"{line} has {len(row)} cells, and its first line names {named} columns"
             )
-        marks = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
-        hint = f", and {marks[0]!r} does not separate them" if marks else ""
-        way = ": write a file of these two columns" if len(row) > 2 else ""
-        if len(row) == 1 and count == len(self.keys.keys) and not hint:
-            way = f", and these are labels: write keys before them, as {short(self.keys.keys[0])}"
-        if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
-            way += ", with pandas by to_csv(…, index=False)"
-        return SourceError(f"{line} is {short(row)}; each line is key,label{hint}{way}")
+        return SourceError(
+            f"{line} is {short(row)}; each line is key,label, separated by a comma, a tab or a "
+            "space, or the first line names the columns"
+        )
 
     def _names_columns(self, rows: Sequence[Sequence[str]], header: Sequence[str]) -> bool:
         """Return whether the first line names the columns.

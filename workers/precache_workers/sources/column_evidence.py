@@ -30,7 +30,7 @@ class ColumnEvidence:
     Attributes
     ----------
     label
-        The column of labels, or the key of the folders that name them; empty for none.
+        The column of labels; empty for none.
     bits
         Columns of only 0, 1, -1 and blank cells, if no column has labels, with their numbers.
     splits

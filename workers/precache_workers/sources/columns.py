@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote
 
 from precache.errors import SourceError
 from precache.store.columns import Texts, without_nulls
@@ -75,8 +74,6 @@ class ChosenColumns:
         Columns that are not used.
     evidence
         What is to be looked at in the columns: those of splits, of 0 and 1, and rivals.
-    folder
-        The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
 
     image: str | None
@@ -86,7 +83,6 @@ class ChosenColumns:
     classes: tuple[str, ...]
     others: tuple[str, ...]
     evidence: ColumnEvidence
-    folder: str | None
 
     @property
     def listed(self) -> tuple[str, ...]:
@@ -99,7 +95,6 @@ class ChosenColumns:
         members.evidence, members.classes = copy.deepcopy(self.evidence), self.classes
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
-        labels = labels if self.folder is None else "labels from the names of folders"
         others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
         named = [name for name in self.inputs if name != IMAGE]
         is_read = IMAGE in self.inputs or what == "URIs"
@@ -116,7 +111,6 @@ def choose(
     where: str,
     guess_image: Callable[[Any, Features], str | None],
     *,
-    file: str = "",
     typed: bool = True,
 ) -> ChosenColumns:
     """Choose the columns of a table: those that the user names, else by type, metadata and name.
@@ -125,20 +119,16 @@ def choose(
     ----------
     guess_image
         Returns the column of images of a schema; None if it has none, and needs none.
-    file
-        Name of the table, of which a folder such as ``label=cat`` may be the label.
     typed
         False if all columns are texts that may be numbers.
     """
     import pyarrow as pa
 
     names, features = schema.names, _features(schema)
-    pairs = [part.partition("=") for part in file.split("/")[:-1] if part.find("=") > 0]
-    folders = {name: _folder_value(value) for name, _, value in pairs if name not in names}
-    _require_columns(schema, columns, folders, where)
+    _require_columns(schema, columns, where)
     image, named = columns.image or guess_image(schema, features), columns.inputs.names
     columns.inputs.require_clear(names, image, where)
-    labels = tuple(filter(None, columns.labels((*names, *folders))))
+    labels = tuple(filter(None, columns.labels(names)))
     kinds = {field.name: kind_of(field.type) for field in schema}
     declared = [name for name in names if _is_class(features.get(name))]
     guess = ""
@@ -148,12 +138,10 @@ def choose(
         declared = [name for name in declared if name in free]
         called = filter(_names_labels, able)
         usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), called
-        guess = next(itertools.chain(*usual, _usual(LABEL_COLUMNS, [*folders])), "")
+        guess = next(itertools.chain(*usual), "")
         labels = (guess,) if guess else ()
         if not guess:
             _require_no_label(schema, {image, columns.key, *named}, where)
-    folder = folders.get(labels[0]) if len(labels) == 1 else None
-    labels = labels if folder is None else ()
     for label in labels:
         if kinds[label] is None:
             raise SourceError(
@@ -170,7 +158,7 @@ def choose(
     else:
         are = declared.__contains__ if guess in declared else _names_labels
         rivals = [*filter(are, rivals)]
-    bare = not labels and folder is None and columns.label is None
+    bare = not labels and columns.label is None
     bits = [n for n in others if bare and (not typed or kinds[n] in ("numbers", "values"))]
     splits = [n for n in others if not typed or (names_splits(n) and kinds[n] in _ONE)]
     evidence = ColumnEvidence(
@@ -187,15 +175,10 @@ def choose(
     inputs = {**first, **dict(zip(named, named, strict=True))}
     names_of_classes = class_names(schema, labels)
     key = columns.key or path
-    return ChosenColumns(image, inputs, key, labels, names_of_classes, others, evidence, folder)
+    return ChosenColumns(image, inputs, key, labels, names_of_classes, others, evidence)
 
 
-def _folder_value(text: str) -> str:
-    """Return the value in a folder's name, which Hive encodes; empty for none."""
-    return "" if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
-
-
-def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
+def choose_images(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns of a table with a column of encoded images, or with all that fields start
     from; see `choose`. Inputs are leaves of the schema."""
     import pyarrow as pa
@@ -223,7 +206,7 @@ def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> 
             )
         return candidates[0]
 
-    chosen = choose(schema, columns, where, guess, file=file)
+    chosen = choose(schema, columns, where, guess)
     leaves = {}
     for name, column in chosen.inputs.items():
         kind = type_of(schema, column)
@@ -245,23 +228,22 @@ def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> 
     return replace(chosen, inputs=leaves)
 
 
-def _require_columns(schema: Any, columns: Columns, folders: Collection[str], where: str) -> None:
+def _require_columns(schema: Any, columns: Columns, where: str) -> None:
     """Raise `SourceError` for a column that does not exist, or whose type cannot be that of keys.
 
-    Labels may come from names of folders, and keys from fields of structs.
+    Keys may come from fields of structs.
     """
     import pyarrow as pa
 
     structs = [field for field in schema if pa.types.is_struct(field.type)]
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
-    of_labels = [*schema.names, *folders]
     require_columns(schema.names, [columns.image], where)
     lists = {field.name for field in schema if is_list(field.type)}
     split = {name: name.partition(".") for name in columns.inputs.names}
     items = [n for n, (of, _, at) in split.items() if of in lists and at.isdecimal()]
     fitting = [*items, *(name for name in split if name in parts)]
     require_columns([*schema.names, *fitting], columns.inputs.names, where)
-    require_columns(of_labels, filter(None, columns.labels(of_labels)), where)
+    require_columns(schema.names, filter(None, columns.labels(schema.names)), where)
     require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
         kind = schema.field(columns.key).type
@@ -393,8 +375,6 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
         lambda name: values_of(batch.column(name).unique()),
         lambda name: texts_of_labels(typed_column(batch.column(name), name)),
     )
-    if chosen.folder is not None:
-        return repeated_label(chosen.folder, len(batch))
     if not chosen.labels:
         return pa.nulls(len(batch))
     if len(chosen.labels) == 1:
@@ -403,15 +383,6 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
         [cell_of(value, name) for value in batch.column(name).to_pylist()] for name in chosen.labels
     ]
     return bits_column(zip(*columns, strict=True))
-
-
-def repeated_label(text: str, count: int) -> Any:
-    """Return the label of a folder, which may be a number, for each row."""
-    import pyarrow as pa
-
-    number = text.isdecimal() and len(text) < 18
-    value = (int(text) if number else text) if text else None
-    return pa.array([value], None if text else pa.null()).take(pa.array([0] * count, pa.int32()))
 
 
 def texts_of(column: Any, name: str) -> Texts:

@@ -813,9 +813,8 @@ class Scans:
         evidence = ColumnEvidence.joined([members.evidence for _, members in self.listed])
         kind = kind_of(labels.type)
         classes = () if kind == "names" else classes
-        label = (columns or NO_COLUMNS).label or evidence.label
         files = [file.name for file, _ in self.listed]
-        of_files = read_split_files(source.containers, files, label, rules)
+        of_files = read_split_files(source.containers, files, rules)
         of_columns = evidence.reading(source, all_splits=rules.all_splits)
         notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
         is_folder = columns is None and kind is None

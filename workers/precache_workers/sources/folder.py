@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import re
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -111,7 +110,11 @@ class FolderSource(Source):
             nonlocal container, table_file
             for name in images.settle(facts):
                 facts.ignore(name)
-                if container_noun(name) and (not container or _is_better(name, container)):
+                # A Parquet table may only list photos.
+                better = not container or (
+                    container.endswith(".parquet") > name.endswith(".parquet")
+                )
+                if better and container_noun(name):
                     container = name
                 if name.endswith(_TABLES):
                     table_file = min(table_file or name, name)
@@ -274,11 +277,6 @@ def _is_stored(folder: Folder) -> bool:
     return has_log or b'"precache"' in (folder.get(ROOT) or b"")
 
 
-def _is_better(name: str, other: str) -> bool:
-    """Return True for a container in place of a Parquet table, which may only list its photos."""
-    return other.endswith(".parquet") and not name.endswith(".parquet")
-
-
 def _how_to_read(folder: Folder, name: str) -> str:
     """Explain how to read a file with many samples in a folder without images."""
     from precache_workers.sources.kinds import kind_of_name  # it imports this module
@@ -293,9 +291,6 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
 def _no_folder(kind: str | None, name: str) -> str:
     """Return the message for a source that is not a folder."""
-    if kind is None and re.search(r"[*?\[]", name):
-        root = re.split(r"/[^/]*[*?\[]", name)[0]
-        return f"is a pattern, as for archives and tables; of images give their folder, as {root}"
     if kind is None:
         return "does not exist; give a folder of images"
     return "is not a folder; give a folder of images, or --source-kind for a file with many samples"

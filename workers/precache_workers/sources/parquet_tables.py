@@ -32,7 +32,6 @@ from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
     leaf,
-    repeated_label,
     row_labels,
     stored_as,
     texts_of,
@@ -88,7 +87,7 @@ class ParquetFormat:
             if count > file.size:
                 raise SourceError(f"{where} claims {count:,} rows and has {file.size:,} bytes")
             schema = table.schema_arrow
-            chosen = choose_images(schema, self.columns, where, file.name)
+            chosen = choose_images(schema, self.columns, where)
             chosen.describe(members)
             members.forward = True
             one = chosen.labels[0] if len(chosen.labels) == 1 else None
@@ -135,7 +134,7 @@ class ParquetFormat:
                     with open_file(folder, file) as stream:
                         footer = open_table(stream).metadata
                 schema = footer.schema.to_arrow_schema()
-                chosen = choose_images(schema, self.columns, where, container.name)
+                chosen = choose_images(schema, self.columns, where)
                 for name, column in chosen.inputs.items():
                     end = _end(footer, stored_as(schema, column), *max(numbers))
                     with open_file(folder, file, end=end) as stream:
@@ -277,10 +276,12 @@ def _names_and_labels(
     table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
 ) -> Iterator[tuple[Texts, Any]]:
     """Yield names and labels of the rows of a row group, batch by batch."""
+    import pyarrow as pa
+
     columns = [name for name in (chosen.name, *chosen.listed) if name is not None]
     if not columns:
         count = table.metadata.row_group(group).num_rows
-        yield Texts.repeated([""], [count]), repeated_label(chosen.folder or "", count)
+        yield Texts.repeated([""], [count]), pa.nulls(count)
         return
     for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
         names = Texts.repeated([""], [len(batch)])

@@ -125,22 +125,17 @@ def split_name(name: str) -> str:
 
 
 def read_split_files(
-    containers: Containers, names: Sequence[str], label: str, rules: LabelRules
+    containers: Containers, names: Sequence[str], rules: LabelRules
 ) -> tuple[list[str], list[Doubt]]:
     """Read the splits of files: by words in their names, or by folders such as ``split=train``.
 
     Returns the lines about guesses, and the doubts.
-
-    Parameters
-    ----------
-    label
-        Column of labels, which folders may name, too.
     """
     notes: list[str] = []
     for level in range(max(name.count("/") for name in names) + 1):
         parts = {name: name.split("/")[level] for name in names if name.count("/") >= level}
         column, values = _partition(parts.values())
-        kind = splits_of(column, values) if column and column != label else ""
+        kind = splits_of(column, values) if column else ""
         if kind == "maybe":
             some = quoted(sorted({*values} - {""}))
             notes.append(
