@@ -219,6 +219,11 @@ b.py: __all__ = ['h']\ndef g(x): return 1\ndef h(x): return x
 own.py: from a import g\nfrom b import g\ndef f(x): return g(x)
 a.py: def g(x): return x
 b.py: def g(x): return 1
+= a constant that a function imports from its own module | own.py | 1 | 2
+own.py: K = 1\ndef f(x):\n    import own\n    return own.K
+= a constant of a submodule by its package | own/ops.py | 1 | 2 | own.ops:f
+own/__init__.py:
+own/ops.py: from . import ops\nK = 1\ndef f(x): return ops.K
 = an import in a class | lib.py | 1 | 2
 own.py: class A:\n    from lib import K\ndef f(x): return A.K
 lib.py: K = 1
@@ -261,6 +266,10 @@ own.py: from lib import R\n@R.add\ndef g(x): return 1\ndef f(x): return R.d[0](x
 lib.py: class Table:\n    d = []\n    def add(self, g): self.d.append(g)\nR = Table()
 = a table of subclasses | own.py | 1 | 2
 own.py: from lib import Base\nclass A(Base): K = 1\ndef f(x): return Base.known[0].K
+lib.py: class Base:\n    known = []\n    def __init_subclass__(cls): Base.known.append(cls)
+= a table of subclasses of a subclass | own.py | 1 | 2
+own.py: from lib import Base\nclass A(Base): pass\nclass B(A): K = 1
+| def f(x): return Base.known[1].K
 lib.py: class Base:\n    known = []\n    def __init_subclass__(cls): Base.known.append(cls)
 = a type that a function is registered for | own.py | x: int | x: str
 own.py: import functools\n@functools.singledispatch\ndef g(x): return 0\n@g.register

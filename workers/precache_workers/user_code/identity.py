@@ -172,6 +172,7 @@ class _Tracer:
         for module in (self._module(label[0]), self._own):
             if module is not None and module.error:
                 raise RecipeError(f"{module.error}; declare a version")
+        self._uses_itself = self._uses_own(self._own)
 
     def trace(self) -> Code:
         """Return the identity of a name, or of the whole module if no statement binds it."""
@@ -230,10 +231,19 @@ class _Tracer:
         if module is not None and module is not self._own:
             self._texts[name] = module.text
             self._follow_imports(module.imports)
-            if any(self._label[0] in (m, f"{m}.{inner}") for _, m, inner in module.imports):
-                words = set(re.findall(r"\w+", module.text))
-                names = self._own.binders.keys()
-                self._reach({*names} if words & _BY_NAME else names & words)
+            if self._uses_own(module):
+                self._reach(self._named(module.text))
+
+    def _uses_own(self, module: Module) -> bool:
+        """Return True if a module imports the function's, or a name in it."""
+        own = self._label[0]
+        joined = ((m, f"{m}.{inner}" if inner else m) for _, m, inner in module.imports)
+        return any(own == other or (own == m and not self._module(other)) for m, other in joined)
+
+    def _named(self, text: str) -> set[str]:
+        """Return names of the function's module that a text may use by attribute."""
+        words, names = set(re.findall(r"\w+", text)), self._own.binders.keys()
+        return {*names} if words & _BY_NAME else names & words
 
     def _reach(self, names: Set[str]) -> None:
         """Count the statements that bind names, and those that bind what they use."""
@@ -246,7 +256,10 @@ class _Tracer:
         new = {*statements} - self._counted
         self._counted |= new
         self._follow_imports(found for statement in new for found in statement.imports)
-        return {name for statement in new for name in statement.mentions}
+        names = {name for statement in new for name in statement.mentions}
+        if self._uses_itself:
+            names = names.union(*(self._named(statement.text) for statement in new))
+        return names
 
     def _count_effects(self) -> bool:
         """Count own statements that may change, at import, what counts; True if there are more."""
@@ -265,7 +278,7 @@ class _Tracer:
         }
         shared |= {name for s in setters if s.is_definition for name in s.bound}
         using = own.using(shared) | _NAMESPACES
-        hooks = own.binders.keys() if any(s.is_hook for s in own.statements) else users
+        hooks = own.binders.keys() if any(s.is_hook for s in own.statements) else own.using(users)
         effects = [
             s
             for s in own.statements
