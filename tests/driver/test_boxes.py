@@ -115,6 +115,14 @@ def fractions() -> Scenes:
     return _Changed(divided)
 
 
+def fractional_corners() -> Scenes:
+    def divided(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        points = [[[x / 200, y / 200, 2], [0, 0, 0]] for (x, y, _), _ in sample["corners"]]
+        return {"corners": [[[0, 0, 0]] * 2] if number == 8 else points}
+
+    return _Changed(divided)
+
+
 def upright_or_stored() -> Scenes:
     return Scenes()
 
@@ -262,6 +270,22 @@ def test_boxes_of_two_readings_are_refused(
     open_recipe = recipe({"op": "resize", "size": 50, **NEAREST}, decode={"op": "decode"})
     with pytest.raises(RecipeError, match=message):
         build(tmp_path, open_recipe, f"python:{__name__}:{changed.__name__}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (fractional_corners, r"corners: 22 of 22 .* keypoints of 0 to 1, .* multiply x by the wid"),
+        (upright_or_stored, r"corners: 8 of .*EXIF turns.* on which pixels keypoints were drawn"),
+    ],
+)
+def test_keypoints_of_two_readings_are_refused(
+    changed: Callable[[], Scenes], message: str, tmp_path: Path
+) -> None:
+    fields = {"image": {"ops": [{"op": "decode"}]}, "corners": {"kind": "keypoints", "of": "image"}}
+    built = Recipe.from_dict({"fields": fields})
+    with pytest.raises(RecipeError, match=message):
+        build(tmp_path, built, f"python:{__name__}:{changed.__name__}")
 
 
 def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -221,18 +221,24 @@ def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
     rows[7]["boxes"] = "none"
     rows[8]["caption"] = "\ud800"
     del rows[9]["tokens"]
+    rows[10]["tokens"], rows[11]["tokens"] = 7, np.array([5, -6], ">i8")
     result = build(rows, tmp_path / "store", max_failures=6)
     reasons = dict(result.holes)
-    assert {key: reasons[f"row {key}"] for key in (3, 5, 7, 8, 9)} == {
+    assert {key: reasons[f"row {key}"] for key in (3, 5, 7, 8, 9, 10)} == {
         3: "its caption: it is None, and its field is of kind text",
         5: "its tokens: it is a list of 2, which begins with 1, and no array of one dtype",
         7: "its boxes: it is the text 'none', and no array or list of numbers",
         8: reasons["row 8"],
         9: reasons["row 9"],
+        10: "its tokens: it is the int 7, and no array or list of numbers; of one number for each "
+        'sample, state ops = [] and codec = "zstd", and no kind',
     }
+    rows[11]["tokens"] = [5, -6]
     assert "no text of valid Unicode" in reasons["row 8"]
     assert "it has no 'tokens'" in reasons["row 9"]
-    assert_holds(tmp_path / "store", [r for n, r in enumerate(rows) if n not in (3, 5, 7, 8, 9)])
+    assert_holds(
+        tmp_path / "store", [r for n, r in enumerate(rows) if n not in (3, 5, 7, 8, 9, 10)]
+    )
 
 
 def test_damage_is_found_and_repaired(tmp_path: Path) -> None:

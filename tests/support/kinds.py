@@ -104,7 +104,7 @@ def row(number: int, **values: Any) -> dict[str, Any]:
         "tokens": random.integers(0, 1000, number * 7 % 13).tolist(),
         "points": points,
         "boxes": [[1, 2, 3.5, 9 + number % 99]] * (number % 3),
-        "joints": random.random((number % 2, 5, 3)),
+        "joints": 9 * random.random((number % 2, 5, 3)),
         "label": number % 3,
         **values,
     }

@@ -54,12 +54,16 @@ def _numbers(value: Any) -> np.ndarray:
     except (TypeError, ValueError):
         raise SampleError(f"it is {described(value)}, and no array of one dtype") from None
     if array.dtype.kind not in "biuf" or not array.ndim:
-        raise SampleError(f"it is {described(value)}, and no array or list of numbers")
+        way = '; of one number for each sample, state ops = [] and codec = "zstd", and no kind'
+        raise SampleError(
+            f"it is {described(value)}, and no array or list of numbers"
+            + way * (array.dtype.kind in "biuf")
+        )
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     untyped = isinstance(first, float) or (isinstance(first, int) and array.dtype == np.float64)
-    return array.astype(np.float32) if untyped else array
+    return array.astype(np.float32 if untyped else array.dtype.newbyteorder("="), copy=False)
 
 
 def require_exact(value: Any) -> None:

@@ -86,8 +86,8 @@ class PixelReadings:
         self.fields = fields
         flags = [*fields] == ["image"]
         self._seen = [
-            _Boxes(name, recipes[name])
-            if field.kind == "boxes"
+            _Places(name, field.kind, recipes[name])
+            if field.kind in ("boxes", "keypoints")
             else _Pixels(name, field, recipes[name], flags)
             for name, field in fields.items()
         ]
@@ -106,7 +106,7 @@ class PixelReadings:
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
-        evidence: list[_Frames | _Pixels | _Boxes] = [*self._masks.values(), *self._seen]
+        evidence: list[_Frames | _Pixels | _Places] = [*self._masks.values(), *self._seen]
         for seen in evidence:
             for refusal, *stated in seen.refusals():
                 ways = [way.flags for way in stated if way.flags]
@@ -114,7 +114,7 @@ class PixelReadings:
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each default that decided pixels, and finding that is not refused."""
-        evidence: list[_Frames | _Pixels | _Boxes] = [*self._seen, *self._masks.values()]
+        evidence: list[_Frames | _Pixels | _Places] = [*self._seen, *self._masks.values()]
         return tuple(f"{seen.name}: {line}" for seen in evidence for line in seen.notes())
 
 
@@ -396,37 +396,41 @@ class _Frames:
         )
 
 
-class _Boxes:
-    """Evidence on one field of boxes, a key and a text for each sample.
+class _Places:
+    """Evidence on one field of boxes or keypoints, a key and a text for each sample.
 
     Attributes
     ----------
     tried
-        Samples that have boxes.
+        Samples that have boxes, or keypoints other than 0, 0, as those without a label are.
     fractions
         All coordinates are from 0 to 1.
     turned
-        EXIF turns the picture, and boxes may be drawn on it either way.
+        EXIF turns the picture, and boxes or keypoints may be drawn on it either way.
     outside
         Some box reaches outside of the picture.
     """
 
-    def __init__(self, name: str, recipe: FieldRecipe) -> None:
-        self.name, self._recipe, self.tried, self._picture = name, recipe, 0, ""
+    def __init__(self, name: str, kind: str, recipe: FieldRecipe) -> None:
+        self.name, self._kind, self._recipe = name, kind, recipe
+        self.tried, self._picture = 0, ""
         self.fractions, self.turned, self.outside = (list[str]() for _ in range(3))
 
     def look(self, sample: Sample, key: str) -> None:
         """Add a sample."""
         boxes, data, decode = self._recipe.unmoved(sample, key)
+        if self._kind == "keypoints":
+            boxes = boxes.reshape(-1, boxes.shape[-1])[:, :2]
+            boxes = boxes[boxes.any(1)]
         if not len(boxes):
             return
         frame, self._picture = frame_of(data, decode), self._recipe.picture
         width, height = frame.decoded(decode)
         self.tried += 1
-        far = np.maximum(-boxes[:, :2].min(1), (boxes[:, 2:] - [width, height]).max(1))
+        far = np.maximum(-boxes[:, :2].min(1), (boxes[:, -2:] - [width, height]).max(1))
         if float(boxes.max()) <= 1:
             self.fractions.append(f"{key} has {boxes[0].tolist()}")
-        if float(far.max()) > 1:
+        if self._kind == "boxes" and float(far.max()) > 1:
             text = f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
             self.outside.append(text)
         if frame.orientation != 1 and not decode.states("orientation"):
@@ -435,8 +439,8 @@ class _Boxes:
     def refusals(self) -> Iterator[Refusal]:
         """Yield the readings that refuse a build, with their ways out."""
         if self.tried and len(self.fractions) == self.tried:
-            text = self._some(self.fractions, "have boxes of 0 to 1, as fractions are")
-            yield (f"{text}. Boxes are pixels: multiply x by the width and y by the height",)
+            text = self._some(self.fractions, f"have {self._kind} of 0 to 1, as fractions are")
+            yield (f"{text}. They are pixels: multiply x by the width and y by the height",)
         if self.turned and MASKS * len(self.turned) >= self.tried:
             yield (self._turned(),)
 
@@ -455,8 +459,8 @@ class _Boxes:
     def _turned(self) -> str:
         text = self._some(self.turned, "have pictures that EXIF turns")
         return (
-            f"{text}. State in decode of {self._picture} on which pixels boxes were drawn. Upright "
-            f'photos: orientation = "exif". Photos as they are stored: {_STORED}'
+            f"{text}. State in decode of {self._picture} on which pixels {self._kind} were drawn. "
+            f'Upright photos: orientation = "exif". Photos as they are stored: {_STORED}'
         )
 
 
