@@ -64,9 +64,9 @@ class DatasetReader(ContentReader):
         compared: list[str] = []
         for start in range(0, len(rows), READ_AT_ONCE):
             keys = [table.keys[row] for row in rows[start : start + READ_AT_ONCE]]
-            samples = dict(zip(keys, self._read(keys), strict=True))
+            samples = dict(zip(keys, self._fetched(keys), strict=True))
             twice = [table.keys[row] for row in {*rows[start : start + READ_AT_ONCE]} & {*again}]
-            for key, sample in zip(twice, self._read(twice), strict=True):
+            for key, sample in zip(twice, self._fetched(twice), strict=True):
                 if isinstance(sample, Sample) and _facts(samples[key]) not in ("", _facts(sample)):
                     raise differs(key)
             for key, sample in samples.items():
@@ -76,7 +76,7 @@ class DatasetReader(ContentReader):
             self.tick(start + len(keys))
         return compared
 
-    def _read(self, keys: Sequence[str]) -> Sequence[Fetched]:
+    def _fetched(self, keys: Sequence[str]) -> Sequence[Fetched]:
         if not keys:
             return ()
         return run_in_time(
