@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from precache.errors import StorageError
-from precache.storage.base import Buffer, FileInfo, Range, required
+from precache.storage.base import Buffer, FileInfo, Folder, Range, required
 from tests.support.building import DEADLINE
 
 Found = TypeVar("Found")
@@ -66,6 +66,8 @@ class MemoryFolder:
 
     def local(self, name: str) -> Path | None:
         return None
+
+    is_link, remove_if_empty = Folder.is_link, Folder.remove_if_empty
 
     def open(self, name: str) -> int | None:
         return None
