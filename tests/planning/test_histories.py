@@ -569,7 +569,7 @@ class History:
         self.check()
 
     def check(self) -> None:
-        """The current version is whole and right."""
+        """The current version is whole and right, and all others are whole."""
         if not self.has_versions():
             return
         try:
@@ -581,6 +581,9 @@ class History:
             verified = precache.verify(self.store)
             assert verified.ok, str(verified)
             assert_same(content(self.store), self.right[version.id])
+        for each in () if self.unsure else precache.versions(self.store).versions:
+            verified = precache.verify(f"{self.store}@{each.version}")
+            assert verified.ok, str(verified)
 
 
 def in_child(code: str, function: Callable[..., Any], *values: Any) -> Any:
