@@ -7,7 +7,6 @@ import importlib
 import itertools
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -42,7 +41,6 @@ from tests.support.building import (
     build_until,
     changes,
     cli,
-    command,
     contents,
     cut,
     encoded,
@@ -52,9 +50,7 @@ from tests.support.building import (
     labels,
     peak_memory,
     pixels,
-    poll,
     remains,
-    running,
     shard_files,
     start,
     write,
@@ -877,46 +873,6 @@ def test_a_repair_killed_before_each_of_its_changes_finishes(tmp_path: Path, sou
         build(source, store, **options)
         assert contents(store) == expected, moment
         assert remains(store) == [], moment
-
-
-def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
-    """Kill the command line at random times, again and again on one store; then let it finish."""
-    arguments = ("--resize", "160", "--crop", "150", "--address", "serial", "--shard-samples", "1")
-    line = command("build", source, folder / "store", *arguments, "--no-progress", "--json")
-    undisturbed = build(source, folder / "undisturbed", shard_samples=1)
-
-    def receipts() -> int:
-        try:
-            return len(list((folder / "store").glob("*/_build/receipts/*.json")))
-        except FileNotFoundError:  # just removed, after the commit
-            return undisturbed.shards
-
-    moments = random.Random(seed)
-    for _ in range(kills):
-        before = receipts()
-        with running(line, environment()) as process:
-            # It is called before the loop goes on.
-            poll(lambda: receipts() > before or process.poll() is not None, "another shard")  # noqa: B023
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(moments.uniform(0, 0.02) * (undisturbed.shards - before))
-            process.kill()
-    ran = subprocess.run(line, check=True, env=environment(), capture_output=True, text=True)
-    assert json.loads(ran.stdout)["samples"] == undisturbed.samples
-    assert contents(folder / "store") == contents(folder / "undisturbed")
-    assert remains(folder / "store") == []
-
-
-@pytest.mark.heavy
-def test_the_command_line_killed_at_random_moments_finishes(tmp_path: Path) -> None:
-    source = write_jpegs(tmp_path / "in", 40)
-    kill_at_random(tmp_path, source, kills=2, seed=0)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(8))
-def test_the_command_line_killed_more_often_finishes(tmp_path: Path, seed: int) -> None:
-    source = write_jpegs(tmp_path / "in", 100)
-    kill_at_random(tmp_path, source, kills=5, seed=seed)
 
 
 # --- two at once --------------------------------------------------------------------------------

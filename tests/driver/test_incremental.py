@@ -18,7 +18,6 @@ from tests.support.building import (
     cut,
     encoded,
     flip,
-    labels,
     pixels,
     write,
     write_jpegs,
@@ -175,30 +174,6 @@ EACH_CHANGE = pytest.mark.parametrize(
 )
 
 
-@EACH_CHANGE
-def test_only_what_changed_in_the_source_is_computed(
-    kind: str, what: str, source: Path, tmp_path: Path
-) -> None:
-    changing, decoded, taken = CHANGES[what]
-    recipe = RECIPES[kind]
-    first = build(source, tmp_path / "store", recipe)
-    before = pixels(tmp_path / "store")
-    changing(source)
-    result = rebuilt(source, tmp_path / "store", recipe)
-    assert precache.open(tmp_path / "store").id == result.version != first.version
-    assert precache.verify(first.path).ok
-    assert result.rows_reused == taken
-    assert len(CALLS) == decoded
-    after = pixels(tmp_path / "store")
-    build(source, tmp_path / "anew", recipe)
-    anew = pixels(tmp_path / "anew")
-    assert after.keys() == anew.keys()
-    assert all(np.array_equal(after[key], anew[key]) for key in after)
-    assert labels(tmp_path / "store") == labels(tmp_path / "anew")
-    kept = before.keys() & after.keys()
-    assert len(kept) >= 36
-
-
 def test_samples_that_come_back_take_their_rows_again(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     first = build(source, store, RECIPES["image"])
@@ -222,19 +197,6 @@ def spoiled(source: Path) -> None:
         status = path.stat()
         path.write_bytes(bytes(status.st_size))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-@pytest.mark.parametrize("codecs", [("image", "raw"), ("raw", "zstd"), ("zstd", "image")])
-def test_another_codec_fetches_nothing(
-    codecs: tuple[str, str], source: Path, tmp_path: Path
-) -> None:
-    (source / "dog/0039.jpg").unlink()
-    build(source, tmp_path / "anew", recipe_of(codec=codecs[1]))
-    build(source, tmp_path / "store", recipe_of(codec=codecs[0]))
-    spoiled(source)
-    second = build(source, tmp_path / "store", recipe_of(codec=codecs[1]), ignore_ctime=True)
-    assert (CALLS, second.rows_reused, second.failed) == ([], 39, 0)
-    assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
 
 
 CROP = {"op": "center_crop", "size": [100, 110]}
@@ -262,34 +224,6 @@ def test_ops_after_those_of_a_base_start_from_its_rows(
     second = rebuilt(source, tmp_path / "store", recipe)
     assert len(CALLS) <= 24, "those that are measured"
     assert second.rows_reused == 39
-
-
-def test_a_smaller_crop_is_computed_anew(source: Path, tmp_path: Path) -> None:
-    """The rows of a wider one lack a photo that was too small for it."""
-    write(source / "cat/small.jpg", encoded(cut(5, (48, 39))))
-
-    def cropped(*size: int) -> precache.Recipe:
-        ops = [{"op": "decode"}, {"op": "center_crop", "size": size}]
-        return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
-
-    build(source, tmp_path / "store", cropped(40, 44))
-    second = rebuilt(source, tmp_path / "store", cropped(36, 40))
-    assert second.rows_reused == 0
-    assert "cat/small.jpg" not in dict(second.holes)
-
-
-def test_a_field_that_did_not_change_is_linked(source: Path, tmp_path: Path) -> None:
-    means = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
-    other = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "codec": "zstd"}
-    first = build(source, tmp_path / "store", recipe_of(mean=means))
-    build(source, tmp_path / "anew", recipe_of(mean=other))
-    second = build(source, tmp_path / "store", recipe_of(mean=other))
-    assert len(CALLS) <= 24, "those that are measured"
-    assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
-    assert all(
-        Path(f"{first.path}/image/c/{shard}/0/0/0").samefile(f"{second.path}/image/c/{shard}/0/0/0")
-        for shard in range(5)
-    )
 
 
 @pytest.mark.parametrize("codec", ["image", "zstd"])

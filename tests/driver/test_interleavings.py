@@ -33,7 +33,7 @@ import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
-from precache.errors import BuildError, FetchError, GoneError, PrecacheError
+from precache.errors import BuildError, FetchError, GoneError, PrecacheError, StoreError
 from precache.maintenance import gc as garbage
 from precache.maintenance import transfer
 from precache.maintenance.verify import verify
@@ -264,7 +264,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
     """Whatever happened, what is committed is whole, and a build makes the version."""
     for name, outcome in outcomes.items():
         if isinstance(outcome, BaseException):
-            assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
+            assert isinstance(outcome, BuildError | StoreError | Killed), (name, repr(outcome))
     require_whole(memory)
     version = alone(memory, partial(build, source))
     [*_, last] = read_log(MemoryFolder(memory)).commits
@@ -338,20 +338,28 @@ SECOND = {
 }
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
-def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
+EACH = pytest.mark.parametrize(
+    ("name", "step"), [("the same", 4), *(pytest.param(name, 1, marks=HEAVY) for name in SECOND)]
+)
+
+
+@EACH
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_builder_is_stopped_at_its_calls_while_another_builds(
+    name: str, step: int, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is silent for long, the other one takes over, and it wakes up after that."""
+    if silent:
+        monkeypatch.setattr(Leases, "_is_alive", lambda own, lease: False)
     source = rows(4)
-    actors = {"first": partial(build, source), "second": partial(build, second)}
-    for first in actors if second is not SECOND["the same"] else ("first",):
-        for point in range(1, turns_of(Memory(), source)):
+    actors = {"first": partial(build, source), "second": partial(build, SECOND[name])}
+    for first in actors if name != "the same" else ("first",):
+        for point in range(1, turns_of(Memory(), source), step):
             memory = Memory()
             check(memory, Turns(memory, preempted([point], first)).run(actors), source)
 
 
-@pytest.mark.parametrize(
-    ("name", "step"), [("the same", 4), *(pytest.param(name, 1, marks=HEAVY) for name in SECOND)]
-)
+@EACH
 def test_a_builder_is_killed_at_its_calls_and_another_goes_on(name: str, step: int) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, SECOND[name])}

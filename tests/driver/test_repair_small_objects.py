@@ -25,7 +25,6 @@ from tests.support.building import (
     encoded,
     flip,
     identities,
-    remains,
     shard_files,
     write,
     write_jpegs,
@@ -75,27 +74,6 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(path.read_bytes()[:-5])
     else:
         flip(path, 0.5, 0x55)
-
-
-@pytest.mark.parametrize(
-    "how", ["change", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("unlink", "cut"))]
-)
-def test_every_small_object_is_found_and_mended(
-    how: str, built: tuple[Path, Path, str], store: Path
-) -> None:
-    source, _, version = built
-    before, shards = contents(store), identities(shard_files(store))
-    for name in small_names(store / version):
-        if (name, how) != (ROOT, "unlink"):  # it may have been removed
-            spoil(store / version / name, how)
-            names = [each.shard for each in precache.verify(store).damage]
-            assert names[:1] == [name]
-            result = build(source, store)
-            assert (result.version, result.cpu_seconds) == (version, 0)
-            assert precache.verify(store).ok, (name, how)
-            assert {n for n, data in contents(store).items() if before.get(n) != data} == set()
-    assert identities(shard_files(store)) == shards
-    assert remains(store) == []
 
 
 def test_a_lost_root_is_found_again(built: tuple[Path, Path, str], store: Path) -> None:
@@ -151,37 +129,6 @@ def test_a_build_says_that_it_mended_and_what_it_did_not_read(
     build(source, store, progress=True)
     said = capfd.readouterr().err
     assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
-
-
-def test_a_shard_and_the_sums_of_its_field_are_made_again_together(
-    built: tuple[Path, Path, str], store: Path
-) -> None:
-    source, _, version = built
-    before = contents(store)
-    (store / version / "_sums/image/c/0/0").unlink()
-    (store / version / "image/c/1/0/0/0").unlink()
-    assert build(source, store).version == version
-    assert contents(store) == before
-
-
-@pytest.mark.parametrize(
-    "name", ["label", "valid", "key", "rows", "holes", "shards/image", "_sums/wide"]
-)
-def test_a_folder_of_another_version_is_mended_at_once(
-    name: str, built: tuple[Path, Path, str], store: Path
-) -> None:
-    """Its document agrees with its data, and not with the version's own document."""
-    source, _, version = built
-    before = contents(store)
-    more = shutil.copytree(source, store.with_name("more"))
-    write_jpegs(more / "more", 20)
-    write(more / "cat/broken too.jpg", b"none")
-    other = build(more, store.with_name("other")).path
-    shutil.copytree(Path(other, name), store / version / name, dirs_exist_ok=True)
-    assert not precache.verify(store).ok
-    assert build(source, store).version == version
-    assert precache.verify(store).ok
-    assert contents(store) == before
 
 
 def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) -> None:

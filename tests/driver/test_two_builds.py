@@ -7,33 +7,25 @@ import os
 import re
 import signal
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numcodecs import zstd
-from PIL import Image
 
 import precache
 from precache.errors import BuildError, StoreError
 from precache.storage.base import Folder
-from precache.store import lease as leases
 from precache.store.build_status import remove_folder
 from precache.store.commit_log import ROOT, record_removal
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import Lease, Leases
-from precache.store.receipts import Receipt
 from precache_workers.driver import build as driver
 from precache_workers.planning.target_version import TargetVersion
-from precache_workers.shards import field_writer, shard_objects, shard_task
-from precache_workers.shards.shard_task import ShardTask
 from tests.support.building import (
     build_here,
     command,
-    contents,
     cut,
     encoded,
     end,
@@ -102,23 +94,6 @@ def source_of(folder: Path) -> Path:
     source = write_jpegs(folder / "in", 11)
     write(source / "cat/0099.jpg", encoded(cut(99, (64, 40)), quality=90))
     return source
-
-
-def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variables: Any) -> Any:
-    """A build by another release of a codec: the same rows, other bytes."""
-    field_writer.encoder = lambda codec, dtype: (
-        lambda chunk: bytes(  # type: ignore[assignment]
-            zstd.compress(np.ascontiguousarray(chunk), 19, True)
-        )
-    )
-    return build_here(source, store, recipe, options, variables)
-
-
-def take_over(*arguments: Any) -> Any:
-    """A build to which all others seem silent, and its own lease stays."""
-    leases.ALIVE_SECONDS = leases.OBSERVE_SECONDS = 0.0
-    leases.RENEWAL_SECONDS = 1e6
-    return build_here(*arguments)
 
 
 def when_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -244,62 +219,6 @@ def test_ctrl_c_ends_the_wait_and_leaves_the_other_build_alone(tmp_path: Path) -
     assert_whole(store)
 
 
-def test_a_silent_build_with_another_codec_that_wakes_up_overwrites_nothing(
-    tmp_path: Path,
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    variables = {"HOLD": str(store), "LUCKY": "1"}
-    slow = start_held(tmp_path, build_otherwise, source, store, recipe, OPTIONS, variables)
-    quick = start(take_over, source, store, recipe, OPTIONS, {"LUCKY": "1"})
-    assert end(quick) == 0
-    current = precache.open(store)
-    before = contents(Path(current.path))
-    (tmp_path / "go").touch()
-    assert end(slow) == 0
-    assert contents(Path(current.path)) == before
-    assert_whole(store)
-
-
-def build_impatiently(*arguments: Any) -> Any:
-    """A build that waits for no receipt."""
-    shard_objects.RECEIPT_SECONDS = 0.0
-    return build_here(*arguments)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("photo", ["grey", "black"])
-def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_nothing(
-    tmp_path: Path, photo: str, again: bool
-) -> None:
-    """The commit removed the lease after it was looked for, and before it was put again.
-
-    The sample that fails in the slower build has the rows of a hole, if it is black.
-    """
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    if photo == "black":
-        write(source / "cat/0099.jpg", encoded(Image.new("RGB", (64, 40))))
-    if again:
-        assert build_here(source, store, recipe, OPTIONS).failed == 1
-    options = {**OPTIONS, "retry_failed": again}
-    slow = start_held(
-        tmp_path, build_impatiently, source, store, recipe, options, {"HOLD": str(store)}
-    )
-    [lease] = store.glob("*/_build/leases/*.json")
-    held = lease.read_bytes()
-    quick = start(take_over, source, store, recipe, options, {"LUCKY": "1"})
-    assert end(quick) == 0
-    current = precache.open(store)
-    before = contents(Path(current.path))
-    assert not current.holes
-    write(lease, held)
-    (tmp_path / "go").touch()
-    assert end(slow) == 0
-    assert precache.open(store).id == current.id
-    assert contents(Path(current.path)) == before
-    assert_whole(store)
-
-
 def test_a_document_that_was_cut_off_is_no_commit(tmp_path: Path) -> None:
     """As a process leaves it that is killed on a disk without hard links."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
@@ -311,42 +230,6 @@ def test_a_document_that_was_cut_off_is_no_commit(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert end(build) == 0
     assert_whole(store)
-
-
-def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sample fails in the second; both put their object before the first has its receipt."""
-    source, store = source_of(tmp_path), tmp_path / "store"
-    value = recipe_of(tmp_path).to_dict()
-    value["fields"]["image"]["codec"] = "raw"  # objects of one size
-    recipe = precache.Recipe.from_dict(value)
-    monkeypatch.setenv("LUCKY", "1")
-    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.0)
-    run, create = shard_task.run_shard, shard_task.create_receipt
-    put, goes_on = threading.Event(), threading.Event()
-    first: list[threading.Thread] = []
-
-    def create_in_turn(task: ShardTask, receipt: Receipt) -> Receipt:
-        if put.is_set():
-            goes_on.set()
-            first[0].join()
-        else:
-            put.set()
-            assert goes_on.wait(30)
-        return create(task, receipt)
-
-    def run_twice(task: ShardTask) -> Receipt:
-        first.append(threading.Thread(target=run, args=(task,)))
-        first[0].start()
-        assert put.wait(30)
-        monkeypatch.delenv("LUCKY")
-        return run(task)
-
-    monkeypatch.setattr(shard_task, "create_receipt", create_in_turn)
-    monkeypatch.setattr(shard_task, "run_shard", run_twice)
-    assert precache.build(source, store, recipe, address="serial", **OPTIONS).failed == 1
-    assert precache.verify(store).ok
 
 
 @pytest.mark.parametrize("ended", [True, pytest.param(False, marks=pytest.mark.heavy)])
@@ -375,27 +258,6 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     taken = precache.open(store).id
     assert build_here(source, store, recipe, again).version != taken
     assert precache.verify(store).ok
-
-
-@pytest.mark.heavy
-def test_a_build_that_another_one_finished_leaves_what_replaced_it_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    newer = []
-
-    def tidy_late(folder: Folder) -> None:
-        assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
-        write(source / "cat/0099.jpg", encoded(cut(99)))
-        assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
-        newer.append(precache.open(store).id)
-
-    with monkeypatch.context() as late:
-        late.setattr(driver, "tidy_current", tidy_late)
-        result = build_here(source, store, recipe, OPTIONS)
-    assert result.version != newer[0]
-    assert precache.open(store).id == newer[0]
-    assert build_here(source, store, recipe, OPTIONS).version == newer[0]
 
 
 def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
@@ -445,23 +307,3 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
     assert not precache.open(store).holes
     assert precache.verify(f"{store}@{version.name}").ok
     assert precache.open(f"{store}@{version.name}").holes
-
-
-def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    find, before = driver.remaining, []
-
-    def find_early(work: Any) -> Any:
-        left = find(work)
-        assert left.todo
-        assert end(start(take_over, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
-        before.append(contents(Path(precache.open(store).path)))
-        return left
-
-    monkeypatch.setattr(driver, "remaining", find_early)
-    build_here(source, store, recipe, OPTIONS)
-    assert before == [contents(Path(precache.open(store).path))]
-    assert_whole(store)
-    assert not precache.open(store).holes

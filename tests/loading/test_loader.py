@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -340,32 +339,6 @@ def no_threads_left() -> Iterator[None]:
     assert threading.active_count() <= before  # those of a server may end meanwhile
 
 
-def test_an_error_in_the_loop_leaves_no_thread(
-    image_store: BuiltStore, no_threads_left: None
-) -> None:
-    loader = precache.Loader(image_store.path, 2)
-
-    def train() -> None:
-        for _ in loader:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
-    assert _ours() == []
-
-
-def test_the_end_of_an_epoch_leaves_no_thread(
-    image_store: BuiltStore, no_threads_left: None
-) -> None:
-    loader = precache.Loader(image_store.path, 2)
-    batches = iter(loader)
-    assert _ours() == []
-    next(batches)
-    assert _ours()
-    _rows(batches)
-    assert _ours() == []
-
-
 @pytest.mark.parametrize(
     ("use", "way"),
     [
@@ -413,50 +386,6 @@ def test_two_iterators_of_a_loader_are_two_epochs(
         ]
     assert [a for a, _ in pairs] == _epoch(image_store, 0)
     assert [b for _, b in pairs] == _epoch(image_store, 1)
-
-
-def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltStore) -> None:
-    def held() -> tuple[int, int]:
-        # All at once: what counts descriptors keeps none open.
-        return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
-
-    with precache.Loader(tile_store.path, 8, num_threads=2) as loader:
-        before = held()
-        for _ in range(6):
-            batches = iter(loader)
-            next(batches)
-            assert threading.active_count() <= before[1] + 3  # two that decode, one that advises
-            _rows(batches)
-            files, threads = held()
-            # Fewer, where a server of other tests closes its connections.
-            assert files <= before[0]
-            assert threads <= before[1]
-
-
-EXIT = """
-import sys
-import precache
-loader = precache.Loader(sys.argv[1], 2, num_threads=2, prefetch_batches=4)
-batches = iter(loader)
-batch = next(batches)
-view = batch["image"][0].numpy()
-if sys.argv[2] == "at once":
-    raise SystemExit(3)
-if sys.argv[2] == "cycle":
-    loader.me = [loader, batches]
-    del loader, batches
-print("end")
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "status"), [pytest.param("at once", 3, marks=pytest.mark.heavy), ("cycle", 0)]
-)
-def test_an_interpreter_ends_without_a_close(
-    how: str, status: int, image_store: BuiltStore, run_python: RunPython
-) -> None:
-    done = run_python(EXIT, image_store.path, how, check=False)
-    assert (done.returncode, done.stderr) == (status, "")
 
 
 FORK = """

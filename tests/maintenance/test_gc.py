@@ -21,12 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import precache
-from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
-from precache.maintenance import gc as garbage
 from precache.maintenance.gc import GcResult, plan_gc
 from precache.maintenance.scan import ListedObject, StoredVersion
-from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -35,7 +32,6 @@ from precache.store.commit_log import (
     BUILD,
     ROOT,
     Log,
-    make_current,
     read_log,
     record_removal,
 )
@@ -51,7 +47,6 @@ from tests.support.building import (
     encoded,
     end,
     pixels,
-    poll,
     start,
     write,
     write_jpegs,
@@ -537,27 +532,6 @@ def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, 
     assert not (path / left).exists()
 
 
-def test_a_build_whose_holder_seems_alive_again_is_not_removed(
-    source: Path, store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A heartbeat comes between the plan and the removal."""
-    path, _ = store
-    left = leave_a_build(source, path)
-    lease = Leases(left).take()
-    assert lease is not None
-    age(path / left.name, 3 * DAY)
-    scan = garbage.scan_folder
-
-    def scan_late(*given: Any) -> StoredVersion | None:
-        found = scan(*given)
-        lease.hand_over_to(process_of(os.getpid()), "a heartbeat")
-        return found
-
-    monkeypatch.setattr(garbage, "scan_folder", scan_late)
-    assert why(precache.gc(path, older_than="1d"))[left.name] == "in use by a process"
-    assert lease.is_held()
-
-
 def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: Path) -> None:
     path, versions = store
     target = tmp_path / "other"
@@ -628,53 +602,7 @@ def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> 
     assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
 
 
-def test_a_build_goes_on_though_what_it_takes_over_is_removed(source: Path, tmp_path: Path) -> None:
-    photos, path = tmp_path / "in", tmp_path / "store"
-    shutil.copytree(source, photos)
-    params = {"folder": str(tmp_path / "held"), "store": str(path)}
-    (tmp_path / "held").mkdir()
-    hold = {"op": "function", "function": "tests.support.building:hold", "params": params}
-    plain = recipe_of(150).to_dict()["fields"]["image"]
-    held = precache.Recipe.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
-    options = {"shard_samples": 4, "keep_order": True}
-    first = build_here(photos, path, held, options).version
-    second = build_here(photos, path, recipe_of(150), options).version
-    write(photos / "ant/0001.jpg", encoded(cut(77)))  # in the first shard: some go over, some not
-    write(photos / "zoo/0001.jpg", encoded(cut(78)))
-    process = start(build_here, photos, path, held, options, {"HOLD": "1"})
-    poll(lambda: list((tmp_path / "held").iterdir()), "a build that holds")
-    done = precache.gc(path, keep=1, older_than=0)
-    assert removed(done) == [first]
-    assert why(done)[second] == "current"
-    (tmp_path / "held/go").touch()
-    assert end(process) == 0
-    assert precache.verify(path).ok
-    found = pixels(path)
-    build_here(photos, tmp_path / "anew", held, options)
-    right = pixels(tmp_path / "anew")
-    assert found.keys() == right.keys()
-    assert all(np.array_equal(found[key], right[key]) for key in right)
-
-
 # --- committers ---------------------------------------------------------------------------------
-
-
-def test_a_version_that_becomes_current_while_gc_runs_stays(
-    store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, versions = store
-    record = garbage.record_removal
-
-    def record_late(folder: Folder, *given: Any) -> Log:
-        make_current(folder, versions[0])
-        return record(folder, *given)
-
-    monkeypatch.setattr(garbage, "record_removal", record_late)
-    done = precache.gc(path, keep=1, older_than=0)
-    assert removed(done) == [versions[1]]
-    assert why(done)[versions[0]] == "current"
-    assert precache.open(path).id == versions[0]
-    assert precache.verify(path).ok
 
 
 def test_a_version_whose_removal_was_recorded_does_not_become_current(
@@ -720,46 +648,6 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
 # --- readers ------------------------------------------------------------------------------------
 
 
-def read_until(store: Path, told: Path) -> None:
-    """Epochs of a loader, each row checked against the first; an epoch's number is told after."""
-    right: dict[int, bytes] = {}
-    with precache.Loader(store, batch_size=3, seed=1) as loader:
-        for epoch in itertools.count():
-            rows = 0
-            for batch in loader:
-                for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
-                    assert right.setdefault(row, image.numpy().tobytes()) == image.numpy().tobytes()
-                    rows += 1
-            assert rows == len(right) == 10
-            (told / str(epoch)).touch()
-            if (told / "stop").exists():
-                return
-
-
-def test_a_reader_of_the_current_version_notes_nothing(
-    store: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    path, (first, second, _) = store
-    told = tmp_path / "told"
-    told.mkdir()
-    process = start(read_until, path, told)
-    poll((told / "1").exists, "two epochs")
-    assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
-    epochs = len(list(told.iterdir()))
-    poll((told / str(epochs + 2)).exists, "epochs after it")
-    (told / "stop").touch()
-    assert end(process) == 0
-
-
-def test_two_at_once_remove_all(store: tuple[Path, list[str]]) -> None:
-    path, (_, _, third) = store
-    processes = [start(collect_until, 10**9, path) for _ in range(3)]
-    assert [end(process) for process in processes] == [0, 0, 0]
-    precache.gc(path, keep=1, older_than=0)
-    assert {p.name for p in path.iterdir()} == {third, *ALWAYS}
-    assert precache.verify(path).ok
-
-
 # --- elsewhere ----------------------------------------------------------------------------------
 
 
@@ -779,21 +667,3 @@ def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
     assert precache.verify(url, storage_options=options).ok
     with pytest.raises(StoreError, match="is gone"):
         precache.use(f"{url}@{first}", options)
-
-
-def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    path, (first, second, third) = store
-    line = ["gc", str(path), "--keep", "1", "--older-than", "0s"]
-    assert main([*line, "--dry-run"]) == 0
-    text = capsys.readouterr().out
-    assert f"would remove {first[:12]}: replaced" in text
-    assert f"would keep {third[:12]}: current" in text
-    assert "would free" in text
-    assert main([*line, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [each["version"] for each in told["removed"]] == [second, first]
-    assert told["freed_nbytes"] == sum(each["nbytes"] for each in told["removed"])
-    for wrong in ("soon", "3"):
-        assert main(["gc", str(path), "--older-than", wrong]) == 2
-        expected = f"'{wrong}' is not an age; give a number with a unit (s, m, h, d or w)"
-        assert expected in capsys.readouterr().err

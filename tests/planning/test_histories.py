@@ -2,7 +2,8 @@
 are killed, objects are damaged, versions collected or made current again.
 
 The current version is always whole, and equal to a build into an empty store. Of that, rows,
-labels, classes, holes and statistics are computed here as well, without precache.
+labels, classes, holes and statistics are computed here as well, without precache. A build takes
+over all rows that a search through all versions finds.
 
 ``python -m tests.planning.test_histories SEED STEPS`` runs one history, and leaves out steps while
 it fails; with several numbers, the steps of these numbers alone.
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,15 @@ from tests.support.building import (
     end,
     start,
 )
-from tests.support.changing_sources import BROKEN, CLASSES, SOURCES, Dataset, Folder, Source
+from tests.support.changing_sources import (
+    BROKEN,
+    CLASSES,
+    SOURCES,
+    Dataset,
+    Folder,
+    Sample,
+    Source,
+)
 from tests.support.fresh_build import content
 from tests.support.random_recipes import (
     FUNCTIONS,
@@ -57,6 +67,22 @@ DOCUMENTED = (BuildError, DamageError, StorageError, StoreError)
 """What may be raised on a store that was damaged."""
 
 Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a version holds: rows by rules, of samples by key, of which some failed."""
+
+    rules: list[list[Any]]
+    samples: dict[str, Sample]
+    failed: set[str]
+
+    def serves(self, rule: list[Any], key: str, sample: Sample) -> bool:
+        """Whether there are rows of the sample from which the rule goes on."""
+        if key not in self.samples or key in self.failed:
+            return False
+        same = self.samples[key].number == sample.number
+        return same and any(own == rule[: len(own)] for own in self.rules)
 
 
 # --- a history ----------------------------------------------------------------------------------
@@ -77,6 +103,7 @@ class History:
         self.options: dict[str, Any] = {}
         self.right: dict[str, Content] = {}
         self.fresh: dict[str, Content] = {}
+        self.held: dict[str, Held] = {}
         self.unsure: set[str] = set()
         self.said: list[str] = []
         self._write_functions()
@@ -333,8 +360,42 @@ class History:
             options["compare"] = True
         if self.draw.random() < 0.1:
             options["verify"] = self.draw.random() < 0.5 and not self.unsure
-        self.accept(self.built(**options), options)
+        least, result = self.stored_samples(), self.built(**options)
+        self.accept(result, options)
+        made_anew = not self.unsure and not result.shards_skipped and "recompute" not in options
+        if made_anew:
+            assert result.rows_reused >= least, f"{result.rows_reused} rows are reused of {least}"
         return f"build {options}"
+
+    def stored_samples(self) -> int:
+        """How many samples have rows of all fields in versions of the store, by their own keys.
+
+        Those that fail are left out, and so are versions of unknown content.
+        """
+        if not self.has_versions() or self.unsure:
+            return 0
+        there = {each.version for each in precache.versions(self.store).versions}
+        held = [self.held[version] for version in self.held.keys() & there]
+        failed = self.wanted()["failed"]
+        fields = self.rules(self.request()[0])
+        return sum(
+            all(any(each.serves(field, key, sample) for each in held) for field in fields)
+            for key, sample in self.source.expected().items()
+            if key not in failed
+        )
+
+    def rules(self, recipe: dict[str, Any]) -> list[list[Any]]:
+        """For each variant of each field what decides its rows: the input, and then the ops."""
+        rules = []
+        for field in recipe["fields"].values():
+            for variant in range(field.get("variants", 1)):
+                rule: list[Any] = [field.get("input", "image")]
+                for op in field["ops"]:
+                    is_random = op["op"] in ("horizontal_flip", "random_resized_crop")
+                    code = self.code if op["op"] == "function" else None
+                    rule.append((op, is_random and (recipe.get("seed"), variant), code))
+                rules.append(rule)
+        return rules
 
     def accept(self, result: Any, options: dict[str, Any] | None = None) -> None:
         """The build ended well, and its version is current."""
@@ -346,6 +407,8 @@ class History:
         self.unsure.discard(result.version)
         self.expect(result.version)
         found = content(self.store)
+        rules = self.rules(self.request()[0])
+        self.held[result.version] = Held(rules, self.source.expected(), set(found["failed"]))
         if (options or {}).get("compact"):
             assert found["removed"] == {}
         wanted = self.right[result.version]
@@ -506,7 +569,7 @@ class History:
         self.check()
 
     def check(self) -> None:
-        """The current version is whole and right."""
+        """The current version is whole and right, and all others are whole."""
         if not self.has_versions():
             return
         try:
@@ -518,6 +581,9 @@ class History:
             verified = precache.verify(self.store)
             assert verified.ok, str(verified)
             assert_same(content(self.store), self.right[version.id])
+        for each in () if self.unsure else precache.versions(self.store).versions:
+            verified = precache.verify(f"{self.store}@{each.version}")
+            assert verified.ok, str(verified)
 
 
 def in_child(code: str, function: Callable[..., Any], *values: Any) -> Any:

@@ -21,7 +21,7 @@ from precache.store.row_table import RowTable
 from precache_workers.planning.class_maps import freeze_classes, read_classes, without_numbers
 from precache_workers.planning.labels import override_labels
 from precache_workers.sources.base import LabelRules
-from tests.support.building import build_here, cli, cut, encoded, labels, write, write_jpegs
+from tests.support.building import build_here, labels, write
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
 
@@ -125,14 +125,6 @@ def test_a_file_name_alone_names_the_one_image_that_has_it(
     assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": "p1", "x.jpg": "cat"}
 
 
-@pytest.mark.parametrize("header", ["filename,class", "Image, Target", "path,label", "id,label"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_header_is_no_sample(relabel: Relabel, header: str, end: str) -> None:
-    assert relabel(["a.jpg"], f"{header}{end}a.jpg,1{end}") == {"a.jpg": "1"}
-    called_so = relabel(["path", "b"], f"path,label{end}b,x{end}")
-    assert called_so == {"path": "label", "b": "x"}
-
-
 @given(
     keys=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
         lambda key: key == key.strip() != ""), min_size=1, max_size=8,
@@ -204,37 +196,10 @@ def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel:
     assert relabel(keys, "cat/1.jpg,1\n")["cat/1.jpg"] == "dog"
 
 
-def test_numbers_that_are_not_those_of_the_classes_that_others_keep_are_refused(
-    relabel: Relabel,
-) -> None:
-    keys = [f"{name}/{number}.jpg" for name in ("cat", "dog", "eel") for number in range(4)]
-    numbers = {"cat": 2, "dog": 0, "eel": 1}
-    lines = [f"{key},{numbers[key[:3]]}\n" for key in keys]
-    some = "".join(line for line in lines if "/3" not in line)
-    with pytest.raises(ChoiceError, match=r"otherwise than 'cat', 'dog', 'eel': 0 has .* of 'dog'"):
-        relabel(keys, some)
-    assert relabel(keys, "".join(lines))["cat/0.jpg"] == "2"
-    classes = ("dog", "eel", "cat")
-    with pytest.raises(ChoiceError, match="otherwise than 'cat', 'dog', 'eel'"):
-        relabel(keys, some, classes=classes)
-
-
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
 def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
     text = ("\ufeff" * (coding == "utf-16-be") + "a.jpg\tcaf\u00e9\nb.jpg\tx\n").encode(coding)
     assert relabel(["a.jpg", "b.jpg"], text) == {"a.jpg": COMPOSED, "b.jpg": "x"}
-
-
-def test_attributes_of_celeba_are_classes(tmp_path: Path) -> None:
-    path = tmp_path / "list_attr_celeba.txt"
-    path.write_text("2\nBald Male \n1.jpg -1  1\n2.jpg  1  1\n")
-    table = table_of(["1.jpg", "2.jpg"])
-    with pytest.raises(ChoiceError) as refused:
-        override_labels(table, str(path))
-    assert refused.value.ways[0] == ("--label-column", "Bald,Male")
-    labels = override_labels(table, str(path), label_column="Bald,Male")
-    assert labels.labels.tolist() == [[0, 1], [1, 1]]
-    assert labels.classes == ("Bald", "Male")
 
 
 def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
@@ -354,17 +319,6 @@ def test_a_file_in_another_encoding_is_refused(coding: str, tmp_path: Path) -> N
         override_labels(table, str(path))
 
 
-def test_names_may_be_numbers_where_classes_are_so_called(relabel: Relabel) -> None:
-    assert relabel(["17/a.jpg", "cat/b.jpg"], "17/a.jpg,cat\ncat/b.jpg,17\n") == {
-        "17/a.jpg": "cat",
-        "cat/b.jpg": "17",
-    }
-    found = relabel(["a.jpg", "b.jpg"], "a.jpg,7\nb.jpg,x\n", classes=["7", "x", "y"])
-    assert found == {"a.jpg": "7", "b.jpg": "x"}
-    found = relabel(["a.jpg", "b.jpg"], "a.jpg,1.5\nb.jpg,2.5\n", classes=["1.5", "2.5"])
-    assert found == {"a.jpg": "1.5", "b.jpg": "2.5"}
-
-
 def test_a_path_that_is_none_is_said() -> None:
     for path in ("nowhere\0.csv", "/"):
         with pytest.raises(SourceError, match="cannot read labels from"):
@@ -404,23 +358,6 @@ def test_files_that_are_no_class_map(tmp_path: Path, data: bytes) -> None:
 
 
 # --- builds -------------------------------------------------------------------------------------
-
-
-@pytest.mark.heavy
-def test_the_command_counts_what_does_not_fit(tmp_path: Path) -> None:
-    source, store, file = tmp_path / "in", tmp_path / "store", tmp_path / "labels.csv"
-    write_jpegs(source, 8, classes=())
-    write(source / f"{APART}.jpg", encoded(cut(9)))
-    file.write_text(f"key,label\n{COMPOSED}.jpg,x\n0000.jpg,y\nno.jpg,x\n", "utf-8")
-    build = ("build", source, store, "--labels", file, "--address", "serial", "--crop", 16)
-    ran = cli(*build)
-    assert ran.returncode == 2
-    assert "1 of 3 lines" in ran.stderr
-    assert "7 of 9 samples get no label" in ran.stderr
-    ran = cli(*build, "--accept-unmatched", "--no-progress")
-    assert ran.returncode == 0, ran.stderr
-    assert "1 of 3 lines" in ran.stderr
-    assert labels(store)[f"{APART}.jpg"] == precache.open(store).classes.index("x")
 
 
 MANY = """

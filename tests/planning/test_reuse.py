@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.planning import source_record
 from tests.support.building import (
     LONG_AGO,
     age,
@@ -189,59 +187,6 @@ def test_a_build_says_what_it_took_over(
     assert "4: 0 written, 4 reused, 0 already there" in said.out
 
 
-OTHER: dict[str, Callable[[Path], object]] = {
-    "bytes": lambda path: path.write_bytes(padded(99)),
-    "size": lambda path: path.write_bytes(encoded(cut(99))),
-    "no photo any more": lambda path: path.write_bytes(b"\1" * 8000),
-}
-
-
-FIRST = "cat/001.jpg"
-
-
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
-        pytest.param(
-            key, change, marks=[] if key == FIRST or change == "bytes" else pytest.mark.heavy
-        )
-        for key in (FIRST, "dog/004.jpg", "dog/broken.jpg")
-        for change in OTHER
-    ],
-)
-def test_a_shard_with_another_sample_is_made_anew(
-    change: str, key: str, source: Path, copy: Path, tmp_path: Path
-) -> None:
-    """Be it the one that gives the rows their shape, another, or a hole."""
-    build(source, tmp_path / "store")
-    OTHER[change](copy / key)
-    second = build(copy, tmp_path / "store")
-    assert second.rows_reused == 29
-    still_a_hole = key == "dog/broken.jpg" and change == "no photo any more"
-    assert second.shards_reused == second.shards - 1 + still_a_hole
-    assert_as_if_built_anew(second, copy)
-
-
-def test_rows_keep_their_shape(source: Path, tmp_path: Path) -> None:
-    """Though the sample that gave it has another: it is a hole then."""
-    field = {"ops": [{"op": "decode"}], "codec": "image"}
-    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
-    first = build(source, tmp_path / "store", recipe)
-    (source / "cat/001.jpg").write_bytes(encoded(cut(1, (60, 48)), quality=60))
-    second = build(source, tmp_path / "store", recipe)
-    assert (first.failed, second.failed) == (1, 2)
-    assert "cat/001.jpg" in dict(second.holes)
-    assert second.rows_reused == 29
-
-
-def test_other_labels_are_no_other_samples(kept: Kept, tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("dog/004.jpg,wolf\n")
-    second = build(kept.source, kept.store, labels=tmp_path / "labels.csv")
-    assert second.shards_reused == second.shards
-    assert second.classes == ("cat", "dog", "wolf")
-    assert_as_if_built_anew(second, kept.source, labels=tmp_path / "labels.csv")
-
-
 @pytest.mark.parametrize("draws", [False, True])
 def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
     draws: bool, source: Path, tmp_path: Path
@@ -369,18 +314,6 @@ def test_a_version_whose_records_are_damaged_offers_nothing(name: str, kept: Kep
     assert_same(second, kept.of_copy)
 
 
-def test_samples_that_were_missing_are_fetched_and_made(
-    source: Path, copy: Path, tmp_path: Path
-) -> None:
-    (source / "dog/004.jpg").unlink()
-    (source / "dog/004.jpg").symlink_to("nowhere")
-    first = build(source, tmp_path / "store", accept_missing=True)
-    second = build(copy, tmp_path / "store")
-    assert (first.failed, second.failed) == (2, 1)
-    assert second.shards_reused == second.shards - 1
-    assert_as_if_built_anew(second, copy)
-
-
 def test_datasets_whose_code_changed_are_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,23 +327,6 @@ def test_datasets_whose_code_changed_are_asked_again(
     second = ask(build_here, source, tmp_path / "store", precache.Recipe.image(), {})
     assert second.shards_reused == 0
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 16, 8)
-
-
-def _build_until(change: int, source: Path, store: Path) -> None:
-    source_record.MOST_TOUCHED = 0
-    build_until(change, source, store, LARGE, {"shard_samples": 8})
-
-
-@pytest.mark.parametrize(
-    "change", [6, 14, *(pytest.param(n, marks=pytest.mark.heavy) for n in (3, 10, 18))]
-)
-def test_a_build_killed_while_it_takes_over_finishes(change: int, kept: Kept) -> None:
-    killed = start(_build_until, change, kept.copy, kept.store)
-    assert end(killed) < 0
-    second = build(kept.copy, kept.store)
-    assert CALLS == []
-    assert second.shards_reused + second.shards_skipped == second.shards
-    assert_same(second, kept.of_copy)
 
 
 @pytest.mark.parametrize("then", ["added", "other shards", "damaged", "removed"])

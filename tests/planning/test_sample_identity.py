@@ -331,23 +331,6 @@ def _keeping_time(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_photo_that_is_rewritten_and_gets_its_bytes_back_is_built_as_it_is(
-    form: str, tmp_path: Path
-) -> None:
-    old, store = photos_from(0), tmp_path / "store"
-    source = write_source(form, tmp_path / "photos", old)
-    build(form, source, store)
-    new = old | dict([list(photos_from(500).items())[4]])
-    for photos in (new, old, new):
-        for path, data in files_of(form, tmp_path / "photos", photos).items():
-            change(path, data)
-        last = build(form, source, store).version
-        assert_rows(store, rows_of(form, photos))
-    assert build(form, source, store).version == last
-    assert not fetched
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_folders_of_equal_names_sizes_and_times_are_two_sources(form: str, tmp_path: Path) -> None:
     one, other, store = (tmp_path / name for name in ("one", "other", "store"))
     names = [write_source(form, one, photos_from(0)), write_source(form, other, photos_from(300))]
@@ -526,25 +509,6 @@ def test_a_damaged_record_costs_time_alone(damage: bytes | None, tmp_path: Path)
     change(tmp_path / "photos" / key, photos[key])
     assert build("folder", source, store).version != first
     assert_rows(store, rows_of("folder", photos))
-
-
-def test_a_record_of_more_samples_or_fewer_is_of_use(tmp_path: Path) -> None:
-    store, photos = tmp_path / "store", photos_from(0)
-    root = tmp_path / "photos"
-    source = write_source("folder", root, photos)
-    build("folder", source, store)
-    gone, other = list(photos)[3:5]
-    (root / gone).unlink()
-    write(root / "cat/more.jpg", photos[gone])
-    build("folder", source, store)
-    change(root / other, photos_from(500)[other])
-    write(root / gone, photos_from(600)[gone])  # another photo of the old name, size and time
-    change(root / "cat/more.jpg", photos_from(700)[gone])
-    build("folder", source, store)
-    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
-    fetched.clear()
-    build("folder", source, store)
-    assert not fetched
 
 
 @pytest.mark.parametrize("brings_labels", [False, True])

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,7 @@ import pytest
 import precache
 from precache.errors import PrecacheError
 from precache.storage import local_files
-from precache.storage.local import LocalFolder
 from precache.store.commit_log import BUILD, ROOT
-from precache.store.json_documents import LeaseDocument
-from precache.store.lease import Leases
 from tests.support.building import (
     age,
     build_here,
@@ -30,7 +26,6 @@ from tests.support.building import (
     cut,
     encoded,
     environment,
-    poll,
     write_jpegs,
 )
 
@@ -93,49 +88,6 @@ def test_nothing_is_written_or_removed_through_links_within_a_store(
 
 
 # --- wrong clocks, failing reads ----------------------------------------------------------------
-
-
-def test_a_wrong_clock_does_not_void_a_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = LocalFolder(tmp_path)
-    with Leases.named(folder, "v").wait(print) as claim:
-        held = LeaseDocument.read(folder.read(claim.name), "").model_dump() | {"time": 1.0}
-        held["holder"]["node"] = "another machine"
-        monkeypatch.setattr("precache.store.lease.OBSERVE_SECONDS", 0.5)
-
-        def beat() -> None:
-            for number in range(40):
-                held["note"] = str(number)
-                folder.put(claim.name, [LeaseDocument(**held).model_dump_json().encode()])
-                time.sleep(0.02)  # as a holder does, in less time
-
-        beating = threading.Thread(target=beat)
-        beating.start()
-        watching = Leases.named(folder, "v")
-        while beating.is_alive():
-            assert watching.take() is None
-        beating.join()
-        poll(lambda: watching.take() is not None, "the claim is silent now, and old")
-
-
-def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = LocalFolder(tmp_path)
-    mine = Leases.named(folder, "x")
-    get = LocalFolder.get
-
-    def given_back(own: LocalFolder, name: str) -> bytes | None:
-        if name.startswith("_claims"):
-            own.remove(name)
-        return get(own, name)
-
-    assert Leases.named(folder, "x").take() is not None
-    monkeypatch.setattr(LocalFolder, "get", given_back)
-    assert mine.take() is None
-    monkeypatch.undo()
-    assert mine.take() is not None
 
 
 @pytest.mark.parametrize("working", range(1, 8))

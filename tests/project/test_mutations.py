@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Pair:
     version: Path
     other: Path
     right: Mapping[str, Any]
+    keys: Sequence[str]
     bytes: Mapping[str, bytes]
 
 
@@ -67,7 +68,8 @@ def make_pair(root: Path) -> Pair:
         recipe = precache.Recipe.from_dict({**RECIPE, "seed": len(results)})
         results.append(build_here(source, root / f"store {name}", recipe, OPTIONS))
     one, other = (Path(each.path) for each in results)
-    return Pair(root / "one", one, other, read(one.parent), stored(one))
+    keys = [*precache.open(one.parent).keys]
+    return Pair(root / "one", one, other, read(one.parent), keys, stored(one))
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +125,13 @@ def try_one(pair: Pair, seed: int, *, misplaced: bool, mends: bool) -> tuple[str
             where = "reading"
             assert is_right(pair, access=access), f"{context}: wrong rows"
             where = "verify"
-        except PrecacheError:
-            where = "reading" if where == "reading" else "opening"
+        except PrecacheError as error:
+            where, said = "reading" if where == "reading" else "opening", str(error)
+            of_shards = [name for name in changes if name.split("/")[0] in RECIPE["fields"]]
+            is_named = any(name in said for name in changes)
+            if where == "reading" and len(of_shards) == len(changes):
+                is_named &= any(repr(key) in said for key in pair.keys)
+            assert is_named, f"{context}: {said}"
         try:
             found = precache.verify(pair.version.parent)
             advice, names = str(found), {each.shard for each in found.damage}

@@ -626,28 +626,6 @@ def test_ctrl_c_at_any_moment_ends_the_script(sharded: dict[str, BuiltStore]) ->
 
 # --- the end of the interpreter -----------------------------------------------------------------
 
-KEEP = """
-import sys
-import precache
-kept = []
-for store in sys.argv[1:]:
-    loader = precache.Loader(store, 4, num_threads=2, prefetch_batches=3)
-    batches = iter(loader)
-    for batch in batches:
-        kept.append((loader, batches, batch, batch["image"][1:].numpy()))
-        if len(kept) % 2 == 0:
-            break
-print(len(kept))
-"""
-
-
-@pytest.mark.heavy
-def test_a_script_ends_though_it_holds_batches_and_iterators_of_several_loaders(
-    sharded: dict[str, BuiltStore], run_python: RunPython
-) -> None:
-    done = run_python(KEEP, *(store.path for store in sharded.values()))
-    assert (done.stdout, done.stderr) == ("4\n", "")
-
 
 UNCAUGHT = """
 import sys

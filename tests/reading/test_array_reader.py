@@ -345,27 +345,6 @@ def own(copy_store: CopyStore, store: BuiltStore) -> BuiltStore:
     return copy_store(store)
 
 
-def _assert_damaged(store: BuiltStore, shard: int, reason: str = "") -> None:
-    """Rows of `shard` fail by its name and a key of it; all others are read."""
-    version, expected = store.open(), store.rows()
-    reader = _reader(version)
-    inside = range(8 * shard, min(8 * shard + 8, 23))
-    failed = []
-    for row in inside:
-        try:
-            np.testing.assert_array_equal(read_rows(reader, [row])[0], expected[row])
-        except DamageError as error:
-            failed.append((row, str(error)))
-    assert failed
-    for row, text in failed:
-        assert str(store.shard_path(shard)) in text
-        assert f"row {row}" in text
-        assert repr(version.keys[row]) in text
-        assert reason in text
-    others = [row for row in range(23) if row not in inside]
-    np.testing.assert_array_equal(read_rows(reader, others), expected[others])
-
-
 @pytest.mark.skipif(not kernels.compiled().has_zstd, reason="numcodecs checks every frame")
 @pytest.mark.parametrize("codec", ["zstd", "image"])
 @pytest.mark.parametrize("verify", [True, False])
@@ -393,45 +372,6 @@ def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
         with pytest.raises(DamageError, match="is damaged at row"):
             list(dataset)  # type: ignore[call-overload]
         flip(path, 20, 0x55)
-
-
-SIZE = "bytes where {size} were written"
-DAMAGED: dict[str, tuple[Callable[[Path, int], object], str]] = {
-    **{
-        # The middle of a chunk, since some bits of a zstd header say nothing about pixels.
-        f"a byte at {where}": (
-            partial(lambda at, p, n: flip(p, int((n - 132) * at) + 20, 0x55), where),
-            "",
-        )
-        for where in (0.0, 0.3, 0.9)
-    },
-    **{
-        f"a byte of the index at {place}": (
-            partial(lambda at, p, n: flip(p, at, 0x55), place),
-            "index fails its CRC32C",
-        )
-        for place in (-1, -4, -5, -132)
-    },
-    **{
-        f"cut to {left}": (partial(lambda m, p, n: os.truncate(p, m), left), SIZE)
-        for left in (0, 131)
-    },
-    "cut to half": (lambda path, size: os.truncate(path, size // 2), SIZE),
-    "a byte less": (lambda path, size: os.truncate(path, size - 1), SIZE),
-    "longer by an index": (lambda path, size: os.truncate(path, size + 132), SIZE),
-    "missing": (
-        lambda path, size: path.unlink(),
-        "it is missing; run the same precache build command again with",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_shard_is_named_with_row_and_key(damage: str, own: BuiltStore) -> None:
-    spoil, reason = DAMAGED[damage]
-    size = own.shard_path(1).stat().st_size
-    spoil(own.shard_path(1), size)
-    _assert_damaged(own, 1, reason.format(size=size))
 
 
 def test_a_shard_that_is_a_folder_or_unreadable_is_an_error_of_ours(own: BuiltStore) -> None:

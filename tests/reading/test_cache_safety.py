@@ -214,34 +214,6 @@ THEIRS = pytest.param("theirs", marks=needs_root)
 """A file of another user, put there while the folder was open to others."""
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_link_in_the_place_of_a_folder_is_refused(
-    name: str, tmp_path: Path, outside: Outside
-) -> None:
-    cache = tmp_path / "cache"
-    join(cache)
-    (cache / name).rmdir()
-    (cache / name).symlink_to(outside.folder)
-    with pytest.raises(UsageError, match=rf"{cache / name} is a link or a file, where a folder"):
-        join(cache)
-    outside.assert_untouched()
-
-
-def test_a_folder_that_is_replaced_while_a_loader_runs_leads_nowhere(
-    tmp_path: Path, outside: Outside
-) -> None:
-    cache = tmp_path / "cache"
-    one = join(cache)
-    for name in FOLDERS:
-        (cache / name).rename(cache / f"{name}-before")
-        (cache / name).symlink_to(outside.folder)
-    for name in "012":
-        assert one.obtain(name, writer(name))
-        one.uses.end(name)
-    one.uses.close()
-    outside.assert_untouched()
-
-
 @pytest.mark.parametrize("kind", [*PLANTS, THEIRS])
 def test_what_is_planted_in_the_place_of_an_object_or_part_is_replaced(
     kind: str, tmp_path: Path, outside: Outside
@@ -261,21 +233,6 @@ def test_what_is_planted_in_the_place_of_an_object_or_part_is_replaced(
 
 def _sound_as(name: str) -> Callable[[int], bool]:
     return lambda descriptor: os.pread(descriptor, SIZE, 0) == contents(name)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", [*(kind for kind in PLANTS if kind != "garbage"), THEIRS])
-def test_a_lock_that_is_no_file_of_its_own_is_refused(
-    kind: str, name: str, tmp_path: Path, outside: Outside
-) -> None:
-    cache = tmp_path / "cache"
-    join(cache).obtain("a-1")
-    plant(cache / name, kind, outside)
-    with pytest.raises(StorageError, match=rf"{name} (is no|has other|belongs to).*; remove it"):
-        join(cache).cache.trim()
-    (cache / name).unlink()
-    join(cache).cache.trim()
-    outside.assert_untouched()
 
 
 @pytest.mark.parametrize("place", ["objects/a-1", "parts/a-1"])

@@ -24,6 +24,7 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
 from tests.reading.test_array_reader import read_rows
+from tests.reading.test_shard_prefetch import in_use
 from tests.support.building import flip, poll
 from tests.support.servers import Fault, FaultProxy, S3Server, reset, status, truncated
 
@@ -169,19 +170,25 @@ def test_an_epoch_by_range_through_a_bad_network_is_right(
     assert set(rows) == set(np.flatnonzero(precache.open(store.path).valid).tolist())
 
 
+@pytest.mark.parametrize("cached", [False, True])
 def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore],
     s3: S3Server,
     proxy: FaultProxy,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    no_collection: None,
+    *,
+    cached: bool,
 ) -> None:
     monkeypatch.setattr(ordered_map, "GRACE", 0.05)
     store = stores["raw"]
-    precache.pull(store.path, "s3://bucket/hangs", storage_options=s3.options())
-    url, options = "s3://bucket/hangs", s3.options(proxy.port)
+    precache.pull(store.path, f"s3://bucket/hangs{cached}", storage_options=s3.options())
+    url, options = f"s3://bucket/hangs{cached}", s3.options(proxy.port)
+    cache = tmp_path / "cache" if cached else None
     with precache.Loader(
-        url, 4, device="cpu", shuffle=False, num_threads=2, storage_options=options
+        url, 4, device="cpu", shuffle=False, num_threads=2, storage_options=options, cache=cache
     ) as loader:
         before = threading.active_count()
         asked, answer = threading.Event(), threading.Event()
@@ -204,6 +211,8 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
             np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
         proxy.stop()
         poll(lambda: threading.active_count() <= before, "what was left behind ends")
+    if cached:
+        poll(lambda: in_use(tmp_path / "cache") == [], "what was left behind lets go")
 
 
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(

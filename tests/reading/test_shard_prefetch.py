@@ -30,7 +30,6 @@ from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.loading import stream
 from precache.reading import shard_prefetch
 from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk
-from precache.runtime import ordered_map
 from precache.storage.open import open_folder
 from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
@@ -382,37 +381,6 @@ def test_what_is_free_on_a_disk_does_not_change_the_order(
             for batch in loader:
                 rows += batch["row"].tolist()
     assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
-
-
-def test_an_early_end_does_not_wait_for_a_server_that_hangs(
-    url: str,
-    large: BuiltStore,
-    s3: S3Server,
-    proxy: FaultProxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    no_collection: None,
-) -> None:
-    monkeypatch.setattr(ordered_map, "GRACE", 0.05)
-    asked, answer = threading.Event(), threading.Event()
-
-    def hang(method: str, path: str) -> None:
-        if path.endswith("/image/c/3/0/0/0"):
-            asked.set()
-            assert answer.wait(60)
-
-    proxy.before = hang
-    with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
-        for _ in loader:
-            assert asked.wait(60)
-            break
-        assert [r.message for r in caplog.records if r.name == "precache.runtime.ordered_map"] == [
-            f"a request to {loader.version.path} is left behind: it is not answered"
-        ]
-        answer.set()
-        assert_whole(epoch(loader), large)
-    poll(lambda: in_use(tmp_path) == [], "what was left behind lets go")
 
 
 def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) -> None:

@@ -150,15 +150,6 @@ def test_what_nobody_took_is_let_go(taken: int) -> None:
     assert not any(each() for each in made)
 
 
-def test_an_error_of_the_items_reaches_the_consumer() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise KeyError("listing")
-
-    with pytest.raises(KeyError, match="listing"):
-        list(prefetch(lambda x: x, items(), 2, 3))
-
-
 def test_an_early_close_cancels_what_has_not_begun_and_joins() -> None:
     begun: list[int] = []
     release, blocked = threading.Event(), threading.Event()
@@ -180,12 +171,6 @@ def test_an_early_close_cancels_what_has_not_begun_and_joins() -> None:
     assert not closer.is_alive()
     assert len(begun) < 10
     assert list(results) == []
-
-
-def test_a_loop_that_is_left_early_leaves_no_thread() -> None:
-    for result in prefetch(lambda x: x, range(100), threads=3, ahead=5):
-        if result == 2:
-            break
 
 
 def test_a_forgotten_iterator_is_joined_at_once() -> None:

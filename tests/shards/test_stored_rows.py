@@ -48,16 +48,8 @@ def plus_the_last(array: np.ndarray) -> np.ndarray:
     return array if len(HELD) < 2 else array // 2 + HELD[-2] // 2
 
 
-def mean_of(array: np.ndarray) -> np.ndarray:
-    return array.mean((0, 1)).astype(np.float32)
-
-
 DECODE = {"op": "decode"}
 COUNT = {"op": "function", "function": "tests.shards.test_stored_rows:counted", "version": "1"}
-MEAN = {
-    "op": "function", "function": "tests.shards.test_stored_rows:mean_of", "version": "1",
-    "dtype": "float32", "shape": [3],
-}  # fmt: skip
 
 
 def resize(size: int) -> dict[str, Any]:
@@ -97,42 +89,6 @@ def assert_rebuilt(result: Any, source: Path, recipe: precache.Recipe, **options
 
 
 # --- what is not the same -----------------------------------------------------------------------
-
-
-def test_a_hole_that_another_field_made_is_none_without_that_field(
-    source: Path, tmp_path: Path
-) -> None:
-    write(source / "cat/small.jpg", encoded(cut(7, (30, 30))))
-    crops = {"ops": [DECODE, crop(40)], "codec": "zstd"}
-    first = build(source, tmp_path / "store", recipe_of(crop=crops))
-    assert [key for key, _ in first.holes] == ["cat/small.jpg"]
-    second = build(source, tmp_path / "store", recipe_of())
-    assert (second.holes, len(CALLS)) == ([], 1 + 2)  # two to see that it draws nothing by itself
-    assert second.rows_reused == 40
-    assert_rebuilt(second, source, recipe_of())
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_rows_keep_their_shape_when_another_field_changes(
-    codec: str, source: Path, tmp_path: Path
-) -> None:
-    """The sample that gave the shape has another; the field that stays must not mix two shapes."""
-
-    def recipe(size: int) -> precache.Recipe:
-        mean = {"ops": [DECODE, resize(size), MEAN], "codec": "zstd"}
-        image = {"ops": [DECODE, COUNT], "codec": codec}
-        return precache.Recipe.from_dict({"fields": {"image": image, "mean": mean}})
-
-    build(source, tmp_path / "store", recipe(9))
-    before = pixels(tmp_path / "store")
-    write(source / "cat/0000.jpg", encoded(cut(0, (48, 64))))
-    second = build(source, tmp_path / "store", recipe(8))
-    assert [key for key, _ in second.holes] == ["cat/0000.jpg"]
-    assert precache.open(tmp_path / "store").fields["image"].shape == (3, 48, 64)
-    after = pixels(tmp_path / "store")
-    assert after.keys() == before.keys() - {"cat/0000.jpg"}
-    assert all(np.array_equal(after[key], before[key]) for key in after)
-    assert precache.verify(tmp_path / "store").ok
 
 
 def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -> None:
@@ -195,29 +151,6 @@ def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
 
 
 # --- what is the same ---------------------------------------------------------------------------
-
-
-def test_samples_listed_after_all_others_keep_the_order(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "store", recipe_of(), keep_order=True, shard_samples=None)
-    write(source / "eel/1.jpg", encoded(cut(98)))
-    for number in range(8):
-        write(source / f"eel/{number}.jpg", encoded(cut(80 + number)))
-    second = build(source, tmp_path / "store", recipe_of(), keep_order=True, shard_samples=None)
-    assert second.rows_reused == 40
-    assert list(precache.open(second.path).keys) == sorted(precache.open(second.path).keys)
-    assert_rebuilt(second, source, recipe_of(), keep_order=True, shard_samples=None)
-
-
-def test_shards_with_rows_that_were_removed_before_are_linked(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "store", recipe_of())
-    (source / "cat/0004.jpg").unlink()
-    second = build(source, tmp_path / "store", recipe_of())
-    write(source / "cat/new.jpg", encoded(cut(99)))
-    third = build(source, tmp_path / "store", recipe_of())
-    assert (second.removed, third.removed, third.shards_reused) == (1, 1, 5)
-    paths = [Path(second.path) / f"image/c/{shard}/0/0/0" for shard in range(5)]
-    assert all(path.stat().st_nlink >= 2 for path in paths)
-    assert_rebuilt(third, source, recipe_of())
 
 
 @pytest.mark.parametrize("codec", ["image", "zstd"])

@@ -11,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,15 +90,6 @@ def test_a_file_with_more_in_it_than_its_size_says_is_read_whole() -> None:
 
 
 # --- writing ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scratch", [None, "_build/tmp"])
-def test_an_object_is_its_parts_one_after_another(folder: LocalFolder, scratch: str | None) -> None:
-    parts = [b"one ", bytearray(b"two "), memoryview(b"three"), b""]
-    folder.put("deep/down/object", parts, scratch=scratch)
-    assert folder.read("deep/down/object") == b"one two three"
-    assert folder.size("deep/down/object") == 13
-    assert _files(folder) == {"deep/down/object"}
 
 
 class _Broken(Exception):
@@ -227,26 +217,6 @@ def test_an_object_is_created_once_on_whatever_disk(folder: LocalFolder) -> None
     folder.put("a/b", [b"replaced"])
     assert folder.read("a/c") == b"whole and complete"
     assert _files(folder) == {"a/b", "a/c"}
-
-
-@pytest.mark.usefixtures("poorer")
-def test_of_many_threads_one_creates_on_whatever_disk(folder: LocalFolder) -> None:
-    start = threading.Barrier(8)
-    won: list[int] = []
-
-    def create(number: int) -> None:
-        start.wait(30)
-        if folder.create("x", [b"%d" % number]):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert folder.read("x") == b"%d" % won[0]
-    assert _files(folder) == {"x"}
 
 
 def test_a_link_is_the_cheapest_copy_and_creates_only(folder: LocalFolder) -> None:

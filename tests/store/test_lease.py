@@ -75,22 +75,6 @@ def test_one_holds_it_until_its_end(store: Folder, place: str) -> None:
     assert not beating()
 
 
-def test_of_many_at_once_one_gets_it(store: Folder, place: str) -> None:
-    got: list[bool] = []
-    start = threading.Barrier(8)
-
-    def take() -> None:
-        start.wait()
-        got.append(Leases(store, place).take() is not None)
-
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(got) == [False] * 7 + [True]
-
-
 def test_a_process_that_ended_holds_none(store: Folder) -> None:
     lease, others = taken(store, PLACES["of a name"]), Leases.named(store, "x")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

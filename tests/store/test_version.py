@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import DamageError, PrecacheError, StoreError
+from precache.errors import StoreError
 from precache.store import small_arrays
 from precache.store import version as version_module
 from tests.conftest import BuiltStore
@@ -123,38 +123,6 @@ def test_documents_of_small_arrays_are_for_other_software(
     assert len(list(precache.open(store.path).keys)) == 23
     with precache.Loader(store.path, batch_size=4, shuffle=False) as loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
-
-
-DAMAGES: dict[str, Callable[[precache.Version], object]] = {
-    "label/c/0": lambda version: version.labels,
-    "valid/c/0": lambda version: version.valid,
-    "key/c/0": lambda version: version.keys[0],
-    "shards/image/c/0/0": lambda version: version.shard_leaves("image"),
-    "_checks/image/c/0/0": lambda version: version.checks("image", 0),
-    "holes/c/0": lambda version: version.holes,
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damage_of_a_small_array_names_its_file(
-    name: str, stores: dict[str, BuiltStore], copy_store: CopyStore
-) -> None:
-    store = copy_store(stores["raw"])
-    path = store.version_folder / name
-    data = bytearray(path.read_bytes())
-    for position in (len(data) // 2, len(data) - 1, 0):
-        damaged = bytearray(data)
-        damaged[position] ^= 0xFF
-        path.write_bytes(damaged)
-        with pytest.raises(DamageError, match=name):
-            DAMAGES[name](precache.open(store.path))
-    for cut in (0, 3, len(data) - 1):
-        path.write_bytes(data[:cut])
-        with pytest.raises(DamageError, match=name):
-            DAMAGES[name](precache.open(store.path))
-    path.unlink()
-    with pytest.raises(PrecacheError, match=name):
-        DAMAGES[name](precache.open(store.path))
 
 
 @pytest.mark.parametrize("data", [b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"x": ["a", "b"]}'])
