@@ -365,9 +365,10 @@ class CachedDataset(Dataset[Batch]):
         """Return the samples at `indices`, with their rows read together."""
         # A wrapper that passes on all names passes on this one: torch then asks here, past the
         # wrapper's own `__getitem__`.
-        asked = getattr(sys._getframe(1).f_locals.get("self"), "dataset", self)
-        if asked is not self and getattr(asked, "__getitems__", None) == self.__getitems__:
-            return [asked[index] for index in indices]
+        caller = sys._getframe(1).f_locals  # with it in an attribute, or StackDataset's variable
+        for asked in (getattr(caller.get("self"), "dataset", self), caller.get("dataset", self)):
+            if asked is not self and getattr(asked, "__getitems__", None) == self.__getitems__:
+                return [asked[index] for index in indices]
         if type(self).__getitem__ is _ROW:
             return self.__read(indices)
         # What cannot be read is read again below, where the subclass may handle the error.

@@ -17,6 +17,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
+    StackDataset,
     Subset,
     WeightedRandomSampler,
     default_collate,
@@ -507,6 +508,8 @@ def test_a_wrapper_that_passes_on_all_names_makes_its_own_samples(
             (images, labels), *_ = DataLoader(dataset, batch_size=21)
             assert labels.tolist() == [int(label) + 100 for label in cached.labels]
             assert len(images) == 21
+        [(stacked,)] = DataLoader(StackDataset(wrapper), batch_size=21)
+        assert torch.equal(stacked[1], labels)
 
 
 @pytest.mark.parametrize("kind", [precache.CachedDataset, *KINDS])

@@ -212,6 +212,14 @@ def test_a_frame_that_expands_to_more_than_was_promised(name: str, size: int, st
         read_all(store)
 
 
+def test_a_shard_larger_than_any_disk(store: Path) -> None:
+    version, table = version_of(store), np.full((1, 3), 1 << 62, "<u8")
+    (version / "shards/image/c/0/0").write_bytes(frame(table.tobytes()))
+    settle(version)
+    [damage] = precache.verify(store).damage
+    assert damage.reason.endswith(f"where {1 << 62} were written")
+
+
 def test_values_that_are_neither_true_nor_false(store: Path) -> None:
     version = version_of(store)
     (version / "valid/c/0").write_bytes(frame(bytes([7]) * 13))
