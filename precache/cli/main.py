@@ -150,10 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = time.monotonic() - began
             waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
             with contextlib.suppress(KeyboardInterrupt), waits:
-                lines = [*remedies(error, options, given, parse, seconds)]
-                waits.stop()
-                for line in lines:
+                for line in remedies(error, options, given, parse, seconds):
+                    waits.stop()
                     say(line, stderr=True)
+                    waits.start()
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"

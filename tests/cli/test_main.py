@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -17,7 +18,9 @@ import pytest
 
 import precache
 from precache.cli import main as command_line
+from precache.cli import remedies
 from precache.cli.commands import COMMANDS
+from precache.errors import UsageError
 from precache_workers.driver import progress
 from precache_workers.sources.base import FILES_PER_TICK
 from tests.conftest import BuiltStore
@@ -241,6 +244,23 @@ def test_requests_that_cannot_be_met_are_explained_before_anything_is_written(
     assert text in ran.err
     assert ran.err.splitlines()[-1].startswith("precache: ")
     assert not Path("out").exists()
+
+
+def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jpegs(tmp_path / "in", 4, classes=("train", "val"))
+    said, printed, plan = [""], list[int](), remedies._refusal
+
+    def planned(options: argparse.Namespace) -> UsageError | None:
+        said[0] += capsys.readouterr().err
+        printed.append(said[0].count("  precache build"))
+        return plan(options)
+
+    monkeypatch.setattr(remedies, "_refusal", planned)
+    command_line.main(["build", str(source), str(tmp_path / "out"), *SMALL])
+    assert printed == [*range(len(printed))]
+    assert len(printed) > 1
 
 
 # --- build --------------------------------------------------------------------------------------
