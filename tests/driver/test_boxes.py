@@ -497,6 +497,15 @@ def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
             assert torch.equal(one["image"], other["image"])
 
 
+@pytest.mark.parametrize("entries", ["number", "corners"])
+def test_entries_without_their_boxes_are_not_cropped(read_store: Path, entries: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "fields": ("image", entries)}
+    with pytest.raises(UsageError, match=rf"{entries} belongs to boxes, .* Name boxes in fields="):
+        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
+    options["fields"] = ("image", "boxes", entries)
+    precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options).close()
+
+
 def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:
     build(tmp_path, RECIPES["drawn"])
     options: dict[str, Any] = {"device": "cpu", "shuffle": False, "refresh": "epoch"}
