@@ -129,7 +129,8 @@ def upright_or_stored() -> Scenes:
 
 def reaching_outside() -> Scenes:
     def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
-        return {"boxes": [[1, 1, 150, 20]]} if number == 8 else {}
+        corners = [[[1, 1, 1], [150, 20, 1]]]
+        return {"boxes": [[1, 1, 150, 20]], "corners": corners} if number == 8 else {}
 
     return _Changed(larger)
 
@@ -288,12 +289,13 @@ def test_keypoints_of_two_readings_are_refused(
         build(tmp_path, built, f"python:{__name__}:{changed.__name__}")
 
 
-def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_places_outside_of_pictures_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     build(tmp_path, RECIPES["resized"], f"python:{__name__}:reaching_outside")
-    said = (
-        r"boxes: 1 of \d+ samples tried have boxes that reach outside.*: 8 has .* in \d+ x \d+ px"
-    )
-    assert re.search(said, caplog.text)
+    tried = r"{}: 1 of \d+ samples tried have {} that reach outside .*: 8 has .* in \d+ x \d+ px"
+    assert re.search(tried.format("boxes", "boxes"), caplog.text)
+    assert re.search(tried.format("corners", "keypoints"), caplog.text)
 
 
 def test_entries_that_may_belong_to_boxes_are_said(
