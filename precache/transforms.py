@@ -541,6 +541,12 @@ def _steps(transform: Any) -> Iterator[Any]:
         yield step
 
 
+def crops(transform: Any) -> bool:
+    """Return True if a transform leaves out parts of images, and boxes with them."""
+    cropping = (RandomCrop, CenterCrop, RandomResizedCrop)
+    return any(isinstance(step, cropping) for step in _steps(transform))
+
+
 Place = tuple[int, ...]
 """Indices of a step in the transforms that it is in, the outermost first."""
 

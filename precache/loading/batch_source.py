@@ -37,6 +37,7 @@ from precache.store.version import Version
 from precache.transforms import (
     Draw,
     Follower,
+    crops,
     is_drawn,
     label_mixing,
     require_fitting,
@@ -96,7 +97,7 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
-        self._followers = self._find_followers()
+        self._followers = self._find_followers(crops(options.transform))
         self._sequences = Sequences(self.reader, options.ragged)
         self._require_no_sequences()
         require_unblended(options.transform, self._masks())
@@ -358,7 +359,7 @@ class BatchSource:
             or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
         }
 
-    def _find_followers(self) -> dict[str, Follower]:
+    def _find_followers(self, cropped: bool) -> dict[str, Follower]:
         """Return the fields that belong to pictures or boxes, as their recipe declares."""
         if self.version.foreign:
             return {}
@@ -366,6 +367,13 @@ class BatchSource:
         for name, field in self.version.attributes.recipe.fields.items():
             if name in self.reader.arrays and field.follow is not None:
                 *boxes, picture = field.follow.names
+                arrays = self.reader.arrays
+                if cropped and picture in arrays and not {*boxes} <= {*arrays}:
+                    raise UsageError(
+                        f"{name} belongs to {boxes[0]}, which is not read: a crop drops boxes, and "
+                        f"entries of {name} would stay. Name {boxes[0]} in fields= of the Loader, "
+                        f"too, or leave out {name}"
+                    )
                 moves = field.kind in ("boxes", "keypoints")
                 followers[name] = Follower(
                     field.kind or "", picture if moves else "", boxes[0] if boxes else ""

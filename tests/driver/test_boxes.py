@@ -129,7 +129,8 @@ def upright_or_stored() -> Scenes:
 
 def reaching_outside() -> Scenes:
     def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
-        return {"boxes": [[1, 1, 150, 20]]} if number == 8 else {}
+        corners = [[[1, 1, 1], [150, 20, 1]]]
+        return {"boxes": [[1, 1, 150, 20]], "corners": corners} if number == 8 else {}
 
     return _Changed(larger)
 
@@ -288,12 +289,13 @@ def test_keypoints_of_two_readings_are_refused(
         build(tmp_path, built, f"python:{__name__}:{changed.__name__}")
 
 
-def test_boxes_that_are_clipped_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_places_outside_of_pictures_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     build(tmp_path, RECIPES["resized"], f"python:{__name__}:reaching_outside")
-    said = (
-        r"boxes: 1 of \d+ samples tried have boxes that reach outside.*: 8 has .* in \d+ x \d+ px"
-    )
-    assert re.search(said, caplog.text)
+    tried = r"{}: 1 of \d+ samples tried have {} that reach outside .*: 8 has .* in \d+ x \d+ px"
+    assert re.search(tried.format("boxes", "boxes"), caplog.text)
+    assert re.search(tried.format("corners", "keypoints"), caplog.text)
 
 
 def test_entries_that_may_belong_to_boxes_are_said(
@@ -495,6 +497,15 @@ def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
     with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
         for one, other in zip(without, loader, strict=True):
             assert torch.equal(one["image"], other["image"])
+
+
+@pytest.mark.parametrize("entries", ["number", "corners"])
+def test_entries_without_their_boxes_are_not_cropped(read_store: Path, entries: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", "fields": ("image", entries)}
+    with pytest.raises(UsageError, match=rf"{entries} belongs to boxes, .* Name boxes in fields="):
+        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
+    options["fields"] = ("image", "boxes", entries)
+    precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options).close()
 
 
 def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:

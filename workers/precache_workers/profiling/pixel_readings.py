@@ -408,7 +408,7 @@ class _Places:
     turned
         EXIF turns the picture, and boxes or keypoints may be drawn on it either way.
     outside
-        Some box reaches outside of the picture.
+        Some box or keypoint reaches outside of the picture.
     """
 
     def __init__(self, name: str, kind: str, recipe: FieldRecipe) -> None:
@@ -430,7 +430,7 @@ class _Places:
         far = np.maximum(-boxes[:, :2].min(1), (boxes[:, -2:] - [width, height]).max(1))
         if float(boxes.max()) <= 1:
             self.fractions.append(f"{key} has {boxes[0].tolist()}")
-        if self._kind == "boxes" and float(far.max()) > 1:
+        if float(far.max()) > 1:
             text = f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
             self.outside.append(text)
         if frame.orientation != 1 and not decode.states("orientation"):
@@ -449,9 +449,9 @@ class _Places:
         if self.turned:
             yield self._turned()
         if self.outside:
-            yield self._some(
-                self.outside, "have boxes that reach outside of their pictures, and are clipped"
-            )
+            clipped = ", and are clipped" if self._kind == "boxes" else ""
+            text = f"have {self._kind} that reach outside of their pictures{clipped}"
+            yield self._some(self.outside, text)
 
     def _some(self, some: list[str], what: str) -> str:
         return f"{len(some)} of {self.tried} samples tried {what}: {some[0]}"
