@@ -17,8 +17,8 @@ The number in ``lock`` is raised before an object takes its bytes, and lowered a
 removed: a process that dies in between leaves it too high. Files are counted again when a loader
 comes, and when that number would pass the limit.
 
-The folder belongs to one user, and nothing in it is reached through links (`OwnFolder`). A damaged
-object is removed and fetched again by the loader that detects it.
+The folder belongs to one user and has mode 0700, so that nobody else puts files there; no link in
+it is followed. A damaged object is removed and fetched again by the loader that detects it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import os
+import pwd
 import re
+import shlex
 import shutil
+import stat
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import xxhash
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
-from precache.storage.file_lock import LockedFile, remove_if_free
+from precache.storage.file_lock import LockedFile, open_private, remove_if_free
 from precache.storage.local import Translated
-from precache.storage.private_folder import ForeignFile, OwnFolder
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +100,8 @@ class Uses:
     in use may be evicted; its maps stay.
     """
 
-    def __init__(self, folder: OwnFolder) -> None:
-        self._file = LockedFile(folder, "uses")
+    def __init__(self, folder: Path) -> None:
+        self._file = LockedFile(folder / "uses")
         # Not `close` of this object: the garbage collector may come at any time.
         self._end = weakref.finalize(self, self._file.close)
 
@@ -156,8 +159,10 @@ class DiskCache:
         with self.translated("make"):
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._root = OwnFolder(self.folder, names=(*ENTRIES, "lost+found"))
-            self.objects, self.parts = map(self._root.folder, ENTRIES[:2])
+            _make_private(self.folder, names=(*ENTRIES, "lost+found"))
+            self.objects, self.parts = (self.folder / name for name in ENTRIES[:2])
+            _make_private(self.objects)
+            _make_private(self.parts)
         self._warned = False
 
     @classmethod
@@ -197,7 +202,7 @@ class DiskCache:
     def uses(self) -> Uses:
         """Return a new set of uses."""
         with self.translated("use"):
-            return Uses(self._root)
+            return Uses(self.folder)
 
     def trim(self) -> None:
         """Evict what takes the cache beyond its limit."""
@@ -273,45 +278,39 @@ class DiskCache:
                     fetch(part.fileno())
                     os.fsync(part.fileno())
                     with self.translated("use"), self.lock():  # so that it is counted once
-                        self.parts.move(name, self.objects)
+                        (self.parts / name).replace(self.path(name))
                     return True
                 finally:
                     if part.is_there:
-                        self.parts.remove(name)
+                        (self.parts / name).unlink(missing_ok=True)
 
     def _is_cached(self, name: str, size: int, is_sound: Callable[[int], bool]) -> bool:
         """Check a cached object; remove it if it is damaged."""
         try:
-            with self.objects.file(name) as file:
+            with io.FileIO(self.path(name), opener=open_private) as file:
                 status = os.fstat(file.fileno())
                 if status.st_size == size and is_sound(file.fileno()):
                     os.utime(file.fileno())
                     return True
         except FileNotFoundError:
             return False
-        except ForeignFile as foreign:
-            status = foreign.status
         with self.lock(), contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(self.objects.status(name), status):  # no other has taken its place
-                self.objects.remove(name)
+            if os.path.samestat(self.path(name).lstat(), status):  # no other has taken its place
+                self.path(name).unlink()
         return False
 
     def path(self, name: str) -> Path:
         """Path of an object once it is in the cache."""
-        return self.objects.path / name
+        return self.objects / name
 
     def _part(self, name: str) -> LockedFile:
         """Open the file of an object to be fetched, not locked yet."""
         with self.translated("write to"), self.lock():  # or another may see it half made
-            try:
-                return LockedFile(self.parts, name)
-            except ForeignFile:
-                self.parts.remove(name)
-                return LockedFile(self.parts, name)
+            return LockedFile(self.parts / name)
 
     def lock(self) -> LockedFile:
         """Lock the cache, to decide alone among all processes that share it."""
-        return LockedFile(self._root, "lock")
+        return LockedFile(self.folder / "lock")
 
     def _reserve(self, part: LockedFile, size: int, at_once: bool) -> bool:
         """Make room for an object to be fetched, and take it; return False if there is none."""
@@ -356,21 +355,69 @@ class DiskCache:
         for kind, _, size, name in sorted(candidates):
             if total <= room and total - size < least:
                 break
-            if kind == 0 and not remove_if_free(self.parts, name):
+            if kind == 0 and not remove_if_free(self.parts / name):
                 continue
             if kind:
-                self.objects.remove(name)
+                self.path(name).unlink(missing_ok=True)
             total -= size
         return total
 
-    def _files(self) -> Iterator[tuple[OwnFolder, str, os.stat_result]]:
+    def _files(self) -> Iterator[tuple[Path, str, os.stat_result]]:
         for folder in (self.objects, self.parts):
-            for name, status in folder.files():
-                yield folder, name, status
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        yield folder, entry.name, entry.stat(follow_symlinks=False)
 
     def translated(self, doing: str) -> Translated:
         """Translate errors of the file system in the block; they name what it was doing."""
         return Translated(self.folder, f"{doing} the cache", _HINTS)
+
+
+def _make_private(folder: Path, *, names: Collection[str] = ()) -> None:
+    """Make a folder that only this user can enter, or require that it is such a one.
+
+    Parameters
+    ----------
+    names
+        Names that it may contain; by default any.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+        folder.chmod(0o700)  # the umask took some of it
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise UsageError(
+            f"{folder} is a link or a file, where a folder belongs; remove it, or choose "
+            "another folder for the cache"
+        )
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            f"{folder} belongs to {_user(status.st_uid)}, and this process runs as "
+            f"{_user(os.geteuid())}; choose a folder of your own"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{folder} has mode {mode:04o}, so that others can put files there, and a cache "
+            f"belongs to one user; run chmod 700 {shlex.quote(str(folder))}, or choose another "
+            "folder for the cache"
+        )
+    others = sorted({path.name for path in folder.iterdir()}.difference(names)) if names else []
+    if others:
+        raise UsageError(
+            f"{folder} has other files in it ({', '.join(map(repr, others[:3]))}), and a "
+            "cache needs a folder of its own; choose another folder for the cache"
+        )
+    if mode != 0o700:
+        folder.chmod(0o700)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
 
 
 _TOTAL_NBYTES = 21

@@ -28,8 +28,8 @@ from precache.recipe.variants import variants_of
 from precache.runtime.operating_system import read_ahead
 from precache.runtime.ordered_map import Threads, fail
 from precache.runtime.step_clock import FetchedObjects
+from precache.storage.file_lock import open_private
 from precache.storage.local_files import map_file
-from precache.storage.private_folder import ForeignFile
 from precache.store.tree import CHECKSUM, Leaf
 from precache.store.version import Version
 
@@ -86,10 +86,7 @@ class _CachedShardFiles(MappedShardFiles):
         return self.cache.path(self.cached_name(number))
 
     def descriptor(self, number: int) -> int:
-        try:
-            return self.cache.objects.descriptor_of(self.cached_name(number), os.O_RDONLY)
-        except ForeignFile as error:
-            raise DamageError(str(error)) from None
+        return open_private(self.path(number), os.O_RDONLY)
 
     def map(self, number: int, descriptor: int) -> np.ndarray:
         if not self.is_sound(number, descriptor):

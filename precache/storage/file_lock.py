@@ -8,9 +8,13 @@ import io
 import os
 import threading
 import weakref
+from pathlib import Path
 from typing import Self
 
-from precache.storage.private_folder import ForeignFile, OwnFolder
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file, made for this user alone, and return its descriptor; a link is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 class LockedFile(io.FileIO):
@@ -18,22 +22,13 @@ class LockedFile(io.FileIO):
 
     The block ends by `FileIO`'s own ``__exit__``, into which no signal can break; so Ctrl-C leaves
     nothing locked, even where its traceback is kept.
-
-    Raises
-    ------
-    ForeignFile
-        As `OwnFolder.file`.
     """
 
-    def __init__(self, folder: OwnFolder, name: str) -> None:
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
         _watch_forks()
         with _opening:
-            super().__init__(name, "r+", opener=self._create)
+            super().__init__(path, "r+", opener=_create)
             _open.add(self)
-
-    def _create(self, name: str, flags: int) -> int:
-        return self._folder.descriptor_of(name, flags | os.O_CREAT)
 
     def lock(self) -> Self:
         """Wait for the lock of the file, and hold it until the file is closed."""
@@ -49,32 +44,33 @@ class LockedFile(io.FileIO):
     @property
     def is_there(self) -> bool:
         """Return True if the locked file still has its name."""
-        return _is_at(self, self._folder)
+        return _is_there(self)
 
 
-def _is_at(file: io.FileIO, folder: OwnFolder) -> bool:
+def _create(path: str, flags: int) -> int:
+    return open_private(path, flags | os.O_CREAT)
+
+
+def _is_there(file: io.FileIO) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), folder.status(str(file.name)))
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(file.name))
     except FileNotFoundError:
         return False
 
 
-def remove_if_free(folder: OwnFolder, name: str) -> bool:
-    """Remove a file that is not locked, or is foreign; returns whether it is gone."""
+def remove_if_free(path: Path) -> bool:
+    """Remove a file that is not locked; returns whether it is gone."""
     try:
-        file = folder.file(name, "r+")
+        file = io.FileIO(path, "r+", opener=open_private)
     except FileNotFoundError:
-        return True
-    except ForeignFile:
-        folder.remove(name)
         return True
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if _is_at(file, folder):  # its owner may have removed it, and another one have come
-            folder.remove(name)
+        if _is_there(file):  # its owner may have removed it, and another one have come
+            path.unlink()
         return True
 
 

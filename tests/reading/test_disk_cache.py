@@ -23,7 +23,6 @@ import pytest
 from precache.errors import StorageError, UsageError
 from precache.reading.disk_cache import OVERHEAD, DiskCache, Uses, on_disk
 from precache.storage.file_lock import LockedFile
-from precache.storage.private_folder import OwnFolder
 from tests.support.building import poll
 
 SIZE = 10_000
@@ -81,7 +80,7 @@ def nbytes(folder: Path) -> int:
     A look takes its time: without the lock it may see what is gone already beside what came in its
     place, under the very inode of a third.
     """
-    with LockedFile(OwnFolder(folder), "lock"):
+    with LockedFile(folder / "lock"):
         return _nbytes(folder)
 
 

@@ -565,18 +565,7 @@ def _cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def _make_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _make_link(path: Path) -> None:
-    elsewhere = path.parents[2] / f"{path.name}-elsewhere"
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
-
-
-@pytest.mark.parametrize("spoil", [_cut_short, _make_fifo, _make_link, Path.unlink])
+@pytest.mark.parametrize("spoil", [_cut_short, Path.unlink])
 def test_what_lies_in_the_place_of_a_copy_is_replaced(
     spoil: Callable[[Path], None], url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:

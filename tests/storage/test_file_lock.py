@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 
 from precache.storage.file_lock import LockedFile, remove_if_free
-from precache.storage.private_folder import OwnFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    folder, inside = OwnFolder(tmp_path), list[int]()
+    inside = list[int]()
 
     def work() -> None:
         for _ in range(50):
-            with LockedFile(folder, "lock"):
+            with LockedFile(tmp_path / "lock"):
                 inside.append(1)
                 assert len(inside) == 1
                 inside.pop()
@@ -38,16 +37,16 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:
-    folder, path = OwnFolder(tmp_path), tmp_path / "lock"
-    assert remove_if_free(folder, "lock")
-    with LockedFile(folder, "lock") as file:
-        assert not remove_if_free(folder, "lock")
+    path = tmp_path / "lock"
+    assert remove_if_free(tmp_path / "lock")
+    with LockedFile(tmp_path / "lock") as file:
+        assert not remove_if_free(tmp_path / "lock")
         assert file.is_there
         path.unlink()
         assert not file.is_there
         path.touch()
         assert not file.is_there
-    assert remove_if_free(folder, "lock")
+    assert remove_if_free(tmp_path / "lock")
     assert not path.exists()
 
 
@@ -63,9 +62,8 @@ def test_what_came_in_the_place_of_a_free_file_stays(
         path.write_bytes(b"another's")
         lock(file, how)
 
-    folder = OwnFolder(tmp_path)
     monkeypatch.setattr(fcntl, "flock", overtaken)
-    assert remove_if_free(folder, "lock")
+    assert remove_if_free(tmp_path / "lock")
     assert path.read_bytes() == b"another's"
 
 
@@ -74,18 +72,17 @@ import contextlib, random, signal, sys
 from pathlib import Path
 from precache.reading.disk_cache import OVERHEAD, DiskCache
 from precache.storage.file_lock import LockedFile, remove_if_free
-from precache.storage.private_folder import OwnFolder
 
 def interrupt(*arguments):
     if armed:
         raise KeyboardInterrupt
 
 folder, dice, kept = Path(sys.argv[1]), random.Random(3), None
-own, cache = OwnFolder(folder), DiskCache(folder / "cache", OVERHEAD + 10**6)
+cache = DiskCache(folder / "cache", OVERHEAD + 10**6)
 signal.signal(signal.SIGALRM, interrupt)
 
 def alone():
-    with LockedFile(own, "alone"):
+    with LockedFile(folder / "alone"):
         pass
 
 def use():
@@ -105,8 +102,8 @@ for work, times in ((alone, 300), (use, 150)):
             armed = False  # a signal may still come during the call below
             signal.setitimer(signal.ITIMER_REAL, 0)
             kept = error  # with its traceback, as a notebook does
-        assert remove_if_free(own, "alone")
-        assert remove_if_free(cache._root, "lock")
+        assert remove_if_free(folder / "alone")
+        assert remove_if_free(cache.folder / "lock")
         kept = None  # uses that were not closed yet go with it
         with contextlib.closing(cache.uses()) as uses:
             assert not uses.has_others("a-1")
@@ -119,9 +116,8 @@ def test_an_interrupt_leaves_nothing_locked(run_python: Run, tmp_path: Path) -> 
 
 
 def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
-    folder = OwnFolder(tmp_path)
     reader, writer = os.pipe()
-    with LockedFile(folder, "lock") as file:
+    with LockedFile(tmp_path / "lock") as file:
         child = os.fork()
         if not child:
             os.write(writer, b"closed" if file.closed else b"locked")
@@ -129,7 +125,7 @@ def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
             os._exit(0)
         assert os.read(reader, 6) == b"closed"
     try:
-        assert remove_if_free(folder, "lock")
+        assert remove_if_free(tmp_path / "lock")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
