@@ -85,7 +85,7 @@ TEXT = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
         ([{"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}], (),
          "several images: left, right; choose one by --image"),
         ([{"text": (b"a", "byte")}], (), "no feature with an encoded image; it has 'text'"),
-        ([example(label=1), TEXT], (), r"number 1 is cat, .*are numbers; .*--label-column"),
+        ([example(label=1), TEXT], (), r"names and numbers, such as cat and 1; .*--label-column"),
         ([{**TEXT, "label": ([0.5, 1.5], "float")}], (),
          "'label' is .0.5, 1.5.; a list has class names"),
         ([{**TEXT, "label": ([1, -2], "int")}], (), "has the class number -2; .* from 0 to"),

@@ -171,7 +171,10 @@ def _common(
     if joined is None and typed:
         some = " and ".join(printable(str(found[kind])[:60]) for kind in sorted(found))
         kinds = " and ".join(sorted(found))
-        raise SourceError(f"{where} are {kinds}, such as {some}; make them alike")
+        raise SourceError(
+            f"{where} are {kinds}, such as {some}; make them alike, or choose others by "
+            "--label-column"
+        )
     return joined or "names"  # without types, their text is read once all is known
 
 
