@@ -139,7 +139,7 @@ HOSTILE = {
     header(described((-1, -8))): "no row with values",
     header(described((1 << 50, 0))): "no row with values",
     header(described(())): "no row with values",
-    header(described((1,), "|O")): "nothing is unpickled",
+    header(described((1,), "|O")): r"nothing is unpickled; of text, save array\.astype\(str\)",
     header(described((1 << 40,), "<U0")): "not of numbers",
     header(described((1,), [("a", "<i8")])): "not of numbers",
     header("{" + "'a': 1, " * 99999 + "}", b"\x02\x00"): "is no NumPy array",

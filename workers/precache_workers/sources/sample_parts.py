@@ -139,7 +139,10 @@ def array_header(
         raise SampleError(f"is no NumPy array: {error}") from None
     is_text = texts and dtype.kind == "U" and dtype.itemsize > 0
     if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.shape):
-        raise SampleError(f"is an array of {dtype}, and not of numbers; nothing is unpickled")
+        way_out = "; of text, save array.astype(str)" if texts else ""
+        raise SampleError(
+            f"is an array of {dtype}, and not of numbers; nothing is unpickled{way_out}"
+        )
     return shape, by_columns, dtype, stream.tell()
 
 
