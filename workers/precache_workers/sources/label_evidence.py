@@ -56,6 +56,7 @@ _DATE = re.compile(
 )
 """Dates, times, and both, as programs and spreadsheets write them."""
 _PLAIN_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+_TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
@@ -169,6 +170,13 @@ OF_NAMES: Rules = [
                 ((), "another column by --label-column, or lists of classes such as [1, 5]"),
                 _CLASSES,
             ],
+        ),
+        Rule(
+            lambda c: (
+                len(c.words) < len(c.given) and all(map(_TRUTH.fullmatch, c.words)) and c.words
+            ),
+            "labels of {of.where} are numbers, and the truth values {some}",
+            [((), "write truth values as 0 and 1, if they are"), _CLASSES],
         ),
         Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
