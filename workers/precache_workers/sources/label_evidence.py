@@ -45,6 +45,7 @@ _NO_WORD = re.compile(
     r"(?:[-+.,:;/|%$€£¥ \d]|(?<=\d)(?:[Te](?=[-\d])|Z))+(?: ?[AaPp]\.?[Mm]\.?)?"
 )
 """Amounts, dates and times, several numbers, and numbers with a decimal comma."""
+_TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
 _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
@@ -145,6 +146,13 @@ OF_NAMES: Rules = [
                 _PLAIN,
                 _CLASSES,
             ],
+        ),
+        Rule(
+            lambda c: (
+                len(c.words) < len(c.given) and all(map(_TRUTH.fullmatch, c.words)) and c.words
+            ),
+            "labels of {of.where} are numbers, and the truth values {some}",
+            [((), "write truth values as 0 and 1, if they are"), _CLASSES],
         ),
         Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
