@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError, UsageError
@@ -25,7 +24,7 @@ from precache.units import ago, size
 
 # --- results ------------------------------------------------------------------------------------
 
-_HEADINGS = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
+_HEADINGS = ("", "version", "committed", "rows", "holes", "size", "recipe")
 _TEXT = ("version", "committed", "recipe")
 """Columns that are left-aligned."""
 
@@ -41,8 +40,8 @@ class VersionSummary:
         latter is None for the current version.
     rows, holes
         Number of rows, holes included, and of holes; None if the version cannot be read.
-    nbytes, shared_nbytes
-        Size of all its objects, and of those that it shares with other versions by hard links.
+    nbytes
+        Size of all its objects, those that it shares with other versions by hard links included.
     recipe
         One-line summary of the recipe.
     problem
@@ -56,7 +55,6 @@ class VersionSummary:
     rows: int | None
     holes: int | None
     nbytes: int
-    shared_nbytes: int
     recipe: str
     problem: str
 
@@ -69,7 +67,6 @@ class VersionSummary:
             "" if self.rows is None else f"{self.rows:,}",
             "" if self.holes is None else f"{self.holes:,}",
             size(self.nbytes),
-            size(self.shared_nbytes) if self.shared_nbytes else "",
             self.recipe or self.problem,
         )
 
@@ -88,7 +85,6 @@ class Unfinished:
 
     version: str
     nbytes: int
-    shared_nbytes: int
     idle_seconds: float
     build: BuildStatus | None
 
@@ -169,20 +165,15 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     if log.current is None and not scanned:
         raise StoreError(f"there is no store at {folder}, and no build has started there")
     periods = current_periods(log.commits)
-    shared = _shared_nbytes(scanned)
     committed = []
     unfinished = []
     for stored in scanned:
         kept = stored.version in periods and stored.version not in log.removed
         if kept and stored.complete:
-            committed.append(_summarize(folder, stored, log, shared))
+            committed.append(_summarize(folder, stored, log))
         else:
             idle = stored.idle_seconds(time.time(), committed=False)
-            unfinished.append(
-                Unfinished(
-                    stored.version, stored.nbytes, shared[stored.version], idle, stored.build
-                )
-            )
+            unfinished.append(Unfinished(stored.version, stored.nbytes, idle, stored.build))
     order = {version: -number for number, version in enumerate(periods)}
     return StoreListing(
         str(folder),
@@ -213,22 +204,7 @@ def current_periods(commits: Sequence[LogEntry]) -> dict[str, tuple[float, float
     return periods
 
 
-def _shared_nbytes(scanned: Iterable[StoredVersion]) -> dict[str, int]:
-    """Return for each folder the bytes that it shares with others by hard links."""
-    sizes = {
-        folder.version: {item.inode: item.size for item in folder.objects if item.inode is not None}
-        for folder in scanned
-    }
-    holders = Counter(inode for inodes in sizes.values() for inode in inodes)
-    return {
-        name: sum(size for inode, size in inodes.items() if holders[inode] > 1)
-        for name, inodes in sizes.items()
-    }
-
-
-def _summarize(
-    store: Folder, folder: StoredVersion, log: Log, shared: dict[str, int]
-) -> VersionSummary:
+def _summarize(store: Folder, folder: StoredVersion, log: Log) -> VersionSummary:
     committed, replaced = current_periods(log.commits)[folder.version]
     attributes, problem = _attributes(store.folder(folder.version))
     return VersionSummary(
@@ -239,7 +215,6 @@ def _summarize(
         rows=attributes.rows if attributes else None,
         holes=attributes.holes if attributes else None,
         nbytes=folder.nbytes,
-        shared_nbytes=shared[folder.version],
         recipe=_summarize_recipe(attributes.recipe) if attributes else "",
         problem=problem,
     )

@@ -158,9 +158,8 @@ def meter(
     the highest stall ratio, of those that have a meter. Without such a store, every rank knows its
     own figures alone. `precache.outputs` says which reports of other ranks are written.
 
-    **Machine.** Each report also has, where available, the CPU time of the process tree (psutil),
-    the GPU utilisation (nvidia-ml-py) and the I/O wait (Linux). ``pip install "precache[meter]"``
-    installs the two libraries.
+    **Machine.** Each report also has, where available, the CPU time of the process tree and the I/O
+    wait (both on Linux), and the GPU utilisation (``pip install "precache[meter]"``).
 
     Examples
     --------

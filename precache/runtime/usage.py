@@ -43,7 +43,8 @@ class Usage:
     called_bytes
         Bytes returned by read(2) and similar calls, from the page cache and from pipes too.
     io_wait
-        Seconds in which some task of the machine waited for I/O.
+        Seconds in which some task of the machine waited for I/O; if the kernel does not count them
+        (``/proc/pressure/io``), those of all cores idle for it, over the number of cores.
     """
 
     wall: float
@@ -84,7 +85,7 @@ def read_usage() -> Usage:
         _sum(delays),
         _sum(reads),
         _sum(calls),
-        io_pressure_seconds(),
+        _io_wait(),
     )
 
 
@@ -214,13 +215,14 @@ def _io(process: int) -> tuple[float | None, float | None]:
         return None, None
 
 
-def io_pressure_seconds() -> float | None:
-    """Return the seconds in which some task of the machine waited for I/O."""
-    try:
+def _io_wait() -> float | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         some = (PROC / "pressure/io").read_text("ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError, IndexError):
-        return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ticks = (PROC / "stat").read_text("ascii").splitlines()[0].split()
+        return int(ticks[5]) / CLOCK_TICKS / (os.cpu_count() or 1)
+    return None
 
 
 def _sum(values: list[float | None] | tuple[float | None, ...]) -> float | None:

@@ -56,7 +56,7 @@ def test_versions_are_listed_with_what_they_hold(store: tuple[Path, list[str]]) 
     assert [each.version for each in found.versions] == [second, first]
     assert [each.current for each in found.versions] == [True, False]
     new, old = found.versions
-    assert (new.rows, new.holes, new.shared_nbytes, new.problem) == (10, 1, 0, "")
+    assert (new.rows, new.holes, new.problem) == (10, 1, "")
     assert new.recipe == "image: decode → resize(size=156) → center_crop(size=(150, 150)), raw"
     assert new.replaced is None
     assert old.replaced == new.committed

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from precache.runtime import machine, usage
+from precache.runtime import usage
 from precache.runtime.machine import MachineReader
 
 _BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass"
@@ -37,9 +37,7 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
 
 
 def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.setattr(usage, "PROC", tmp_path)
-    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
     reader = MachineReader()
     reader.read()
     found = reader.read()
@@ -51,7 +49,6 @@ def test_a_pressure_file_that_says_nothing_is_passed_over(
     text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(usage, "PROC", tmp_path)
-    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure/io").write_text(text)
     reader = MachineReader()
@@ -76,7 +73,6 @@ def test_io_wait_is_what_its_counter_gained(
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     monkeypatch.setattr(usage, "PROC", tmp_path)
-    monkeypatch.setattr(machine, "STAT", tmp_path / "stat")
     reader = MachineReader()
     file.write_text(before)
     reader.read()
