@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 
 import precache
 from precache.errors import BuildError, StoreError, UsageError
+from precache.maintenance import gc as garbage
 from precache.maintenance.gc import GcResult, plan_gc
 from precache.maintenance.scan import ListedObject, StoredVersion
+from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -43,8 +45,6 @@ from tests.support.building import (
     build_until,
     collect_until,
     contents,
-    cut,
-    encoded,
     end,
     pixels,
     start,
@@ -530,6 +530,27 @@ def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, 
     assert not (path / left).exists()
 
 
+def test_a_build_whose_holder_seems_alive_again_is_not_removed(
+    source: Path, store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat comes between the plan and the removal."""
+    path, _ = store
+    left = leave_a_build(source, path)
+    lease = Leases(left).take()
+    assert lease is not None
+    age(path / left.name, 3 * DAY)
+    scan = garbage.scan_folder
+
+    def scan_late(*given: Any) -> StoredVersion | None:
+        found = scan(*given)
+        lease.hand_over_to(process_of(os.getpid()), "a heartbeat")
+        return found
+
+    monkeypatch.setattr(garbage, "scan_folder", scan_late)
+    assert why(precache.gc(path, older_than="1d"))[left.name] == "in use by a process"
+    assert lease.is_held()
+
+
 def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: Path) -> None:
     path, versions = store
     target = tmp_path / "other"
@@ -642,9 +663,6 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
             assert change > 40
             return
         assert status == -signal.SIGKILL
-
-
-# --- readers ------------------------------------------------------------------------------------
 
 
 # --- elsewhere ----------------------------------------------------------------------------------
