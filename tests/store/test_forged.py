@@ -161,7 +161,7 @@ def test_a_trillion_rows(
 
 def test_rows_that_no_object_has(store: Path) -> None:
     """As many as one object of labels could hold."""
-    forge_rows(store, 1 << 20, precache.open(store).attributes.rows_per_shard)  # type: ignore[union-attr]  # one of ours
+    forge_rows(store, 1 << 20, precache.open(store).attributes.rows_per_shard)
     with little_memory(), pytest.raises(DamageError, match="its frame is another size"):
         read_all(store)
 
