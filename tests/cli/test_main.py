@@ -99,10 +99,14 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
     assert "inverting" in ran.stderr
 
 
-def test_nothing_to_do_does_not_load_ray(source: Path, tmp_path: Path) -> None:
+def test_nothing_to_do_loads_neither_torch_nor_ray(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cache of its own: a test beside it may empty the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = [str(source), str(tmp_path / "out"), *map(str, SMALL)]
     assert cli("build", *store).returncode == 0
-    heavy = {"ray", "zarr"}
+    heavy = {"torch", "ray", "PIL", "zarr", "simplejpeg"}
     code = (
         "import sys; from precache.cli.main import main\n"
         f"print(main({['build', *store, '--json']}), main({['plan', *store]}))\n"

@@ -20,7 +20,6 @@ from precache.codecs.jpeg import decode_jpeg, encode_jpeg
 from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.transforms import CenterCrop, RandomResizedCrop
-from precache_workers.ops.behaviour import computed
 from tests.conftest import photo
 from tests.support.building import build_until, cli, encoded, end, start, write
 
@@ -238,13 +237,20 @@ def test_the_encoder_is_part_of_what_identifies_rows(
         if release == "other":
             monkeypatch.setattr(jpeg, "SUBSAMPLING", "444")
             monkeypatch.setitem(jpeg.CHANNELS, 3, ("RGB", "444"))
-            computed.cache_clear()
+            clear_cache()
         for codec in ("jpeg", "raw"):
             result = build(source, tmp_path / codec, recipe(codec))
             fingerprints[release, codec] = result.version
-    computed.cache_clear()
+    clear_cache()
     assert fingerprints["one", "jpeg"] != fingerprints["other", "jpeg"]
     assert fingerprints["one", "raw"] == fingerprints["other", "raw"]
+
+
+def clear_cache() -> None:
+    from precache_workers.ops import behaviour
+
+    behaviour.clear_cache()
+    behaviour.computed.cache_clear()
 
 
 # --- damage -------------------------------------------------------------------------------------

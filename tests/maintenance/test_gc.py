@@ -600,28 +600,6 @@ def test_a_build_whose_shards_are_removed_notes_it(
     assert precache.verify(path).ok
 
 
-def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> None:
-    photos, path = tmp_path / "in", tmp_path / "store"
-    shutil.copytree(source, photos)
-    options = {"shard_samples": 4, "keep_order": True}
-    first = build_here(photos, path, recipe_of(150), options).version
-    write(photos / "zoo/0001.jpg", encoded(cut(77)))
-    second = build_here(photos, path, recipe_of(150), options).version
-    before = pixels(path)
-    listed = precache.versions(path)
-    new, old = listed.versions
-    shared = new.nbytes + old.nbytes - listed.nbytes
-    assert shared > 50_000
-    done = precache.gc(path, keep=1, older_than=0)
-    assert removed(done) == [first]
-    assert done.freed_nbytes == old.nbytes - shared
-    assert precache.open(path).id == second
-    assert precache.verify(path).ok
-    after = pixels(path)
-    assert all(np.array_equal(after[key], before[key]) for key in before)
-    assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
-
-
 # --- committers ---------------------------------------------------------------------------------
 
 

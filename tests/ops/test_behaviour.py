@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from precache.errors import UsageError
 from precache.recipe import ops, resampling
 from precache.recipe.recipe import Recipe
 from precache_workers.ops import behaviour, decoding, field_recipe
@@ -152,12 +150,6 @@ def test_sizes_beyond_memory_are_not_tried(op: str) -> None:
     [step] = steps({"op": op, "size": 60_000})
     assert computed(step) == {}
     assert digest_of(computed(step))
-
-
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UsageError, match=r"torch.*pip install 'precache\[workers\]'"):
-        anew(steps({"op": "resize", "size": 8})[0])
 
 
 # --- what must not change -----------------------------------------------------------------------

@@ -15,9 +15,11 @@ import pytest
 import precache
 from precache.errors import MismatchError, RecipeError, UsageError
 from precache.recipe.recipe import Recipe
+from precache_workers.ops import behaviour
 from precache_workers.ops.identity import (
     behaviours,
     decides,
+    recipe_steps,
     require_same_outputs,
 )
 from tests.support.building import (
@@ -117,6 +119,12 @@ def photos(tmp_path: Path) -> Path:
     return write_jpegs(tmp_path / "photos", 6)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def run(what: str, photos: Path, store: Path, *more: str, libraries: Path | None = None) -> Any:
     """What a command says as JSON, with libraries in place of those installed."""
     path = f"{libraries}{os.pathsep}{PYTHONPATH}" if libraries else PYTHONPATH
@@ -159,6 +167,71 @@ def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_ver
     )
     assert "decode: simplejpeg computes other pixels, first of the probe jpeg-" in shown.stdout
     assert (planned["version"] != first["version"], planned["rows_reused"]) == (True, 0)
+
+
+@pytest.mark.heavy
+def test_outputs_are_kept_and_not_used_for_another_library(
+    photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A stand-in that is edited in its place is another library."""
+    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
+    first = run("plan", photos, store, libraries=other)
+    kept = len(list((cache / "precache/ops").iterdir()))
+    assert kept == 3
+    stand_in(tmp_path / "other", shifts=True)
+    second = run("plan", photos, store, libraries=other)
+    assert second["version"] != first["version"]
+    assert len(list((cache / "precache/ops").iterdir())) == kept + 1
+
+
+def test_the_oldest_outputs_are_removed(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behaviour, "MOST_CACHED", 3)
+    behaviour.outputs_of.cache_clear()
+    for size in range(20, 27):
+        behaviours(of(ops=[{"op": "center_crop", "size": size}]))
+    assert len(list((cache / "precache/ops").iterdir())) == 3
+
+
+def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> None:
+    def found() -> dict[str, Any]:
+        behaviour.outputs_of.cache_clear()
+        return dict(behaviours(Recipe.image(resize=8)))
+
+    first = found()
+    for file in (cache / "precache/ops").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert found() == first
+    shutil.rmtree(cache)
+    write(cache, b"no folder")
+    assert found() == first
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("what", ["build", "plan"])
+def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
+    what: str, photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A library may change where nothing tells, such as one of the system that it loads."""
+    store = tmp_path / "store"
+    first = run("plan", photos, store)["version"]
+    for file in (cache / "precache/ops").iterdir():
+        kept = json.loads(file.read_bytes())
+        file.write_text(json.dumps({**kept, next(iter(kept)): "0"}))
+    ran = cli(what, photos, store, "--resize", "40", "--crop", "32", *SERIAL)
+    assert (ran.returncode, "run the same command again" in ran.stderr) == (1, True)
+    assert run(what, photos, store, *SERIAL)["version"] == first
+
+
+def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user whom nothing there knows."""
+    [step] = recipe_steps(of(ops=[{"op": "decode"}]))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    behaviour.clear_cache()
+    assert behaviour.outputs_of(step) == behaviour.computed(step)
 
 
 def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:

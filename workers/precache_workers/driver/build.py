@@ -66,6 +66,7 @@ from precache_workers.driver.report import (
 )
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
+from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
@@ -126,7 +127,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     started = time.perf_counter()
     check_request(request)
     check_reports(request.report, request.store)
-    with BuildProgress(shown) as progress:
+    with BuildProgress(shown) as progress, cleared_on_mismatch():
         monitor = RunMonitor(request)
         build = _Build(request, progress, monitor, listed)
         try:

@@ -25,6 +25,7 @@ from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals
+from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.assembly import FieldRows
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -184,7 +185,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     check_request(request)
     store = open_folder(request.store, request.storage_options)
     source = source_of(request)
-    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
+    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed, progress.say)
         listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")

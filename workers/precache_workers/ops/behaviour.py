@@ -4,15 +4,23 @@ An op is one step of a field. Its output may depend on the op before it and on t
 input, so both are part of the step's name. The digest of the outputs of a step on all its probes
 identifies the step, with any versions of its libraries. Files in ``probes/`` are never changed:
 each release must compute the same digests for the same pixels.
+
+Outputs are computed once for each state of libraries, processor and code, and kept in the user's
+cache folder (XDG Base Directory Specification).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
 import importlib.metadata
+import importlib.util
+import json
 import math
+import os
+import shutil
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +30,9 @@ import numpy as np
 import xxhash
 
 from precache.codecs import jpeg
-from precache.errors import BuildError, needs
+from precache.errors import BuildError, MismatchError, missing_library
+from precache.recipe import ops as declared_ops
+from precache.recipe import resampling
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import Decode, Function, Operation, Spec
 from precache.recipe.recipe import Field, JpegCodec
@@ -47,6 +57,9 @@ ALL_VALUES = (129, 131)
 
 DRAWS = 8
 """Number of keys with which a random op is tried on each probe."""
+
+MOST_CACHED = 500
+"""Most files in the cache of outputs, each up to some 9 KB; the oldest are removed."""
 
 _MODULES = {"pillow": "PIL"}
 
@@ -208,17 +221,8 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def computed(step: Step) -> Outputs:
-    """Compute the outputs of a step on its probes.
-
-    Raises
-    ------
-    UsageError
-        A library that it needs is not installed.
-    """
-    with needs("building"):
-        for library in step.op.libraries:
-            importlib.import_module(_MODULES.get(library, library))
-        from precache_workers.ops.field_recipe import FieldRecipe
+    """Compute the outputs of a step on its probes."""
+    from precache_workers.ops.field_recipe import FieldRecipe
 
     outputs: dict[str, str] = {}
     for op in step.op.tried():
@@ -259,6 +263,113 @@ def first_difference(before: Outputs, after: Outputs) -> str:
     probes = [probe for probe in after if before.get(probe) != after[probe]]
     probes = probes or [probe for probe in before if probe not in after]
     return f"{probes[0]}; {len(probes)} of {len(after)} probes differ"
+
+
+# --- kept on disk -------------------------------------------------------------------------------
+
+
+@functools.cache
+def outputs_of(step: Step) -> Outputs:
+    """Return the outputs of a step, from the cache if nothing has changed since."""
+    name = f"{_state(step)}.json"
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
+        loaded = json.loads((_folder() / name).read_bytes())
+        if isinstance(loaded, dict) and all(isinstance(text, str) for text in loaded.values()):
+            return loaded
+    outputs = computed(step)
+    with contextlib.suppress(OSError, RuntimeError):  # without a cache, compute it each time
+        _write_cache(_folder() / name, outputs)
+    return outputs
+
+
+@contextlib.contextmanager
+def cleared_on_mismatch() -> Iterator[None]:
+    """Clear the cache if the block raises `MismatchError`.
+
+    In that case, libraries may have changed in a way that `_state` does not detect.
+    """
+    try:
+        yield
+    except MismatchError:
+        clear_cache()
+        raise
+
+
+def clear_cache() -> None:
+    """Clear the cache of outputs."""
+    outputs_of.cache_clear()
+    with contextlib.suppress(RuntimeError):
+        shutil.rmtree(_folder(), ignore_errors=True)
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "precache/ops"
+
+
+def _write_cache(file: Path, outputs: Outputs) -> None:
+    file.parent.mkdir(0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(handle, "w") as temporary:
+            json.dump(outputs, temporary)
+        Path(name).replace(file)
+        oldest = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in oldest[:-MOST_CACHED]:
+            path.unlink(missing_ok=True)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _state(step: Step) -> str:
+    """Return a digest of what may change the outputs of a step.
+
+    A change that it does not show, as of a system library, ends in a `MismatchError`.
+    """
+    state = [
+        step.name,
+        [op.model_dump(mode="json") for op in (step.before, step.op) if op is not None],
+        [_files(name) for name in sorted({*step.op.libraries, "numpy"})],
+        _own_code(),
+        _processor(),
+    ]
+    return xxhash.xxh3_128_hexdigest(canonical_json(state))
+
+
+@functools.cache
+def _files(library: str) -> list[Any]:
+    """Return the location and version of a library, and size and time of the files of its folder
+    and of the list of all that was installed."""
+    module = _MODULES.get(library, library)
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise missing_library("building", module)
+    home = Path(spec.origin).parent
+    state: list[Any] = [str(home), installed_version(library)]
+    # A folder's time tells of compiled files that a first import leaves in it, too.
+    files = {path for path in home.iterdir() if path.is_file()}
+    for path in sorted(files.union(home.parent.glob(f"{library}-*/RECORD"))):
+        status = path.stat()
+        state.append((path.name, status.st_size, status.st_mtime_ns))
+    return state
+
+
+@functools.cache
+def _own_code() -> str:
+    modules = [Path(module.__file__ or "") for module in (declared_ops, resampling, jpeg)]
+    own = [*modules, *sorted(Path(__file__).parent.glob("*.py")), *sorted(PROBES.iterdir())]
+    return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
+
+
+@functools.cache
+def _processor() -> list[str]:
+    """Return the processor features and environment variables by which libraries choose kernels."""
+    named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
+        first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
+        named |= {line for line in first if line.startswith(("model name", "flags", "Features"))}
+    return sorted(named)
 
 
 installed_version = functools.cache(importlib.metadata.version)

@@ -26,6 +26,7 @@ from precache_workers.ops.behaviour import (
     digest_of,
     first_difference,
     installed_version,
+    outputs_of,
     steps_of,
 )
 from precache_workers.user_code.identity import code_digest
@@ -47,7 +48,7 @@ def behaviours(recipe: Recipe) -> dict[str, Outputs]:
 
     Functions of the user have none: their code identifies them.
     """
-    return {step.name: computed(step) for step in _own_steps(recipe)}
+    return {step.name: outputs_of(step) for step in _own_steps(recipe)}
 
 
 def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
