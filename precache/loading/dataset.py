@@ -218,7 +218,7 @@ _UNUSED = {
 
 
 class CachedDataset(Dataset[Batch]):
-    """The valid rows of a version, for any `DataLoader`.
+    """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
 
     Parameters
     ----------
@@ -231,8 +231,7 @@ class CachedDataset(Dataset[Batch]):
         Check the checksum of each chunk the first time that a process reads it, as `Loader` does.
     access
         ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
-        requests, those of a batch together; of S3 and Azure, by workers that a `DataLoader` starts
-        with ``multiprocessing_context="forkserver"`` or ``"spawn"``.
+        requests, those of a batch together.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
     variant

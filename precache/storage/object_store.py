@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import pickle
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +24,6 @@ from typing import Any, NamedTuple
 
 from fsspec import asyn
 
-from precache.errors import UsageError
 from precache.storage import retries
 from precache.storage.backends import PathRange
 from precache.storage.base import FileInfo
@@ -31,8 +32,6 @@ from precache.storage.service_options import Bucket, described, open_bucket
 
 AT_ONCE = 64
 """Requests under way at a time in one call."""
-
-_SCHEMES = {"s3": "s3://", "azure": "az://"}
 
 PAGE = {"s3": 1000, "azure": 5000}
 """Extra of precache -> objects that its service lists in one answer."""
@@ -79,6 +78,9 @@ class ServiceError(Exception):
         super().__init__(reason)
         self.status = status
 
+    def __reduce__(self) -> Any:
+        return ServiceError, (str(self), self.status)
+
 
 def _error_of(status: int, reason: str) -> Exception:
     """The exception for a status of HTTP."""
@@ -121,7 +123,7 @@ def _translate(error: Exception) -> Exception:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A listing in progress.
+    """A listing in progress; without its stream, as in another process, it starts again.
 
     Attributes
     ----------
@@ -131,6 +133,9 @@ class _Stream:
 
     stream: Any
     pages: int
+
+    def __reduce__(self) -> Any:
+        return _Stream, (None, self.pages)
 
 
 class _ByLibrary(NamedTuple):
@@ -389,31 +394,99 @@ def _translate_from_library(error: Exception) -> Exception:
     return _error_of(status, f"the service answered {status}")
 
 
-# --- clients ------------------------------------------------------------------------------------
+# --- forked processes ---------------------------------------------------------------------------
+
+
+class _Relay:
+    """An `ObjectStore` in a process of its own, for a process that was forked from a user of one.
+
+    The threads of obstore are gone in a forked child, and a request there would wait for ever.
+    """
+
+    attempts, strips_slashes, no_name = (
+        ObjectStore.attempts,
+        ObjectStore.strips_slashes,
+        ObjectStore.no_name,
+    )
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._of = kind, dict(options)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def translated(self, error: Exception) -> Exception:
+        return error  # as that process did it
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", f"from {__name__} import answer_calls; answer_calls()"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            calls, results = self._process.stdin, self._process.stdout
+            assert calls is not None
+            assert results is not None
+            try:
+                pickle.dump((self._of, name, arguments, options), calls)
+                calls.flush()
+                succeeded, result = pickle.load(results)
+            except (EOFError, OSError):
+                self._process = None
+                raise ConnectionError("the process that makes the requests ended") from None
+            except BaseException:  # such as Ctrl-C: its answer would be taken for the next call's
+                self._process.kill()
+                self._process = None
+                raise
+        if not succeeded:
+            raise result
+        return result
+
+
+def answer_calls() -> None:
+    """Execute the calls of a `_Relay` until it closes the pipe."""
+    calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # printed output must not mix with the results
+    while True:
+        try:
+            store, name, arguments, options = pickle.load(calls)
+        except EOFError:
+            return
+        answer: tuple[bool, Any]
+        try:
+            found = getattr(object_store(*store), name)(*arguments, **options)
+            answer = True, list(map(_sendable, found)) if isinstance(found, list) else found
+        except Exception as error:
+            answer = False, _translate(error)
+        try:
+            pickle.dump(answer, results)
+            results.flush()
+        except BrokenPipeError:  # the caller is gone, or gave up
+            return
+
+
+def _sendable(value: Any) -> Any:
+    return _translate(value) if isinstance(value, Exception) else value
 
 
 _stores: dict[int, dict[str, Any]] = {}
 """Process -> options -> client, for the life of the process: a child must not close the connections
-of its parent, and would wait for ever for obstore's threads, which are gone there."""
+of its parent."""
 
 
 def object_store(kind: str, options: Mapping[str, Any]) -> Any:
-    """Return this process's `ObjectStore` for these options.
-
-    Raises
-    ------
-    UsageError
-        This process was forked from one that has such clients.
-    """
+    """Return this process's `ObjectStore` for these options."""
     # Without a lock, which a fork beside it would leave locked: in steps that threads cannot split.
     stores = _stores.setdefault(os.getpid(), {})
     name = repr((kind, sorted(options.items())))
     if name not in stores:
-        if len(_stores) > 1:
-            raise UsageError(
-                f"this process was forked from one that reads {_SCHEMES[kind]}, whose connections "
-                "do not outlive a fork; give the DataLoader multiprocessing_context='forkserver', "
-                "or start the process by 'spawn'"
-            )
-        stores.setdefault(name, ObjectStore(kind, options))
+        forked = len(_stores) > 1
+        stores.setdefault(name, (_Relay if forked else ObjectStore)(kind, options))
     return stores[name]

@@ -399,11 +399,12 @@ def test_a_cache_of_a_local_store_changes_nothing(
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
 
-@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.heavy)])
-def test_a_dataset_reads_by_range_in_workers(
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.heavy)])
+def test_a_dataset_reads_by_range_in_any_kind_of_worker(
     context: str, url: str, large: BuiltStore, s3: S3Server
 ) -> None:
     dataset = precache.CachedDataset(url, storage_options=s3.options())
+    assert int(dataset[0]["row"]) == 0  # which starts whatever threads there are, before the fork
     some = torch.utils.data.Subset(dataset, [3, 140, 77, 5, 6, 7])
     loader = torch.utils.data.DataLoader(
         some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -207,21 +209,48 @@ def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() 
 # --- forks --------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_says_how_to_start_it(s3: S3Server) -> None:
-    """The threads of obstore are its parent's, and a request would wait for ever."""
+def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:
+    """The threads of obstore are its parent's."""
     folder = open_folder("s3://bucket/x", s3.options())
     assert folder.read("01") == b"01" * 50
     child = os.fork()
     if child == 0:
         outcome = 1
         try:
-            with pytest.raises(UsageError, match=r"reads s3://, .*_context='forkserver', or"):
-                folder.read("02")
-            outcome = 0
+            right = folder.read_many(["01", "02"], [100, 100]) == [b"01" * 50, b"02" * 50]
+            listed = sorted(info.name for info in folder.walk()) == folder.names() == NAMES
+            outcome = 0 if right and listed and folder.get("nowhere") is None else 2
         finally:
             os._exit(outcome)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert folder.read("02") == b"02" * 50
+
+
+def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
+    s3: S3Server, proxy: FaultProxy
+) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read("00") == b"00" * 50
+    proxy.before = lambda method, path: time.sleep(1.5) if path.endswith("01") else None
+
+    class GivenUpError(Exception):
+        pass
+
+    def give_up(*_: object) -> None:
+        raise GivenUpError
+
+    child = os.fork()
+    if child == 0:
+        try:
+            folder.read("02")  # begins the process that makes the requests
+            signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with contextlib.suppress(GivenUpError):
+                folder.read("01")
+            os._exit(0 if folder.read("02") == b"02" * 50 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_threads_may_begin_with_different_accounts_at_the_same_time(
