@@ -255,7 +255,7 @@ def test_damage_is_found_and_repaired(tmp_path: Path) -> None:
 
 
 def test_the_viewer_shows_texts_and_lengths(built: Path) -> None:
-    [card] = Cards(Catalogue(str(built)), None).page([2])
+    [card] = Cards(Catalogue(str(built))).page([2])
     given = row(int(card.key.split()[1]))
     shown = dict(card.numbers)
     assert shown["caption"] == given["caption"]

@@ -193,7 +193,8 @@ def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel:
         relabel(keys, counted_from_1)
     named = relabel(keys, counted_from_1, rules=LabelRules(kind="name"))
     assert named == {"cat/1.jpg": "1", "cat/2.jpg": "cat", "dog/3.jpg": "2"}
-    assert relabel(keys, "cat/1.jpg,1\n")["cat/1.jpg"] == "dog"
+    with pytest.raises(ChoiceError, match="gives 1 of 1 samples another number than that of their"):
+        relabel(keys, "cat/1.jpg,1\n")
 
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])

@@ -307,16 +307,20 @@ class Inputs:
         plain = (n for n, field in recipe.fields.items() if field.input is None and not field.kind)
         return cls(tuple(names), not inputs <= {*names}, tuple(sorted(plain)))
 
-    def require_clear(self, columns: Collection[str], image: str | None, where: str) -> None:
+    def require_clear(
+        self, columns: Collection[str], image: str | None, where: str, *, stated: bool = False
+    ) -> None:
         """Raise `SourceError` if a field would start from the image, and has a column of its name.
 
         Parameters
         ----------
         image
             Column of images.
+        stated
+            The user states it, and the field ``image`` is of it.
         """
         for name in self.unnamed:
-            if name in columns and name != image and name not in self.names:
+            if name in columns and name not in (image, *self.names, *["image"] * stated):
                 way = f", or input = {json.dumps(image)}" if image else ""
                 raise SourceError(
                     f"{where}: the field {name!r} names no input, and would start from the image, "

@@ -127,7 +127,7 @@ def choose(
     names, features = schema.names, _features(schema)
     _require_columns(schema, columns, where)
     image, named = columns.image or guess_image(schema, features), columns.inputs.names
-    columns.inputs.require_clear(names, image, where)
+    columns.inputs.require_clear(names, image, where, stated=columns.image is not None)
     labels = tuple(filter(None, columns.labels(names)))
     kinds = {field.name: kind_of(field.type) for field in schema}
     declared = [name for name in names if _is_class(features.get(name))]
