@@ -286,6 +286,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "words for nothing that look alike": (labels("cat", "NaN", "-nan"), 1),
     "numbers and a word": (labels("0", "1", "unclear"), 2),
+    "numbers and truth values": (labels("0", "1", "True"), 1),
     "amounts": (labels("$1.50", "$20", "-$3"), 1),
     "several numbers": (labels("0.1 0.9", "0.5 0.5"), 1),
     "arrays": (arrays, 2),

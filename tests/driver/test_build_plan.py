@@ -204,8 +204,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
             done[self._name]["copied" if encoded else "resumed"] += len(rows)
         keep(self, rows)
 
-    def finished(self: Any) -> Any:
-        made = finish(self)
+    def finished(self: Any, rows: int) -> Any:
+        made = finish(self, rows)
         if made.other is not None and not made.parts:
             done[self._name].update(copied=-made.other.count, linked=made.other.count)
         return made

@@ -58,7 +58,7 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
 
 
 def test_flags_of_numpy_are_plain_in_a_state(stores: dict[str, BuiltStore]) -> None:
-    for shuffle in (np.False_, np.str_("key")):
+    for shuffle in (np.False_, np.str_("full")):
         given: Any = {"drop_last": np.True_, "shuffle": shuffle}
         with precache.Loader(stores["raw"].path, 4, **given) as loader:
             kinds = {type(value) for value in loader.state_dict().values()}

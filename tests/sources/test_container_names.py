@@ -9,11 +9,16 @@ import pytest
 
 from precache.errors import SourceError, UsageError
 from precache.storage.base import LINK_OUT
+from precache_workers.sources.base import SourceSpec
 from precache_workers.sources.container_names import Containers, expand_braces
 
 
+def tars_of(uri: str | Path, *, follow_links: bool = False) -> Containers:
+    return Containers.named(SourceSpec(str(uri), follow_links=follow_links), (".tar",))
+
+
 def named(uri: str | Path) -> list[str]:
-    return [file.name for file in Containers.named(str(uri), (".tar",)).files(Counter())]
+    return [file.name for file in tars_of(uri).files(Counter())]
 
 
 @pytest.fixture
@@ -97,9 +102,9 @@ def test_a_file_that_exists_is_no_pattern(tmp_path: Path) -> None:
 
 def test_a_url_that_leads_out_is_refused() -> None:
     with pytest.raises(UsageError, match=r"has '\.\.'"):
-        Containers.named("s3://bucket/../other/*.tar", (".tar",))
+        tars_of("s3://bucket/../other/*.tar")
     with pytest.raises(UsageError, match="in one bucket"):
-        Containers.named("s3://{a,b}/x.tar", (".tar",))
+        tars_of("s3://{a,b}/x.tar")
 
 
 @pytest.mark.parametrize("pattern", ["*.tar", "**/*.tar"])
@@ -113,10 +118,10 @@ def test_links_that_lead_out_are_counted_and_followed_where_allowed(
     (links / "link.txt").symlink_to(tars / "c.txt")
     left_out = Counter[str]()
     uri = f"{links}/{pattern}"
-    [file] = Containers.named(uri, (".tar",)).files(left_out)
+    [file] = tars_of(uri).files(left_out)
     assert file.name == "own.tar"
     assert left_out == {LINK_OUT: 1}
-    followed = Containers.named(uri, (".tar",), follow_links=True).files(Counter())
+    followed = tars_of(uri, follow_links=True).files(Counter())
     assert [file.name for file in followed] == ["link.tar", "own.tar"]
     (links / "own.tar").unlink()
     with pytest.raises(SourceError, match=r"no file fits .* 1 links that lead out of it"):

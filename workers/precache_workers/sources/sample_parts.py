@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import tokenize
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +27,12 @@ from precache_workers.sources.labels import kind_of
 TEXT_SUFFIXES = ("txt", "caption", "json", "cls")
 VALUE_SUFFIXES = (*TEXT_SUFFIXES, "npy")
 """Suffixes of members and files that are text in UTF-8, and of all that are no bytes."""
+
+_PARSING = threading.Lock()
+"""NumPy parses headers by `ast`, which in CPython before 3.12.2 fails in two threads at a time.
+
+https://github.com/python/cpython/issues/106905
+"""
 
 STARTS = "text, bytes, numbers, or lists of numbers"
 """What parts of samples are in columns of tables."""
@@ -133,7 +140,8 @@ def array_header(
     try:
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_columns, dtype = read(stream)
+        with _PARSING:
+            shape, by_columns, dtype = read(stream)
     except (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError,
             ValueError, tokenize.TokenError) as error:  # fmt: skip
         raise SampleError(f"is no NumPy array: {error}") from None
