@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
