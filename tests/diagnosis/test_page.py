@@ -95,5 +95,5 @@ def test_a_page_is_fine_and_what_it_plays_is_what_was_recorded(
         now = "document.querySelector('#now').textContent"
         poll(lambda: tab.run(now).startswith("At 0.00 s"), "the page is at its beginning")
         tab.click("#next")
-        assert "0 of 1 worker loading" in tab.run("document.querySelector('#now').textContent")
+        poll(lambda: "0 of 1 worker loading" in tab.run(now), "its next moment is shown")
         assert tab.run("document.querySelector('#workers').textContent") == "1: idle"
