@@ -30,7 +30,7 @@ from functools import partial
 
 from precache.errors import StoreError
 from precache.maintenance.scan import (
-    StoredVersion,
+    StoredFolder,
     dated_commits,
     list_objects,
     recorded_place,
@@ -200,7 +200,7 @@ def _stale_listings(
     )
 
 
-def _latest_time(folders: Sequence[StoredVersion]) -> float:
+def _latest_time(folders: Sequence[StoredFolder]) -> float:
     """Return this machine's time, but no earlier than any object of the store."""
     times = [item.mtime for folder in folders for item in folder.objects]
     return max(time.time(), *(mtime for mtime in times if mtime < math.inf), 0.0)
@@ -229,7 +229,7 @@ class GcPlan:
 def plan_gc(
     log: Log,
     commits: Sequence[LogEntry],
-    folders: Sequence[StoredVersion],
+    folders: Sequence[StoredFolder],
     keep: int,
     min_age: float,
     now: float,
@@ -283,7 +283,7 @@ def plan_gc(
 
 
 def _time_out_of_use(
-    folder: StoredVersion, replaced: float | None, idle: float, now: float
+    folder: StoredFolder, replaced: float | None, idle: float, now: float
 ) -> tuple[float, str]:
     """Return for how many seconds a folder has been out of use, and why it is."""
     if replaced is not None:
@@ -295,7 +295,7 @@ def _time_out_of_use(
     return idle, f"{kind}, last changed {ago(idle)}"
 
 
-def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> list[Removal]:
+def _removals(removed: Mapping[str, str], folders: Sequence[StoredFolder]) -> list[Removal]:
     """Compute the bytes that each removal frees: those whose last hard link goes."""
     by_name = {folder.version: folder for folder in folders}
     removed_links: Counter[tuple[int, int]] = Counter()

@@ -66,7 +66,7 @@ class ListedObject(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredVersion:
+class StoredFolder:
     """The folder of a version, finished or begun, and its objects.
 
     Attributes
@@ -104,14 +104,14 @@ class StoredVersion:
         return max(0.0, now - max(changed, default=0.0))
 
 
-def scan_store(store: Folder, log: Log) -> list[StoredVersion]:
+def scan_store(store: Folder, log: Log) -> list[StoredFolder]:
     """List the folders of versions of a store."""
     names = [name for name in store.names() if VERSION.fullmatch(name)]
     folders = (scan_folder(store, name, log) for name in names)
     return [folder for folder in folders if folder is not None]
 
 
-def scan_folder(store: Folder, name: str, log: Log) -> StoredVersion | None:
+def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
     if path is not None and (path.is_symlink() or not path.is_dir()):
@@ -130,7 +130,7 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredVersion | None:
     )
     if not ours:
         return None
-    return StoredVersion(name, ROOT in names, objects, build, scratch=scratch)
+    return StoredFolder(name, ROOT in names, objects, build, scratch=scratch)
 
 
 def recorded_version(document: bytes | None) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError, UsageError
-from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
+from precache.maintenance.scan import StoredFolder, real_nbytes, scan_store
 from precache.maintenance.verify import require_whole, way_out
 from precache.messages import Table, as_text, shown
 from precache.recipe.recipe import Recipe
@@ -204,7 +204,7 @@ def current_periods(commits: Sequence[LogEntry]) -> dict[str, tuple[float, float
     return periods
 
 
-def _summarize(store: Folder, folder: StoredVersion, log: Log) -> VersionSummary:
+def _summarize(store: Folder, folder: StoredFolder, log: Log) -> VersionSummary:
     committed, replaced = current_periods(log.commits)[folder.version]
     attributes, problem = _attributes(store.folder(folder.version))
     return VersionSummary(

@@ -24,7 +24,7 @@ import precache
 from precache.errors import BuildError, StoreError, UsageError
 from precache.maintenance import gc as garbage
 from precache.maintenance.gc import GcResult, plan_gc
-from precache.maintenance.scan import ListedObject, StoredVersion
+from precache.maintenance.scan import ListedObject, StoredFolder
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
@@ -45,6 +45,8 @@ from tests.support.building import (
     build_until,
     collect_until,
     contents,
+    cut,
+    encoded,
     end,
     pixels,
     start,
@@ -101,11 +103,11 @@ def why(done: GcResult) -> dict[str, str]:
 # --- what goes ----------------------------------------------------------------------------------
 
 
-def place(name: str, complete: bool = True, build_idle: float | None = None) -> StoredVersion:
+def place(name: str, complete: bool = True, build_idle: float | None = None) -> StoredFolder:
     objects = [ListedObject(ROOT, 1, NOW - 900 * DAY)]
     if build_idle is not None:
         objects.append(ListedObject(DESCRIPTION, 1, NOW - build_idle))
-    return StoredVersion(name, complete, tuple(objects), None)
+    return StoredFolder(name, complete, tuple(objects), None)
 
 
 @given(
@@ -541,7 +543,7 @@ def test_a_build_whose_holder_seems_alive_again_is_not_removed(
     age(path / left.name, 3 * DAY)
     scan = garbage.scan_folder
 
-    def scan_late(*given: Any) -> StoredVersion | None:
+    def scan_late(*given: Any) -> StoredFolder | None:
         found = scan(*given)
         lease.hand_over_to(process_of(os.getpid()), "a heartbeat")
         return found
@@ -598,6 +600,28 @@ def test_a_build_whose_shards_are_removed_notes_it(
     done = build_here(source, path, recipe, {"shard_samples": 4})
     assert done.shards_skipped == 2
     assert precache.verify(path).ok
+
+
+def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, recipe_of(150), options).version
+    write(photos / "zoo/0001.jpg", encoded(cut(77)))
+    second = build_here(photos, path, recipe_of(150), options).version
+    before = pixels(path)
+    listed = precache.versions(path)
+    new, old = listed.versions
+    shared = new.nbytes + old.nbytes - listed.nbytes
+    assert shared > 50_000
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert done.freed_nbytes == old.nbytes - shared
+    assert precache.open(path).id == second
+    assert precache.verify(path).ok
+    after = pixels(path)
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+    assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
 
 
 # --- committers ---------------------------------------------------------------------------------
