@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
@@ -21,9 +20,6 @@ GAP_BYTES = 128 << 10
 SPAN_BYTES = 16 << 20
 """Maximum size of a request for several parts."""
 
-LIKELY_PARTS = 64
-"""Maximum number of likely parts that are fetched together, one block of bytes in all."""
-
 
 class RemoteFile(io.RawIOBase):
     """A remote file as a seekable stream that is read in blocks.
@@ -32,23 +28,12 @@ class RemoteFile(io.RawIOBase):
     ----------
     end
         Offset that no block goes beyond, unless a single read does.
-    likely
-        Start and end of the parts that will probably be read, sorted.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        file: FileInfo,
-        block_bytes: int,
-        end: int,
-        likely: Sequence[tuple[int, int]],
-    ) -> None:
+    def __init__(self, folder: Folder, file: FileInfo, block_bytes: int, end: int) -> None:
         self._folder, self._file, self._block_bytes, self._end = folder, file, block_bytes, end
         self._place = 0
         self._start, self._block = 0, b""
-        self._likely = likely
-        self._ahead: dict[int, bytes | StorageError] = {}
 
     def readable(self) -> bool:
         return True
@@ -74,9 +59,7 @@ class RemoteFile(io.RawIOBase):
         size = left if size is None or size < 0 else min(size, left)
         at = self._place - self._start
         held = max(0, len(self._block) - at) if at >= 0 else 0
-        if size > held and self._find(size):
-            at = self._place - self._start
-        elif size > held:
+        if size > held:
             first = self._place + held
             length = max(size - held, min(self._block_bytes, self._end - first))
             [more] = self._folder.read_ranges([(self._file.name, first, length)])
@@ -86,31 +69,12 @@ class RemoteFile(io.RawIOBase):
         self._place += len(data)
         return data
 
-    def _find(self, size: int) -> bool:
-        """Use the likely part with the next bytes as the block; return False if there is none."""
-        number = bisect_right(self._likely, (self._place, self._file.size)) - 1
-        if number < 0:
-            return False
-        if number not in self._ahead:
-            name, most = self._file.name, self._block_bytes // LIKELY_PARTS
-            some = range(number, min(number + LIKELY_PARTS, len(self._likely)))
-            likely = [self._likely[n] for n in some]
-            ranges = [(name, start, min(end - start, most)) for start, end in likely]
-            self._ahead = dict(zip(some, read_parts(self._folder, ranges), strict=True))
-        start, _ = self._likely[number]
-        data = self._ahead[number]
-        if isinstance(data, StorageError) or self._place + size > start + len(data):
-            return False
-        self._start, self._block = start, data
-        return True
-
 
 def open_file(
     folder: Folder,
     file: FileInfo,
     block_bytes: int = BLOCK_BYTES,
     end: int | None = None,
-    likely: Sequence[tuple[int, int]] = (),
 ) -> BinaryIO:
     """Open a file for random access.
 
@@ -120,8 +84,6 @@ def open_file(
         Minimum size of a request to a remote file; requests before `end` may be shorter.
     end
         End of the part that is needed, if known; no block goes beyond it.
-    likely
-        As in `RemoteFile`.
 
     Raises
     ------
@@ -133,7 +95,7 @@ def open_file(
         return os.fdopen(descriptor, "rb")
     require_size(folder, file)
     end = file.size if end is None else min(end, file.size)
-    return cast("BinaryIO", RemoteFile(folder, file, block_bytes, end, likely))
+    return cast("BinaryIO", RemoteFile(folder, file, block_bytes, end))
 
 
 def require_size(folder: Folder, file: FileInfo) -> None:

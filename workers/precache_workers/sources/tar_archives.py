@@ -13,37 +13,25 @@ their suffixes if there are several. Some writers give all members the same time
 identifies nothing. So where several samples share a time, the identity of the archive replaces it:
 after any change of the archive, these samples are compared by content.
 
-All samples of a compressed archive form one unit: a read decompresses the archive from its start.
-
-Beside ``train-0001.tar`` may lie ``train-0001.idx``, as ``wds2idx`` of NVIDIA DALI writes it: each
-line after the first lists the members of a sample, each with its suffix, the offset and size of its
-data, and from version 1.2 on its name. The headers between large members can then be requested in
-parallel. Members always come from headers: an old, wrong or forged index only costs requests.
+Compressed archives are refused: a read would have to decompress all before its samples.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from precache.errors import ChoiceError, FetchError, SourceError, StorageError
+from precache.errors import ChoiceError, FetchError, StorageError
 from precache.messages import printable
-from precache.storage.base import (
-    BAD_LABEL,
-    SAME_KEY,
-    FileInfo,
-    Folder,
-    Range,
-)
+from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder
 from precache.store.columns import GrowingTexts, Texts, arrow_of
 from precache.store.locations import Container
 from precache_workers.sources.base import (
@@ -55,7 +43,6 @@ from precache_workers.sources.base import (
     SampleName,
     choice_error,
 )
-from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
     Read,
     Rows,
@@ -66,12 +53,7 @@ from precache_workers.sources.containers import (
     rows_of,
     units_of,
 )
-from precache_workers.sources.file_ranges import (
-    BLOCK_BYTES,
-    open_file,
-    read_parts,
-    require_size,
-)
+from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import (
@@ -82,21 +64,8 @@ from precache_workers.sources.sample_inputs import (
 from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
-COMPRESSED_NOTE = (
-    "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
-    "the last sample that it needs, so decompress large ones first"
-)
-
 MOST_IMAGES = 256
 """Most inputs of a sample."""
-
-_PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
-
-LARGE_BYTES = 1 << 20
-"""Bytes of a large member: reading it takes far longer than a request for the next header."""
-
-MOST_INDEX = 4 << 20
-"""Most bytes of an index that are read, enough for some 60,000 members."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +92,11 @@ class TarFormat:
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
         where = folder.path(file.name)
-        with open_file(folder, file, likely=between_members(folder, file)) as packed:
-            compression = compression_of(packed.read(BLOCK), where)
-            packed.seek(0)
-            stream: BinaryIO | DecompressedFile = packed
-            if compression:
-                require_size(folder, file)
-                stream = DecompressedFile(packed, compression, file.size, where)
-                members.notes[COMPRESSED_NOTE] += 1
-                members.forward = True
-            samples = _ArchiveSamples(self, file, members)
-            for some in read_members(stream, where, math.inf if compression else file.size):
+        samples = _ArchiveSamples(self, file, members)
+        with open_file(folder, file) as stream:
+            for some in read_members(stream, where, file.size):
                 samples.add(some)
                 yield None
-            if isinstance(stream, DecompressedFile):
-                stream.finish()
         yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -150,37 +109,11 @@ class TarFormat:
         ]
         if any(start < 0 or length < BLOCK for _, start, length in parts):
             return [None] * len(places)
-        try:
-            contents = iter(
-                _decompressed_parts(folder, container, parts)
-                if container.forward
-                else read_parts(folder, parts)
-            )
-        except SourceError:  # the archive could be decompressed when it was listed
-            return [None] * len(places)
+        contents = iter(read_parts(folder, parts))
         return [
             _sample(some, [next(contents) for one in some if one.exists], self.inputs.names)
             for some in places
         ]
-
-
-def _decompressed_parts(
-    folder: Folder, container: Container, parts: Sequence[Range]
-) -> list[bytes | StorageError]:
-    """Read parts of a compressed archive, by their offsets in the decompressed contents."""
-    contents: dict[Range, bytes] = {}
-    file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-    with open_file(folder, file) as packed:
-        compression = compression_of(packed.read(BLOCK), where)
-        if not compression:
-            raise SourceError(f"{where} is not compressed")
-        packed.seek(0)
-        stream = DecompressedFile(packed, compression, container.size, where)
-        for part in sorted(set(parts)):
-            _, start, length = part
-            stream.seek(start)
-            contents[part] = stream.read(length)
-    return [contents[part] for part in parts]
 
 
 class _Member(NamedTuple):
@@ -213,27 +146,6 @@ def _sample(
             return None
         inputs[place.suffix] = value_of(place.suffix, data[BLOCK:])
     return joined({**dict.fromkeys((*(place.suffix for place in places), *names)), **inputs})
-
-
-def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
-    """Return (start, end) of each part of an archive between large members, from its index.
-
-    The list is empty if the archive is local, small or compressed, or has no index.
-    """
-    name = file.name.removesuffix(".tar")
-    if folder.local("") is not None or file.size <= BLOCK_BYTES or name == file.name:
-        return []
-    try:
-        index = folder.read_first(f"{name}.idx", MOST_INDEX)
-    except StorageError:
-        return []
-    places = (map(int, match.groups()) for match in _PLACE.finditer(index))
-    parts, start = [], 0
-    for offset, size in sorted((at, size) for at, size in places if size >= LARGE_BYTES):
-        if start < offset and offset + size <= file.size:
-            parts.append((start, offset))
-            start = offset + (size + BLOCK - 1) // BLOCK * BLOCK
-    return [*parts, (start, file.size)] if parts else []
 
 
 class _Taken:
@@ -329,7 +241,7 @@ class _ArchiveSamples:
         return rows_of(
             names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
-            units=0 if members.forward else units_of(offsets[starts][kept], nbytes[kept]),
+            units=units_of(offsets[starts][kept], nbytes[kept]),
             etags=etags.take(kept),
             labels=labels,
             sizes=nbytes[kept],

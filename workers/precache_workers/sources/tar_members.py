@@ -16,7 +16,6 @@ import numpy as np
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import Texts, numbers_of
-from precache_workers.sources.compressed import DecompressedFile
 from precache_workers.sources.labels import MOST_TEXT
 
 BLOCK = tarfile.BLOCKSIZE
@@ -40,7 +39,11 @@ _PLAIN = re.compile(
 
 _POWERS = 8 ** np.arange(11)[::-1]
 
-Stream = BinaryIO | DecompressedFile
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz",
+    **{bytes([0x50 + number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(16)},
+}  # fmt: skip
+"""Magic number of a compression, or of a skippable frame -> the program that decompresses it."""
 
 
 class MemberColumns(NamedTuple):
@@ -71,13 +74,13 @@ class MemberColumns(NamedTuple):
     labels: list[bytes]
 
 
-def read_members(stream: Stream, where: str, size: float) -> Iterator[MemberColumns]:
+def read_members(stream: BinaryIO, where: str, size: int) -> Iterator[MemberColumns]:
     """Yield the members of an archive, many at a time.
 
     Raises
     ------
     SourceError
-        The file is no tar archive, is damaged, or is cut off.
+        The file is no tar archive, is compressed, damaged, or cut off.
     """
     run, offset = _Run(where), 0
     try:
@@ -223,7 +226,7 @@ class _Headers:
         The last one, that of the member itself, and its offset.
     """
 
-    def __init__(self, stream: Stream, where: str, first: bytes, offset: int) -> None:
+    def __init__(self, stream: BinaryIO, where: str, first: bytes, offset: int) -> None:
         self._stream, self._where = stream, where
         self._ahead, self._place, self.last, self.at = first, offset, first, offset
 
@@ -240,9 +243,16 @@ class _Headers:
 
 
 def _read_other(
-    stream: Stream, where: str, size: float, header: bytes, offset: int, run: _Run
+    stream: BinaryIO, where: str, size: int, header: bytes, offset: int, run: _Run
 ) -> int:
     """Add a member that begins with a header of another kind; returns where the next one begins."""
+    # A plain archive may begin with a name that looks like a magic number.
+    for magic, program in _COMPRESSED.items() if not offset and header[257:262] != b"ustar" else ():
+        if header.startswith(magic):
+            raise SourceError(
+                f"{where} is compressed by {program}, and no sample in it is reached without "
+                f"decompressing all before it; decompress it ({program} -d)"
+            )
     if len(header) < BLOCK:
         raise SourceError(
             f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
@@ -285,7 +295,7 @@ def _nanoseconds(info: tarfile.TarInfo, where: str) -> int:
         raise SourceError(f"{where}: {name} has a size or time that is no number") from None
 
 
-def _require_end(stream: Stream, where: str, offset: int) -> None:
+def _require_end(stream: BinaryIO, where: str, offset: int) -> None:
     """Raise `SourceError` if data other than zeros follow the end of an archive."""
     while (block := stream.read(tarfile.RECORDSIZE)) and not any(block):
         pass
