@@ -186,7 +186,7 @@ def test_a_sample_over_the_limit_is_a_hole(kind: str, tmp_path: Path) -> None:
     opened = open_source(source, most_bytes=1000)
     keys = opened.list(lambda count: None).table.keys
     large, small = opened.fetch(keys, [-1, -1])  # no size is known
-    assert isinstance(large, SampleError) is (kind in ("parquet", "lmdb"))
+    assert isinstance(large, SampleError) is (kind in ("parquet", "arrow", "lmdb"))
     assert isinstance(small, Sample)
 
 

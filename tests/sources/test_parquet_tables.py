@@ -369,10 +369,10 @@ def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     table = opened.list(lambda count: None).table
     read = parquet_tables._values
 
-    def short(table: Any, group: int, column: str, rows: set[int], most_bytes: int) -> Any:
+    def short(table: Any, group: int, column: str, rows: set[int]) -> Any:
         if len(rows) > 1:
             raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
-        return read(table, group, column, rows, most_bytes)
+        return read(table, group, column, rows)
 
     monkeypatch.setattr(parquet_tables, "_values", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)

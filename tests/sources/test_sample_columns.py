@@ -300,7 +300,7 @@ def test_numbers_are_rows_without_axes(kind: str, tmp_path: Path) -> None:
     assert sorted(float(dataset[number]["score"]) for number in range(COUNT)) == scores
 
 
-@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_only_columns_that_fields_name_are_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,13 +466,12 @@ def test_an_item_that_a_list_lacks_is_missing(tmp_path: Path) -> None:
     image = {"bytes": b"a", "path": ""}
     of = pa.table({"images": [[image, image], [image], None], "caption": ["a", "b", "c"]})
     pq.write_table(of, tmp_path / "a.parquet")
-    source = opened(str(tmp_path / "a.parquet"), "images.1", "caption", image=False)
-    parts = [one.inputs["images.1"] for one in parts_of(source).values()]
-    assert parts[0] == b"a"
-    assert [str(part) for part in parts[1:]] == ["has no 'images.1'; it has 'caption'"] * 2
     write_ipc(tmp_path / "a.arrow", of)
-    with pytest.raises(SourceError, match=r"column 'images\.1\.bytes' is of type .*as Parquet"):
-        opened(str(tmp_path / "a.arrow"), "images.1", image=False).list(lambda count: None)
+    for name in ("a.parquet", "a.arrow"):
+        source = opened(str(tmp_path / name), "images.1", "caption", image=False)
+        parts = [one.inputs["images.1"] for one in parts_of(source).values()]
+        assert parts[0] == b"a"
+        assert [str(part) for part in parts[1:]] == ["has no 'images.1'; it has 'caption'"] * 2
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -19,21 +19,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from precache.errors import SampleError, SourceError
+from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import did_you_mean
 from precache.storage.base import FileInfo, Folder, is_name, required
 from precache.store.columns import arrow_of
-from precache_workers.sources.arrow_tables import ArrowFormat
-from precache_workers.sources.base import IMAGE, Doubt, choice_error
+from precache.store.locations import Container
+from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, Doubt, choice_error
 from precache_workers.sources.columns import texts_of
 from precache_workers.sources.container_names import Containers
-from precache_workers.sources.containers import UNIT_BYTES, Rows, container_etag, rows_of
+from precache_workers.sources.containers import (
+    UNIT_BYTES,
+    Read,
+    Rows,
+    Wanted,
+    container_etag,
+    rows_of,
+)
 from precache_workers.sources.evidence import quoted
-from precache_workers.sources.file_ranges import require_size
+from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.labels import typed_column
 from precache_workers.sources.listings import Members
 from precache_workers.sources.parquet_tables import damaged
-from precache_workers.sources.sample_parts import array_header
+from precache_workers.sources.sample_parts import array_header, joined
 
 HEADER_BYTES = 1 << 16
 LISTED_ROWS = 1 << 14
@@ -99,7 +106,7 @@ class Array(NamedTuple):
         return flat if many == 1 else pa.FixedSizeListArray.from_arrays(flat, many)
 
     def places(self, first: int, end: int) -> Any:
-        """Return where rows lie, as `ArrowFormat.places` has it."""
+        """Return where rows lie, as `NumpyFormat.places` has it."""
         import pyarrow as pa
 
         starts = self.start + np.arange(first, end) * self.row_bytes
@@ -107,6 +114,15 @@ class Array(NamedTuple):
         alike = arrow_of(np.zeros(len(starts), np.int64))
         columns = arrow_of(starts), pa.array([self.row_bytes]).take(alike), kind.take(alike)
         return pa.StructArray.from_arrays(columns, ["start", "size", "kind"])
+
+
+def _value(data: bytes | StorageError, start: int, size: int, kind: str) -> Any:
+    """Return the array that bytes of a file are."""
+    if isinstance(data, StorageError):
+        return FetchError(str(data))
+    dtype, _, shape = kind.partition(":")
+    array = np.frombuffer(data, dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)
+    return array.reshape([*map(int, filter(None, shape.split(",")))])
 
 
 @dataclass(frozen=True)
@@ -157,10 +173,20 @@ def file_of(name: str, column: str) -> str:
 
 
 @dataclass(frozen=True)
-class NumpyFormat(ArrowFormat):
+class NumpyFormat:
     """Arrays whose first axis is the samples; see the module."""
 
+    columns: Columns = NO_COLUMNS
     suffixes: tuple[str, ...] = (".npy",)
+    checks_members: bool = False
+
+    def places(self) -> Any:
+        """Return the type of the places of a sample's arrays: where each lies, dtype and shape."""
+        import pyarrow as pa
+
+        inputs = self.columns.inputs
+        place = pa.struct({"start": pa.int64(), "size": pa.int64(), "kind": pa.string()})
+        return pa.struct(dict.fromkeys((*([IMAGE] * inputs.image), *inputs.names), place))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -211,8 +237,18 @@ class NumpyFormat(ArrowFormat):
                 labels=labels,
             )
 
-    def file_of(self, container: str, part: str) -> str:
-        return container if part == IMAGE else file_of(container, part)
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        places = wanted.places.to_pylist()
+        ranges = [
+            (container.name if n == IMAGE else file_of(container.name, n), at["start"], at["size"])
+            for place in places
+            for n, at in place.items()
+        ]
+        read = iter(read_parts(folder, ranges))
+        return [
+            joined({n: _value(data, **at) for (n, at), data in zip(place.items(), read)})  # noqa: B905
+            for place in places
+        ]
 
     def _column(self, folder: Folder, own: Array, name: str) -> Array:
         """Return the array of a column, which has as many rows.

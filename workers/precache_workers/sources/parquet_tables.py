@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -61,23 +61,64 @@ NO_IMAGE = (
     "read the files there, give --source-kind manifest"
 )
 
+Value = tuple[int, int, Part, Any]
+"""Group, row, and name of an input; and its value, None, or an error."""
+
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
 
 
 @dataclass(frozen=True)
-class ParquetFormat:
-    """Parquet files with images; see the module."""
+class TableFormat:
+    """Tables whose rows are samples: places are a group of rows, and the number of a row in it."""
 
     columns: Columns = NO_COLUMNS
-    suffixes: tuple[str, ...] = (".parquet",)
+    suffixes: tuple[str, ...] = ()
     checks_members: bool = False
 
     def places(self) -> Any:
-        """Return the type of the places of rows: their row group, and their number there."""
+        """Return the type of the places of rows."""
         import pyarrow as pa
 
-        return pa.struct({"group": pa.int32(), "row": pa.int32()})
+        return pa.struct({"group": pa.int64(), "row": pa.int32()})
+
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        numbers = [(place["group"], place["row"]) for place in wanted.places.to_pylist()]
+        rows: dict[int, set[int]] = defaultdict(set)
+        for group, row in numbers:
+            rows[group].add(row)
+        parts: dict[tuple[int, int], dict[Part, Any]] = defaultdict(dict)
+        where, inputs = folder.path(container.name), self.columns.inputs
+        missing = SampleError(f"{where} has no such row: its footer claims more than there are")
+        try:
+            for group, row, name, value in self.values(folder, container, rows):
+                nbytes = nbytes_of(value)
+                too_large = too_large_error(nbytes, most_bytes) if nbytes > most_bytes else None
+                parts[group, row][name] = too_large or value
+        except SourceError as error:
+            missing = SampleError(str(error))
+        count = len(inputs.names) + inputs.image
+        whole = {number: joined(part) for number, part in parts.items() if len(part) == count}
+        return [whole.get(number, missing) for number in numbers]
+
+    def values(
+        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
+    ) -> Iterator[Value]:
+        """Yield the values of the inputs of some rows, by group.
+
+        Raises
+        ------
+        SourceError
+            The file is damaged.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ParquetFormat(TableFormat):
+    """Parquet files with images; see the module."""
+
+    suffixes: tuple[str, ...] = (".parquet",)
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where = folder.path(file.name)
@@ -101,7 +142,7 @@ class ParquetFormat:
                 place = 0
                 for names, labels in _names_and_labels(table, group, chosen, at_once, members):
                     numbers = np.arange(place, place + len(names), dtype=np.int32)
-                    places = structs(self.places(), (np.full_like(numbers, group), numbers))
+                    places = structs(self.places(), (np.full(len(names), group), numbers))
                     yield rows_of(
                         names,
                         places,
@@ -117,38 +158,28 @@ class ParquetFormat:
                         f"{count:,}"
                     )
 
-    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        file = FileInfo(container.name, container.size, -1)
-        numbers = [(place["group"], place["row"]) for place in wanted.places.to_pylist()]
-        rows: dict[int, set[int]] = defaultdict(set)
-        for group, row in numbers:
-            rows[group].add(row)
-        where = folder.path(container.name)
+    def values(
+        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
+    ) -> Iterator[Value]:
+        file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
         stamp = where, f"{container.etag}:{container.file_state}"
-        footer = _footers.get(stamp)
-        parts: dict[tuple[int, int], dict[Part, Any]] = defaultdict(dict)
-        missing = SampleError(f"{where} has no such row: its footer claims more than there are")
-        try:
-            with damaged(where):
-                if footer is None:
-                    with open_file(folder, file) as stream:
-                        footer = open_table(stream).metadata
-                schema = footer.schema.to_arrow_schema()
-                chosen = choose_images(schema, self.columns, where)
-                for name, column in chosen.inputs.items():
-                    end = _end(footer, stored_as(schema, column), *max(numbers))
-                    with open_file(folder, file, end=end) as stream:
-                        table = open_table(stream, footer)
-                        for group, some in sorted(rows.items()):
-                            for row, value in _values(table, group, column, some, most_bytes):
-                                none = SampleError(NO_IMAGE) if name == IMAGE else None
-                                parts[group, row][name] = none if value is None else value
-        except SourceError as error:
-            missing = SampleError(str(error))
-        if container.etag and footer is not None:
+        last = max(rows)
+        with damaged(where):
+            if (footer := _footers.get(stamp)) is None:
+                with open_file(folder, file) as stream:
+                    footer = open_table(stream).metadata
+            schema = footer.schema.to_arrow_schema()
+            chosen = choose_images(schema, self.columns, where)
+            for name, column in chosen.inputs.items():
+                end = _end(footer, stored_as(schema, column), last, max(rows[last]))
+                with open_file(folder, file, end=end) as stream:
+                    table = open_table(stream, footer)
+                    for group, some in sorted(rows.items()):
+                        for row, value in _values(table, group, column, some):
+                            none = SampleError(NO_IMAGE) if name == IMAGE else None
+                            yield group, row, name, none if value is None else value
+        if container.etag:
             _keep_footer(stamp, footer)
-        whole = {n: joined(p) for n, p in parts.items() if len(p) == len(chosen.inputs)}
-        return [whole.get(number, missing) for number in numbers]
 
 
 _footers: dict[tuple[str, str], Any] = {}
@@ -188,7 +219,7 @@ def damaged(where: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors have none
             raise StorageError(f"cannot read {where}: {error.strerror}") from None
         raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
@@ -252,7 +283,7 @@ def _chunks(described: Any, columns: Collection[str]) -> list[Any]:
 
 
 def _values(
-    table: Any, group: int, column: str, rows: set[int], most_bytes: int
+    table: Any, group: int, column: str, rows: Collection[int]
 ) -> Iterator[tuple[int, Any]]:
     """Yield (row, value) of the wanted rows of a row group.
 
@@ -265,8 +296,6 @@ def _values(
         samples_at_work().advance()  # row groups may be large, and networks slow
         if row in rows:
             value = cell_of(leaf(batch, column), 0)
-            if (nbytes := nbytes_of(value)) > most_bytes:
-                value = too_large_error(nbytes, most_bytes)
             yield row, known.setdefault(value, value) if isinstance(value, bytes) else value
         if row == last:
             return
