@@ -36,7 +36,6 @@ from precache.storage.base import (
     NO_NAME,
     NOT_UTF8,
     REPEATED,
-    REPLACED,
     SAME_KEY,
     FileInfo,
     Folder,
@@ -131,7 +130,6 @@ def rows_of(
     places: Any,
     *,
     sizes: np.ndarray | int = -1,
-    mtimes: np.ndarray | int = -1,
     etags: Sequence[str] | str = "",
     labels: Any = None,
     units: np.ndarray | int = 0,
@@ -149,7 +147,7 @@ def rows_of(
     labels = pa.nulls(count) if labels is None else labels
     size, mtime, nbyte, unit = (
         arrow_of(np.broadcast_to(np.asarray(number, kind), count))
-        for number, kind in ((sizes, "i8"), (mtimes, "i8"), (nbytes, "i8"), (units, "i4"))
+        for number, kind in ((sizes, "i8"), (-1, "i8"), (nbytes, "i8"), (units, "i4"))
     )
     columns = [growing.texts().arrow, size, mtime, etag, unit, nbyte, places, labels]
     return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place", "label"])
@@ -383,6 +381,9 @@ class ContainerSource(Source):
         if complete and read.names and not is_table:
             columns_there = [name for name, _ in whole.columns.most_common()]
             require_columns(columns_there, read.names, f"the source {self}")
+        inputs = SampleInputs(whole.combinations)
+        if inputs and getattr(self.format, "sample_name", None) is None:
+            inputs.require_clear(self)
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
@@ -391,12 +392,10 @@ class ContainerSource(Source):
         index = scans.index() if fresh else None
         if columns.key is not None or _nested(files):
             scans.leave_out_repeated(functools.partial(_record, scans.rows))
-        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, scans.rows["place"]
+        notes, places = whole.lines, scans.rows["place"]
         if inputs:
-            rule = getattr(self.format, "sample_name", None)
-            if rule is None:
-                inputs.require_clear(self)
-            notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
+            is_last = getattr(self.format, "sample_name", None) == "last-dot"
+            notes = (*notes, inputs.note("last" if is_last else "first"))
             places = inputs.with_all(places)
         locations = Locations(
             places=places,
@@ -612,17 +611,6 @@ def read_places(
         FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
         for number, data in enumerate(read)
     ]
-
-
-def last_of_each(names: Texts, container: str, members: Members) -> np.ndarray:
-    """Return which files no later one of the name replaces; leave out the others: (rows,) bool."""
-    codes = names.codes()
-    last = np.zeros(len(codes), np.int64)
-    last[codes] = np.arange(len(codes))  # the last assignment counts
-    is_last = np.asarray(last[codes] == np.arange(len(codes)))
-    for row in np.flatnonzero(~is_last).tolist():
-        members.leave_out(REPLACED, f"{container}/{names[row]}")
-    return is_last
 
 
 def too_large_error(nbytes: int, most_bytes: int) -> SampleError:

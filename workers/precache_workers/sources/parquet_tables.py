@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -66,6 +66,8 @@ Value = tuple[int, int, Part, Any]
 
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
+SCHEMA_BYTES = 1 << 14
+"""Bytes of a schema in memory, roughly."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,37 @@ class TableFormat:
             The file is damaged.
         """
         raise NotImplementedError
+
+    def head_of(
+        self, folder: Folder, container: Container, read: Callable[[], Any]
+    ) -> tuple[Any, Any, ChosenColumns]:
+        """Return footer or schema of a file, its schema of Arrow, and the columns that are read.
+
+        They are kept for the next reads.
+
+        Parameters
+        ----------
+        read
+            Reads the footer or schema.
+        """
+        where = folder.path(container.name)
+        stamp = where, container.etag, container.file_state, self.columns
+        if (kept := _heads.get(stamp)) is None:
+            head = read()
+            schema = head.schema.to_arrow_schema() if hasattr(head, "num_rows") else head
+            kept = head, schema, choose_images(schema, self.columns, where)
+            sizes = (getattr(one, "serialized_size", SCHEMA_BYTES) for one, *_ in _heads.values())
+            with _lock:
+                if sum(sizes) > FOOTER_BYTES:
+                    _heads.clear()
+                if container.etag:
+                    _heads[stamp] = kept
+        return kept
+
+
+_heads: dict[tuple[Any, ...], tuple[Any, Any, ChosenColumns]] = {}
+"""Path, identity, ctime and chosen columns -> `TableFormat.head_of` of the files read last."""
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -162,14 +195,14 @@ class ParquetFormat(TableFormat):
         self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
     ) -> Iterator[Value]:
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-        stamp = where, f"{container.etag}:{container.file_state}"
         last = max(rows)
+
+        def read_footer() -> Any:
+            with open_file(folder, file) as stream:
+                return open_table(stream).metadata
+
         with damaged(where):
-            if (footer := _footers.get(stamp)) is None:
-                with open_file(folder, file) as stream:
-                    footer = open_table(stream).metadata
-            schema = footer.schema.to_arrow_schema()
-            chosen = choose_images(schema, self.columns, where)
+            footer, schema, chosen = self.head_of(folder, container, read_footer)
             for name, column in chosen.inputs.items():
                 end = _end(footer, stored_as(schema, column), last, max(rows[last]))
                 with open_file(folder, file, end=end) as stream:
@@ -178,20 +211,6 @@ class ParquetFormat(TableFormat):
                         for row, value in _values(table, group, column, some):
                             none = SampleError(NO_IMAGE) if name == IMAGE else None
                             yield group, row, name, none if value is None else value
-        if container.etag:
-            _keep_footer(stamp, footer)
-
-
-_footers: dict[tuple[str, str], Any] = {}
-"""(Path, identity and ctime) -> footer of the last files that this process read."""
-_lock = threading.Lock()
-
-
-def _keep_footer(file: tuple[str, str], footer: Any) -> None:
-    with _lock:
-        _footers[file] = footer
-        while sum(kept.serialized_size for kept in _footers.values()) > FOOTER_BYTES:
-            del _footers[next(iter(_footers))]
 
 
 def _end(footer: Any, column: str, group: int, row: int) -> int:

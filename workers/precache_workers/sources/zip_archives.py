@@ -35,7 +35,6 @@ from precache_workers.sources.containers import (
     Rows,
     Wanted,
     file_names,
-    last_of_each,
     read_places,
     rows_of,
     structs,
@@ -120,8 +119,7 @@ class ZipFormat:
                 yield None
         members.notes = +members.notes
         names, places = growing.texts(), np.hstack(numbers)
-        order = np.flatnonzero(last_of_each(names, file.name, members))
-        order = order[np.argsort(places[0, order], kind="stable")]
+        order = np.argsort(places[0], kind="stable")
         offsets, packed, sizes, crcs, _ = places[:, order]
         yield rows_of(
             names.take(order),
