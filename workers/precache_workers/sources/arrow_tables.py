@@ -11,7 +11,6 @@ Format: https://arrow.apache.org/docs/format/Columnar.html
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import mmap
@@ -94,8 +93,12 @@ class ArrowFormat(TableFormat):
 
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
         with _opened(folder, file, where) as source:
-            read_schema = functools.partial(pa.ipc.read_schema, source)
-            _, schema, chosen = self.head_of(folder, container, read_schema)
+
+            def read_schema() -> tuple[Any, ...]:
+                schema = pa.ipc.read_schema(source)
+                return schema, choose_images(schema, self.columns, where)
+
+            schema, chosen = self.head_of(folder, container, read_schema)
             for start, some in rows.items():
                 source.seek(start)
                 batch = _batch(pa.ipc.read_message(source), schema, chosen, where)

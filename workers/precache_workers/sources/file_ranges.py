@@ -22,7 +22,7 @@ SPAN_BYTES = 16 << 20
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file; no read crosses `end` unless it begins there or behind it."""
+    """A remote file; no read crosses `end`, and those behind it are small."""
 
     def __init__(self, folder: Folder, file: FileInfo, end: int) -> None:
         self._folder, self._file, self._end, self._place = folder, file, end, 0
@@ -39,8 +39,8 @@ class RemoteFile(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer
-        end = self._end if self._place < self._end else self._file.size
-        length = min(len(buffer), end - self._place)
+        end = self._end if self._place < self._end else self._place + GAP_BYTES
+        length = min(len(buffer), end - self._place, self._file.size - self._place)
         if length <= 0:
             return 0
         data = required(self._folder.read_ranges([(self._file.name, self._place, length)])[0])

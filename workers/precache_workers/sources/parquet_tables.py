@@ -66,8 +66,8 @@ Value = tuple[int, int, Part, Any]
 
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
-SCHEMA_BYTES = 1 << 14
-"""Bytes of a schema in memory, roughly."""
+HEAD_BYTES = 1 << 14
+"""Bytes of a schema, or of what stands before arrays, in memory."""
 
 
 @dataclass(frozen=True)
@@ -116,24 +116,13 @@ class TableFormat:
         raise NotImplementedError
 
     def head_of(
-        self, folder: Folder, container: Container, read: Callable[[], Any]
-    ) -> tuple[Any, Any, ChosenColumns]:
-        """Return footer or schema of a file, its schema of Arrow, and the columns that are read.
-
-        They are kept for the next reads.
-
-        Parameters
-        ----------
-        read
-            Reads the footer or schema.
-        """
-        where = folder.path(container.name)
-        stamp = where, container.etag, container.file_state, self.columns
+        self, folder: Folder, container: Container, read: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """Return what `read` finds at the beginning or end of a file, kept for its next reads."""
+        stamp = folder.path(container.name), container.etag, container.file_state, self.columns
         if (kept := _heads.get(stamp)) is None:
-            head = read()
-            schema = head.schema.to_arrow_schema() if hasattr(head, "num_rows") else head
-            kept = head, schema, choose_images(schema, self.columns, where)
-            sizes = (getattr(one, "serialized_size", SCHEMA_BYTES) for one, *_ in _heads.values())
+            kept = read()
+            sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first, *_ in _heads.values())
             with _lock:
                 if sum(sizes) > FOOTER_BYTES:
                     _heads.clear()
@@ -142,8 +131,8 @@ class TableFormat:
         return kept
 
 
-_heads: dict[tuple[Any, ...], tuple[Any, Any, ChosenColumns]] = {}
-"""Path, identity, ctime and chosen columns -> `TableFormat.head_of` of the files read last."""
+_heads: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+"""Path, identity, ctime and chosen columns of the files read last -> what was found in them."""
 _lock = threading.Lock()
 
 
@@ -197,9 +186,11 @@ class ParquetFormat(TableFormat):
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
         last = max(rows)
 
-        def read_footer() -> Any:
+        def read_footer() -> tuple[Any, ...]:
             with open_file(folder, file) as stream:
-                return open_table(stream).metadata
+                footer = open_table(stream).metadata
+            schema = footer.schema.to_arrow_schema()
+            return footer, schema, choose_images(schema, self.columns, where)
 
         with damaged(where):
             footer, schema, chosen = self.head_of(folder, container, read_footer)
