@@ -445,7 +445,7 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("None", "3", "classes are the int 3; .* list of the names"),
         ("None", "'cat dog'", "classes are the text 'cat dog'"),
         ("None", "{'a', 'b'}", "classes are .*set"),
-        ("None", "{'a': 1, 'b': 2}", "classes are a dict .* numbers from 0"),
+        ("None", "{'a': 1, 'b': 2}", "classes are the dict .* numbers from 0"),
         (
             "['a', 1, 'a', 'a', 'a', 'a']",
             "()",

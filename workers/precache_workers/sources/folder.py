@@ -167,36 +167,33 @@ class FolderSource(Source):
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         if self.folder.local("") is None:
-            return self._fetch(keys, sizes)
-        return [fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)]
+            with contextlib.suppress(MemoryError):
+                return self._fetch(keys, sizes)
+        return [self._alone(*pair) for pair in zip(keys, sizes, strict=True)]
 
-    def _alone(self, key: str, size: int) -> Sequence[Fetched]:
+    def _alone(self, key: str, size: int) -> Fetched:
         if size < 0:
             with contextlib.suppress(StorageError):  # reading it will report the error
                 size = self.folder.size(key) or -1
-        return self._fetch([key], [size])
+        try:
+            [one] = self._fetch([key], [size])
+        except MemoryError:
+            return SampleError(f"has {in_units(size)}, more than the memory allows")
+        return one
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """Fetch files of known size together, others singly; all of them if memory is short."""
+        """Fetch files of known size together, others singly."""
         samples, at_work = [self.sample_keys.get(key, key) for key in keys], samples_at_work()
         known = [n for n, size in enumerate(sizes) if 0 <= size <= self.spec.most_bytes]
-        try:
-            at_work.begin(FETCHING, *(samples[n] for n in known), foreign=False)
-            contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
-            read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
-            for number in (n for n, size in enumerate(sizes) if size < 0):
-                at_work.begin(FETCHING, samples[number], foreign=False)
-                try:
-                    read[number] = self.folder.read_first(keys[number], self.spec.most_bytes + 1)
-                except StorageError as error:
-                    read[number] = error
-        except MemoryError:
-            if len(keys) == 1:
-                nbytes = in_units(sizes[0])
-                return [SampleError(f"has {nbytes}, more than the memory allows")]
-            return [
-                fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)
-            ]
+        at_work.begin(FETCHING, *(samples[n] for n in known), foreign=False)
+        contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
+        read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
+        for number in (n for n, size in enumerate(sizes) if size < 0):
+            at_work.begin(FETCHING, samples[number], foreign=False)
+            try:
+                read[number] = self.folder.read_first(keys[number], self.spec.most_bytes + 1)
+            except StorageError as error:
+                read[number] = error
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
