@@ -262,27 +262,21 @@ def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
 
     Small neighbours share a unit.
     """
-    units: list[list[int]] = []
-    held = 0
-    for group in range(table.num_row_groups):
-        nbytes = table.metadata.row_group(group).total_byte_size
-        if not units or held + nbytes > UNIT_BYTES:
+    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
+    units, held = list[list[Any]](), 0
+    for group in map(table.metadata.row_group, range(table.num_row_groups)):
+        if not units or held + group.total_byte_size > UNIT_BYTES:
             units.append([])
             held = 0
         units[-1].append(group)
-        held += nbytes
-    means = [_row_bytes(table, groups, chosen) for groups in units]
-    return [(unit, means[unit]) for unit, groups in enumerate(units) for _ in groups]
-
-
-def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
-    """Return the mean bytes of a sample in some row groups, according to the footer."""
-    described = [table.metadata.row_group(group) for group in groups]
-    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
-    columns = [column for group in described for column in _chunks(group, read)]
-    nbytes = sum(column.total_uncompressed_size for column in columns)
-    mean: int = nbytes // max(1, sum(group.num_rows for group in described))
-    return max(1, mean)
+        held += group.total_byte_size
+    of_groups = []
+    for unit, groups in enumerate(units):
+        chunks = (chunk for group in groups for chunk in _chunks(group, read))
+        nbytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+        mean = nbytes // max(1, sum(group.num_rows for group in groups))
+        of_groups += [(unit, max(1, mean))] * len(groups)
+    return of_groups
 
 
 def _chunks(described: Any, columns: Collection[str]) -> list[Any]:

@@ -21,7 +21,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +73,10 @@ class TarFormat:
         return self.inputs.image or any(map(is_picture, self.inputs.names))
 
     def places(self) -> Any:
-        """Return the type of the places of a sample's inputs."""
+        """Return the type of the places of a sample's inputs, with the CRC-32 of their headers.
+
+        An image that the sample lacks, and most others have, is nowhere: it has no size.
+        """
         import pyarrow as pa
 
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
@@ -89,52 +92,32 @@ class TarFormat:
         yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = [[_Member(**part) for part in parts] for parts in wanted.places.to_pylist()]
+        places = wanted.places.to_pylist()
         parts = [
-            (container.name, member.offset - BLOCK, BLOCK + member.size)
-            for members in places
-            for member in members
-            if member.exists
+            (container.name, at["offset"] - BLOCK, BLOCK + at["size"])
+            for place in places
+            for at in place
+            if at["size"] >= 0
         ]
-        if any(start < 0 or length < BLOCK for _, start, length in parts):
+        if any(start < 0 for _, start, _ in parts):
             return [None] * len(places)
         contents = iter(read_parts(folder, parts))
-        return [
-            _sample(some, [next(contents) for one in some if one.exists], self.inputs.names)
-            for some in places
-        ]
-
-
-class _Member(NamedTuple):
-    """Place of an input: offset, size, CRC-32 of its header, and suffix.
-
-    An image that the sample lacks, and most others have, is nowhere: it has no size.
-    """
-
-    offset: int
-    size: int
-    crc: int
-    suffix: str
-
-    @property
-    def exists(self) -> bool:
-        return self.size >= 0
-
-
-def _sample(
-    places: Sequence[_Member], contents: Sequence[bytes | StorageError], names: Sequence[str]
-) -> Fetched | None:
-    inputs, rest = dict[str | int, Any](), iter(contents)
-    for place in places:
-        if not place.exists:
-            continue
-        data = next(rest)
-        if isinstance(data, StorageError):
-            return FetchError(str(data))
-        if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
-            return None
-        inputs[place.suffix] = value_of(place.suffix, data[BLOCK:])
-    return joined({**dict.fromkeys((*(place.suffix for place in places), *names)), **inputs})
+        samples = list[Fetched | None]()
+        for place in places:
+            suffixes = (at["suffix"] for at in place)
+            inputs, is_there = dict[str | int, Any].fromkeys((*suffixes, *self.inputs.names)), True
+            for at in place:
+                if at["size"] < 0:
+                    continue
+                data = next(contents)
+                if isinstance(data, StorageError):
+                    inputs[at["suffix"]] = FetchError(str(data))
+                    continue
+                is_same = len(data) == BLOCK + at["size"] and zlib.crc32(data[:BLOCK]) == at["crc"]
+                is_there &= is_same
+                inputs[at["suffix"]] = value_of(at["suffix"], data[BLOCK:])
+            samples.append(joined(inputs) if is_there else None)
+        return samples
 
 
 class _Taken:
