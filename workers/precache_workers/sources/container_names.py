@@ -157,7 +157,7 @@ class Containers:
         are_archives = all(suffix.startswith((".zip", ".tar")) for suffix in suffixes)
         if not are_archives or self.folder.local("") is None:
             return "", ()
-        paths, commands = [str(self.folder.local(name)) for name in files], []
+        paths, commands = [str(self.folder.local(n)) for n in files], list[tuple[str, ...]]()
         stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]
         parent, _, common = "".join(common_start(stems)).rpartition("/")
         folder = f"{parent}/{'_'.join(filter(None, (common.rstrip('-_.'), 'unpacked')))}"

@@ -364,7 +364,7 @@ def described(value: Any) -> str:
         return "None" if value is None else f"{kind} ({size(len(value))})"
     if hasattr(value, "getpixel"):
         return f"{kind} {value.mode} {value.size[0]} x {value.size[1]}"
-    if hasattr(value, "dtype") and getattr(value, "shape", ()):
+    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{kind} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     value = value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
     return printable(f"the {kind} {_Repr().repr(value)}")

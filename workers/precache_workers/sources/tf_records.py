@@ -299,8 +299,11 @@ def _names(features: Iterable[str]) -> str:
 def _label(name: str, features: Features) -> Label | None:
     """Return a label."""
     found = _values(name, features, MOST_CLASSES + 1)
-    is_array = isinstance(found, np.ndarray)
-    values = found.tolist() if is_array else [bytes(value).decode() for value in found]
+    values: list[Any]
+    if isinstance(found, np.ndarray):
+        values = found.tolist()
+    else:
+        values = [bytes(value).decode() for value in found]
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:
