@@ -180,7 +180,7 @@ def read_labels(
         with damaged(where):
             return typed_column(batch.typed.column(columns[0]), columns[0])
     rows: list[Any] = []
-    of = f"its {columns[0]} " if len(columns) == 1 else ""
+    of = f"its column {columns[0]} " if len(columns) == 1 else ""
     for line, row in zip(batch.lines, zip(*cells, strict=True), strict=False):
         try:
             if of:
