@@ -30,11 +30,12 @@ from precache_workers.sources.splits import splits_of
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
+    by_column,
     csv_rows,
-    joined_batches,
     read_batches,
     read_labels,
     text_of,
+    width_of,
 )
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ def read_label_file(
     try:
         with Path(path).open("rb") as stream:
             if path.lower().endswith((*JSON_LINES, ".parquet")):
-                rows = joined_batches([*read_batches(stream, path, where, _readable)])
+                read = [*read_batches(stream, path, where, _readable, whole=True)]
+                [rows] = read or [Batch([], {})]
             else:
                 rows = _by_column([*csv_rows(stream, path, where)], where, columns, keys)
     except (MemoryError, OSError, ValueError) as error:
@@ -155,39 +157,32 @@ def _by_column(
     if {len(row) for row in rows} == {1} and 1 not in {*map(len, parts)}:
         log.warning("columns of %s are separated by spaces", where)
         rows = parts
-    used = max(place + 1 for row in rows for place, cell in enumerate(row) if cell.strip())
-    rows = [row[: max(used, 2)] for row in rows]
-    header, width = [cell.strip() for cell in rows[0]], max(len(rows[0]), 2)
-    for number, row in zip(numbers, rows, strict=True):
-        if len(row) != width:
-            raise SourceError(
-                f"line {number} of {where} is {short(row)}; {_LINE}, separated by a comma, a tab "
-                f"or a space, or the first line names the columns, and each other has as many cells"
-            )
-    named = _names_columns(rows, header, columns, keys)
-    names = header if named else map(str, range(1, width + 1))
-    cells = ([row[place] for row in rows[named:]] for place in range(width))
-    return Batch(numbers[named:], dict(zip(names, cells, strict=True)))
+    if len(rows[0]) < 2:
+        raise SourceError(
+            f"line {numbers[0]} of {where} is {short(rows[0])}; {_LINE}, separated by a comma, a "
+            "tab or a space, or the first line names the columns"
+        )
+    names = map(str, range(1, max(width_of(rows[0]), 2) + 1))
+    table = by_column([*names], [*zip(numbers, rows, strict=True)], where)
+    header = [cells[0].strip() for cells in table.columns.values()]
+    if not _names_columns(table, header, columns, keys):
+        return table
+    named = zip(header, table.columns.values(), strict=True)
+    return Batch(table.lines[1:], {name: cells[1:] for name, cells in named})
 
 
-def _names_columns(
-    rows: Sequence[Sequence[str]], header: Sequence[str], columns: Columns, keys: SampleKeys
-) -> bool:
+def _names_columns(table: Batch, header: Sequence[str], columns: Columns, keys: SampleKeys) -> bool:
     """Return whether the first line names the columns: it has a chosen name, or texts that no
-    sample and no other line has. A table of pandas names all columns but the first."""
+    sample and no other line has. pandas names all columns but the first, by numbers, too."""
     of_sample = keys.fit([cell for cell in header if not cell.isdecimal()]) is not None
     wanted = [*columns.labels(header), *{columns.key} & {*header}]
     if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
         return True
-    named = [*filter(None, header)]
-    is_text = len(named) < len(header) or not any(
-        is_image(c) or number_of(c) is not None for c in named
-    )
-    again = any(
-        cell.strip() == name for row in rows[1:] for cell, name in zip(row, header, strict=True)
-    )
+    again = any(name.strip() in map(str.strip, cells) for name, *cells in table.columns.values())
+    is_data = again or any(is_image(name) or number_of(name) is not None for name in header)
     unique = len({*header}) == len(header) and all(header[1:])
-    return unique and is_text and len(rows) > 1 and not again and keys.fit(header) is None
+    is_text = unique and not (is_data and header[0])
+    return is_text and len(table.lines) > 1 and keys.fit(header) is None
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -256,7 +251,7 @@ def _key_columns(
     ranks = {
         name: (fit.form, len(cells) > 2 and (fit.repeats, bool(_UNNAMED.fullmatch(name))))
         for name, fit in fits.items()
-        if 2 * fit.samples > most
+        if 2 * fit.samples > most or cells.keys() == {first, name}
     }
     best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
     if not best:

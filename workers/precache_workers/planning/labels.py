@@ -267,8 +267,9 @@ def _with_numbers(
     if table.classes:  # their numbers count by the map alone
         number = {name: number for number, name in enumerate(classes)}
         own = pa.array(map(number.get, table.classes), pa.int64()).take(own)
-        firsts = (0,) if keeps else (0, 1)
-        same = max(pc.sum(pc.equal(given, pc.add(own, first))).as_py() or 0 for first in firsts)
+        may_be_from_1 = not keeps and (pc.min(given).as_py() or 0) > 0
+        counted = (pc.sum(pc.equal(given, pc.add(own, n))) for n in range(1 + may_be_from_1))
+        same = max(count.as_py() or 0 for count in counted)
         both = len(given) - pc.add(given, own).null_count
         if keeps and not {*table.classes} <= {*classes}:
             text = "has class numbers, and samples without a line keep one of the classes"
