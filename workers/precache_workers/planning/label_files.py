@@ -117,10 +117,7 @@ def read_label_file(
     ids = [cell if isinstance(cell, str) else text_of(cell) for cell in rows.columns[key]]
     for line, text in zip(rows.lines, ids, strict=True):
         if not text.strip():
-            raise SourceError(
-                f"line {line} of {where} has no key; {_LINE}, and a sample that is to keep its "
-                "class needs none"
-            )
+            raise SourceError(f"line {line} of {where} has no key; {_LINE}")
     values = read_labels(rows, labels, where, rules.none)
     return LabelFile(rows.lines, ids, values, rows.typed is not None, labels)
 
@@ -244,20 +241,21 @@ def _key_columns(
 ) -> list[str]:
     """Return the column whose values name the samples; several that do it differently."""
     names = [name for name in cells if name not in excluded] or [*cells]
+    first, is_pair = next(iter(cells)), len(cells) == 2
     names.sort(key=lambda name: name.lower() not in _KEYS)
     fits = {name: fit for name in names if (fit := keys.fit(cells[name])) is not None}
     most = max((fit.samples for fit in fits.values()), default=0)
     # Columns that pandas writes without a name number the rows.
     ranks = {
-        name: (fit.form, len(cells) > 2 and (fit.repeats, bool(_UNNAMED.fullmatch(name))))
+        name: (fit.form, not is_pair and (fit.repeats, bool(_UNNAMED.fullmatch(name))))
         for name, fit in fits.items()
-        if 2 * fit.samples > most or cells.keys() == {first, name}
+        if 2 * fit.samples > most or (is_pair and name == "1")  # of lines key,label
     }
     best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
     if not best:
         return [next(filter(None, names), "")]
-    if len(cells) == 2:  # as of files without names of columns
-        return [name for name in cells if name in best][:1]
+    if is_pair and first in best:
+        return [first]
     return [best[0], *(name for name in best if fits[name].rows != fits[best[0]].rows)]
 
 

@@ -660,8 +660,6 @@ def _labelled(
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
-        is_folder = isinstance(source, FolderSource)
-        unsettled = [one for one in listing.doubts if frozen is None or not one.by_classes]
         doubts = [doubt for doubt in doubts if doubt.of_members]
         try:
             table = override_labels(
@@ -674,8 +672,7 @@ def _labelled(
                 key_column=request.key_column,
                 source_has_columns=source_has_columns(request),
                 accept_unmatched=request.accept_unmatched,
-                of_folders=is_folder,
-                doubts=unsettled if is_folder else (),
+                of_folders=isinstance(source, FolderSource),
             )
         except ChoiceError as error:
             all_doubts = [*error.doubts, *doubts]

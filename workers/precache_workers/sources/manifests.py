@@ -412,7 +412,7 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
 
 
 def _folder_named(root: Path, columns: Iterable[Sequence[str]]) -> Path | None:
-    """Return the folder of the images below one that most values of a column name; None for none."""
+    """Return the folder of images below one that most values of a column name; None for none."""
     paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
     images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
     keys = SampleKeys(images, str(root))
