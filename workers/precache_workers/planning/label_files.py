@@ -159,13 +159,11 @@ def _by_column(
             f"line {numbers[0]} of {where} is {short(rows[0])}; {_LINE}, separated by a comma, a "
             "tab or a space, or the first line names the columns"
         )
-    names = map(str, range(1, max(width_of(rows[0]), 2) + 1))
-    table = by_column([*names], [*zip(numbers, rows, strict=True)], where)
+    lines, width = [*zip(numbers, rows, strict=True)], max(width_of(rows[0]), 2)
+    table = by_column([*map(str, range(1, width + 1))], lines, where)
     header = [cells[0].strip() for cells in table.columns.values()]
-    if not _names_columns(table, header, columns, keys):
-        return table
-    named = zip(header, table.columns.values(), strict=True)
-    return Batch(table.lines[1:], {name: cells[1:] for name, cells in named})
+    named = _names_columns(table, header, columns, keys)
+    return by_column(header, lines[1:], where) if named else table
 
 
 def _names_columns(table: Batch, header: Sequence[str], columns: Columns, keys: SampleKeys) -> bool:
