@@ -1262,6 +1262,14 @@ TABLES: dict[str, tuple[list[str], list[str]]] = {
         ["Unnamed: 0,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
         ["eel, dog, cat"],
     ),
+    "row numbers beside absolute paths": (
+        ["index,path,label", "0,ROOT/in/2.png,cat", "1,ROOT/in/1.png,dog", "2,ROOT/in/0.png,eel"],
+        ["eel, dog, cat"],
+    ),
+    "paths of another computer, and numbers that are stems of samples": (
+        ["C:\\x\\in\\2.png,0", "C:\\x\\in\\0.png,1", "C:\\x\\in\\1.png,2"],
+        ["1, 2, 0"],
+    ),
     "two columns of stems": (
         ["index,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
         ["cat, dog, eel", "eel, dog, cat"],
@@ -1632,6 +1640,18 @@ def test_labels_that_differ_in_nearly_every_sample_are_refused(builds: Builds, t
     for source in ("in --labels labels.csv", "in/list.csv"):
         assert builds.choices(source) == [labels]
         assert "differ in nearly every sample (20 texts" in builds.printed
+
+
+def test_a_part_of_the_folders_is_offered_where_the_others_have_no_line(builds: Builds) -> None:
+    put(builds.root / "in", "train/cat/a.png", "val/cat/b.png")
+    put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel")
+    choices = builds.choices("in --labels labels.csv")
+    assert choices[0] == {"a": "eel"}
+    assert all(labels == {"a": "eel", "b": None} for labels in choices[1:])
+    assert "1 of 2 samples have no line in labels.csv, and" in builds.printed
+    assert "look like splits" in builds.printed
+    put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel", "val/cat/b.png,ant")
+    assert builds.labels("in --labels labels.csv") == {"a": "eel", "b": "ant"}
 
 
 @pytest.mark.parametrize(

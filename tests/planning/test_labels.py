@@ -283,6 +283,11 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     assert len(str(caught.value)) < 600
 
 
+def test_a_chosen_column_of_two_is_refused(relabel: Relabel) -> None:
+    with pytest.raises(SourceError, match="has several columns 'label'; rename all but one"):
+        relabel(["a.jpg"], "id,label,label\na.jpg,x,y\n", label_column="label")
+
+
 @pytest.mark.parametrize("text", ["a b.jpg 3\nc d.jpg 5\n", "id,w,breed\nx,3,cat\ny,4,dog\n"])
 def test_columns_of_which_none_has_the_keys_are_no_choice(relabel: Relabel, text: str) -> None:
     with pytest.raises(

@@ -170,7 +170,7 @@ def _names_columns(table: Batch, header: Sequence[str], columns: Columns, keys: 
     """Return whether the first line names the columns: it has a chosen name, or texts that no
     sample and no other line has. pandas names all columns but the first, by numbers, too."""
     of_sample = keys.fit([cell for cell in header if not cell.isdecimal()]) is not None
-    wanted = [*columns.labels(header), *{columns.key} & {*header}]
+    wanted = [*columns.labels(header), *(cell for cell in header if cell == columns.key)]
     if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
         return True
     again = any(name.strip() in map(str.strip, cells) for name, *cells in table.columns.values())
@@ -268,8 +268,8 @@ def _label_columns(
     pairs = ({*zip(cells[named[0]], cells[name], strict=True)} for name in named[1:])
     if named and not any(map(disagree, pairs)):
         return [(named[0],)]
-    names = dict.fromkeys([*named, *others])
-    names = [name for name in names if not splits_of(name, cells[name])] or [*others]
+    able = dict.fromkeys([*named, *others])
+    names = [name for name in able if not splits_of(name, cells[name])] or [*others]
     bits = tuple(name for name in names if _has_bits(cells[name]))
     several = len(bits) > 1 and not any("," in name for name in bits)
     several &= any(bit_of(cell) for name in bits for cell in cells[name])

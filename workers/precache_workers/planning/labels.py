@@ -46,6 +46,7 @@ def override_labels(
     source_has_columns: bool = False,
     accept_unmatched: bool = False,
     of_folders: bool = False,
+    doubts: Sequence[Doubt] = (),
 ) -> RowTable:
     """Give samples the labels of a table of keys and labels; those without a line get none.
 
@@ -67,6 +68,8 @@ def override_labels(
         Accept any number of lines that fit no sample, and of samples without a label.
     of_folders
         Classes of the source are names of folders, which need not be taken.
+    doubts
+        Doubts about which samples there are, if some have no line.
 
     Raises
     ------
@@ -100,16 +103,18 @@ def override_labels(
         raise choice_error(encoded.doubts)
     notes = [*column.notes]
     if column.kind == "numbers" and not classes:
-        had_fraction = any("." in text for text in texts_of_labels(file.labels))
-        value = "; --label-kind value: numbers" * had_fraction
         notes.append(
-            f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
+            f"labels of {where} are class numbers (--label-kind name: names of classes; "
+            "--label-kind value: numbers)"
         )
     elif encoded.classes != table.classes:  # else said of the source
         notes = [*encoded.notes]
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
     bare = [row for row in range(len(table)) if row not in line_of]
+    if bare and doubts and not accept_unmatched:
+        lack = f"{len(bare):,} of {len(table):,} samples have no line in {where}"
+        raise choice_error([replace(one, what=f"{lack}, and {one.what}") for one in doubts])
     notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
     if notes:
         log.warning("%s", "; ".join(notes))

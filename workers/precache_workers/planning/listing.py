@@ -660,6 +660,8 @@ def _labelled(
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
+        is_folder = isinstance(source, FolderSource)
+        parts = [one for one in listing.doubts if not all(map(is_flag, one.ways))]
         doubts = [doubt for doubt in doubts if doubt.of_members]
         try:
             table = override_labels(
@@ -672,7 +674,8 @@ def _labelled(
                 key_column=request.key_column,
                 source_has_columns=source_has_columns(request),
                 accept_unmatched=request.accept_unmatched,
-                of_folders=isinstance(source, FolderSource),
+                of_folders=is_folder,
+                doubts=parts if is_folder else (),
             )
         except ChoiceError as error:
             all_doubts = [*error.doubts, *doubts]

@@ -241,12 +241,12 @@ class ManifestSource(Source):
         labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
         # Images of Hugging Face are dicts with a path.
         assert chosen.image is not None  # it has been found
-        cells = batch.columns[chosen.image]
+        none = [None] * len(batch.lines)  # of columns that rows of JSON lack
+        cells = batch.columns.get(chosen.image, none)
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
         key_column = self.spec.columns.key
-        keys = uris if key_column is None else batch.columns[key_column]
+        keys = uris if key_column is None else batch.columns.get(key_column, none)
         taken: dict[int, tuple[str, dict[str, str]]] = {}
-        none = [None] * len(uris)
         named = {name: batch.columns.get(name, none) for name in self.spec.columns.inputs.names}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
