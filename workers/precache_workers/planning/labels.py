@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from precache.errors import SourceError
 from precache.messages import shown
 from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.planning.label_files import LabelFile, read_label_file, short
-from precache_workers.planning.label_keys import FORMS, SampleKeys, composed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
 from precache_workers.sources.evidence import flag, quoted
-from precache_workers.sources.label_evidence import NAME, decide
-from precache_workers.sources.label_readings import doubts_of_classes, note_of_order
-from precache_workers.sources.labels import Column, column_of, encode, in_order, texts_of_labels
+from precache_workers.sources.label_evidence import decide
+from precache_workers.sources.labels import Column, encode, texts_of_labels
+from precache_workers.sources.sample_keys import FORMS, SampleKeys, composed
 from precache_workers.sources.splits import splits_of
 
 log = logging.getLogger(__name__)
@@ -52,11 +48,9 @@ def override_labels(
     of_folders: bool = False,
     doubts: Sequence[Doubt] = (),
 ) -> RowTable:
-    """Give samples the labels of a table of keys and labels; other samples keep their class.
+    """Give samples the labels of a table of keys and labels; those without a line get none.
 
-    Class numbers become the classes of a source with names, and each gets a name, unless the names
-    of the source's classes are numbers. If samples may have several classes, those without a line
-    get none.
+    Each class number gets a name, which is that of a map of classes if the user gives one.
 
     Parameters
     ----------
@@ -75,7 +69,7 @@ def override_labels(
     of_folders
         Classes of the source are names of folders, which need not be taken.
     doubts
-        Doubts about the classes of the source, which no sample then may keep.
+        Doubts about which samples there are, if some have no line.
 
     Raises
     ------
@@ -84,8 +78,9 @@ def override_labels(
         source badly.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    where, classes = shown(path), [*classes]
+    where, classes = shown(path), (*classes,)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
     line_of, unmatched = _matched(table, file, keys, where)
@@ -93,50 +88,37 @@ def override_labels(
     column = Column(file.labels, file.keys, where, rules, typed=file.typed, is_file=True)
     column = replace(column, known={*table.classes, *classes})
     column = _decided(column, file, chosen=label_column is not None, has_map=bool(classes))
-    lines = pa.array([line_of.get(row) for row in range(len(table))], pa.int64())
-    given = column.values.take(lines)
-    if not are_classes(table.labels):  # of another kind than those of the file
-        table = replace(table, labels=np.full(len(table), -1), classes=())
-    are_numbers, merges = column.kind == "numbers", column.kind in (None, "names", "numbers")
-    keep = [row for row in np.flatnonzero(table.labels >= 0).tolist() if row not in line_of]
-    unlisted = len(keep) * merges
-    lack = f"{unlisted:,} of {len(table):,} samples have no line in {where}, and"
-    if unlisted and doubts:
-        text = (
-            f"{lack} would keep a class that is in doubt. Give each a line (an empty label is none)"
-        )
-        raise choice_error(
-            [replace(one, what=f"{text}, or settle this: {one.what}") for one in doubts]
-        )
-    names = file.classes
-    if are_numbers:
-        given, names = _with_numbers(table, given, lines, where, classes, of_folders=of_folders)
-    elif merges:
-        given, names = _with_names(table, given, lines, where, rules, names)
+    if column.kind == "names":  # one that the source has is written as there
+        spelt = {composed(name): name for name in table.classes}
+        texts = map(str, column.labels)
+        column = column.mapped([spelt.setdefault(composed(text), text) for text in texts])
+    lines = pa.array(map(line_of.get, range(len(table))), pa.int64())
+    given, names = column.values.take(lines), file.classes
+    if column.kind == "numbers":
+        _require_numbers(table, given, where, classes, of_folders=of_folders)
+        top = pc.max(given).as_py()
+        names = () if classes or top is None else tuple(map(str, range(top + 1)))
     encoded = encode(replace(column, values=given, keys=table.keys, classes=names))
-    labelled = replace(table, labels=encoded.values, classes=encoded.classes)
-    are_codes = rules.kind == "name"
-    if not classes and (alike := doubts_of_classes(labelled.classes, where, are_codes=are_codes)):
-        raise choice_error(alike)
-    none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
-    bare = [row for row in none if row not in line_of]
+    if encoded.doubts and not classes:
+        raise choice_error(encoded.doubts)
     notes = [*column.notes]
-    if are_numbers and not (classes and not labelled.classes):
-        had_fraction = any("." in text for text in texts_of_labels(file.labels))
-        value = "; --label-kind value: numbers" * had_fraction
+    if column.kind == "numbers" and not classes:
         notes.append(
-            f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
+            f"labels of {where} are class numbers (--label-kind name: names of classes; "
+            "--label-kind value: numbers)"
         )
-    elif labelled.classes != table.classes and not file.classes:  # else said of the source
-        notes += note_of_order(labelled.classes)
+    elif encoded.classes != table.classes:  # else said of the source
+        notes = [*encoded.notes]
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
+    bare = [row for row in range(len(table)) if row not in line_of]
+    if bare and doubts and not accept_unmatched:
+        lack = f"{len(bare):,} of {len(table):,} samples have no line in {where}"
+        raise choice_error([replace(one, what=f"{lack}, and {one.what}") for one in doubts])
     notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
-    if unlisted:
-        notes.append(f"{lack} keep their class")
     if notes:
         log.warning("%s", "; ".join(notes))
-    return labelled
+    return replace(table, labels=encoded.values, classes=encoded.classes)
 
 
 def _notes_of_fit(
@@ -183,23 +165,20 @@ def _matched(
     if fit.form:
         how = FORMS[fit.form]
         log.warning("%s names samples %s, such as %s", where, how, short(file.keys[0]))
-    line_of: dict[int, int] = {}
+    line_of, unmatched = dict[int, int](), list[int]()
     labels = file.labels.to_pylist()
     for line, row in enumerate(fit.rows):
-        if row in keys.twins:
-            raise SourceError(
-                f"line {file.lines[line]} of {where} fits two samples, whose keys differ only in "
-                f"how their letters are composed: {table.keys[row]!a} and "
-                f"{table.keys[keys.twins[row]]!a}; rename one"
-            )
-        before = line_of.setdefault(row, line) if row >= 0 else line
+        if row < 0:
+            unmatched.append(line)
+            continue
+        before = line_of.setdefault(row, line)
         one, other = labels[before], labels[line]
         if composed(str(one)) != composed(str(other)):
             raise SourceError(
                 f"{where} gives {short(file.keys[line])} two labels: {short(one)} in line "
                 f"{file.lines[before]} and {short(other)} in line {file.lines[line]}"
             )
-    return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
+    return line_of, unmatched
 
 
 def _note_of_others(path: str, source: str, key: str, where: str) -> None:
@@ -227,27 +206,19 @@ def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) ->
     name = ",".join(file.columns)
     if not given and splits_of(name, texts) == "sure":
         text = f"labels of {column.where} are {quoted(sorted(texts))}, which look like splits"
-        way = flag("--label-column", name) if name else NAME
-        another = (), "another file of labels"
-        raise choice_error([Doubt.of(text, (way, "if they are classes"), another)])
-    columns = file.columns if len(file.columns) > 1 else ()
-    decided = decide(replace(column, classes=columns))
+        way = flag("--label-column", name), "if they are classes"
+        raise choice_error([Doubt.of(text, way, ((), "another file of labels"))])
+    decided = decide(replace(column, classes=file.classes))
     doubts = [doubt for doubt in decided.doubts if not (doubt.by_classes and has_map)]
     if doubts:
         raise choice_error(doubts)
     return decided
 
 
-def _with_numbers(
-    table: RowTable,
-    given: Any,
-    lines: Any,
-    where: str,
-    classes: Sequence[str],
-    *,
-    of_folders: bool,
-) -> tuple[Any, tuple[str, ...]]:
-    """Return class numbers of all rows, which are those of the source's classes, and the names.
+def _require_numbers(
+    table: RowTable, given: Any, where: str, classes: tuple[str, ...], *, of_folders: bool
+) -> None:
+    """Raise `SourceError` for class numbers that are too large, or are not those of a map.
 
     Parameters
     ----------
@@ -265,70 +236,20 @@ def _with_numbers(
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
             "classes without gaps, or give names"
         )
-    own, kept = table.labels, table.classes if lines.null_count else ()
-    by_map = bool(classes) and {*kept} <= {*classes}
-    if kept and by_map:  # which has a number for each, so that the source's own do not count
-        own = np.append([classes.index(name) for name in kept], -1)[own]
-        kept = tuple(classes)
-    own = pa.array(own, mask=own < 0)
-    numbers = pc.if_else(lines.is_valid(), given, own)
-    are_same = pc.equal(given, own).drop_null()
-    same, both, text = pc.sum(are_same).as_py() or 0, len(are_same), ""
-    if kept and (pc.max(given).as_py() or 0) >= len(kept):
-        text = (
-            f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
-            f"the classes 0 to {len(kept) - 1} ({quoted(kept)})"
-        )
-    elif other := _numbered_otherwise(table, given, kept or classes, [0] if kept else [0, 1]):
-        text = f"{where} numbers classes otherwise than {quoted(kept or classes)}: {other}"
-    elif kept and 2 * same < both:
+    if not (classes and table.classes and are_classes(table.labels)):
+        return
+    number = {name: number for number, name in enumerate(classes)}
+    own = pa.array(map(number.get, table.classes), pa.int64())
+    own = own.take(pa.array(table.labels, mask=table.labels < 0))
+    may_be_from_1 = (pc.min(given).as_py() or 0) > 0
+    counted = (pc.sum(pc.equal(given, pc.add(own, n))) for n in range(1 + may_be_from_1))
+    same = max(count.as_py() or 0 for count in counted)
+    both = len(given) - pc.add(given, own).null_count
+    if 2 * same < both:
         text = (
             f"{where} gives {both - same:,} of {both:,} samples another number than that of their "
-            f"class ({quoted(kept)}), and samples without a line keep theirs"
+            f"class ({quoted(classes)})"
         )
-    if text:
-        beside = (NAME, "if each number is a class beside these")
-        no_folder = ("--label-level", "0", *["--accept-unmatched"] * bool(kept))
-        alone = no_folder, "for the labels of the file alone"
-        write = (), f"write names, or numbers from 0, which is {(kept or classes)[0]!a}"
-        ways = [*[beside] * (not classes), *[alone] * of_folders, write]
-        raise choice_error([Doubt.of(text, *ways)])
-    top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
-    named = not by_map and (kept or not classes)
-    return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named else ()
-
-
-def _numbered_otherwise(
-    table: RowTable, given: Any, names: Sequence[str], firsts: Sequence[int]
-) -> str:
-    """Return how the numbers of a file differ from the order of names, counted from one of
-    `firsts`, if nearly all samples of each number are of one class; else an empty text."""
-    counts = Counter(
-        (number, table.classes[own])
-        for number, own in zip(given.to_pylist(), table.labels.tolist(), strict=True)
-        if number is not None and 0 <= own < len(table.classes)
-    )
-    main = dict(pair for pair, _ in reversed(counts.most_common()))
-    of_main = sum(counts[pair] for pair in main.items())
-    known = {*main.values()} <= {*names}
-    if not known or len({*main.values()}) < max(2, len(main)) or of_main < 0.9 * counts.total():
-        return ""
-    starts = {number - names.index(name) for number, name in main.items()}
-    number, name = min(main.items())
-    is_same = any(starts == {first} for first in firsts)
-    return "" if is_same else f"{number} has the samples of {name!a}"
-
-
-def _with_names(
-    table: RowTable, given: Any, lines: Any, where: str, rules: LabelRules, first: Sequence[str]
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the names of classes of all rows, and those of all classes: `first`, then in order."""
-    known = dict(enumerate(table.classes))
-    names = [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
-    spelt = {composed(name): name for name in names if name is not None}
-    texts, has_line = given.to_pylist(), lines.is_valid().to_pylist()
-    for row in np.flatnonzero(has_line).tolist():
-        text = texts[row]
-        names[row] = None if text is None else spelt.setdefault(composed(text), text)
-    others = in_order({name for name in names if name} - {*first}, rules.order, where)
-    return column_of(names), (*first, *others)
+        alone = ("--label-level", "0"), "for the labels of the file alone"
+        write = (), f"write names, or numbers from 0, which is {classes[0]!a}"
+        raise choice_error([Doubt.of(text, *[alone] * of_folders, write)])

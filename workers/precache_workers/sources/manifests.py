@@ -14,7 +14,7 @@ identity before they are fetched.
 
 from __future__ import annotations
 
-import glob
+import itertools
 import json
 import math
 import os
@@ -57,7 +57,7 @@ from precache_workers.sources.base import (
     remember,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
-from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
+from precache_workers.sources.columns import ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers, common_start
 from precache_workers.sources.containers import (
     Rows,
@@ -71,6 +71,7 @@ from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
@@ -88,6 +89,9 @@ URI_NAMES = (
     "image_path", "image_url", "img", "img_path", "photo",
 )  # fmt: skip
 """Usual names of the column of URIs; the first that a table has is used."""
+
+MOST_LOOKED_AT = 1 << 18
+"""Files and folders beside a table among which those that it names are looked for."""
 
 FEW_FILES = 64
 """Up to so many files of a bucket are looked up one by one; for more, their folder is listed."""
@@ -126,11 +130,11 @@ class ManifestSource(Source):
         import pyarrow as pa
 
         until, complete = time.monotonic() + seconds, True
-        scans, rivals = Scans(self, self.spec.columns), dict[str, str]()
+        scans = Scans(self, self.spec.columns)
         whole = scans.whole
         for file in self.containers.files(whole.left_out):
             members, parts = Members(), [rows_of((), pa.array([], _places()))]
-            for rows in self._scan(file, members, rivals):
+            for rows in self._scan(file, members):
                 parts.append(rows)
                 complete = time.monotonic() <= until
                 if not complete:
@@ -165,64 +169,39 @@ class ManifestSource(Source):
         listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         listing = of_inputs(listing, read.names, image=read.image)
         remember(self, listing.table)
-        names = [*rivals, *rivals.values()]
-        of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
         place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0), listing.table)
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
             complete=complete,
             notes=(*whole.lines, *of_folders, *listing.notes),
-            doubts=(*listing.doubts, *of_uris, *place),
+            doubts=(*listing.doubts, *place),
         )
 
     def _doubt_of_place(self, locations: Texts, is_there: bool, table: RowTable) -> Sequence[Doubt]:
-        """Return the doubt about a table whose first file lies in another folder below its own.
-
-        A path may begin with that of the table's folder.
-        """
+        """Return the doubt about a table whose first file is not there, and that names images in
+        another folder below its own."""
         root, location = self.folder.local(""), locations[0]
         if root is None or "://" in location or is_there:
             return []
-        location = location.replace("\\", "/")  # a path of Windows
-        beside, _, name = location.rpartition("/")
-        parts = location.split("/")
-        below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
-        is_absolute = not parts[0] or parts[0].endswith(":")
-        if below and (is_absolute or below[0] == parts):
-            ends = [path.replace("\\", "/").split("/") for path in (min(locations), max(locations))]
-            same = common_start([path[:-1] for path in ends])[len(parts) - len(below[0]) :]
-            folders = [root.joinpath(*same)]
-        else:
-            folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
-            folders += sorted(path for path in root.glob("*/") if (path / location).is_file())
-        folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
-        if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
-            folders.append(root / beside)
-        which = "which is not beside it, but in"
-        if not folders and (of_stems := _folder_of_stems(root, (location, locations[-1]))):
-            folders, which = [of_stems], "without a suffix, of images in"
-        if not folders:
+        if (folder := _folder_named(root, [locations])) is None:
             return []
-        text = f"{self} names {printable(location)!r}, {which} {folders[0]}"
+        text = (
+            f"{self} names {printable(location)!r}, which is not there, and images in {folder} "
+            "have the names of its rows"
+        )
         kind = []  # as numbers in a file of labels can be read otherwise
         if not table.classes and self.spec.rules.kind is None and has_label(table.labels).any():
             kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
         way: tuple[Sequence[str], str]
-        named = str(folders[0]), "--labels", str(self), *kind
+        named = str(folder), "--labels", str(self), *kind
         way = named, "builds that folder, labelled by the table"
         if self.spec.columns.image or self.spec.columns.key:  # which no folder has
             way = (), f"{shlex.join(way[0])} {way[1]}"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:
-        """Yield the rows of a table.
-
-        Parameters
-        ----------
-        rivals
-            Output: the guessed column of URIs -> one that names other images.
-        """
+    def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
+        """Yield the rows of a table."""
         import pyarrow as pa
 
         where = self.folder.path(file.name)
@@ -251,9 +230,9 @@ class ManifestSource(Source):
                     wanted(pa.schema([(name, pa.string()) for name in names]), batch)
                 assert chosen is not None
                 _look(members.evidence, batch)
+                if self.spec.columns.image is None:
+                    _require_no_rival(batch, chosen, where)
                 yield self._rows(batch, chosen, file.name, members)
-                if not rivals and self.spec.columns.image is None:
-                    rivals |= _rival_of_uris(batch, chosen)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
@@ -262,12 +241,12 @@ class ManifestSource(Source):
         labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
         # Images of Hugging Face are dicts with a path.
         assert chosen.image is not None  # it has been found
-        cells = batch.columns[chosen.image]
+        none = [None] * len(batch.lines)  # of columns that rows of JSON lack
+        cells = batch.columns.get(chosen.image, none)
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
         key_column = self.spec.columns.key
-        keys = uris if key_column is None else batch.columns[key_column]
+        keys = uris if key_column is None else batch.columns.get(key_column, none)
         taken: dict[int, tuple[str, dict[str, str]]] = {}
-        none = [None] * len(uris)
         named = {name: batch.columns.get(name, none) for name in self.spec.columns.inputs.names}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
@@ -288,24 +267,17 @@ class ManifestSource(Source):
         return rows_of(names, pa.array(places, _places()), labels=labels)
 
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
-        """Return the columns: of the first rows, or of all rows of JSON if these lack some."""
-        names = list(batch.columns)
-        labels = {*self.spec.columns.labels(names)} or {*LABEL_COLUMNS}
-        known = bool(labels & {*map(plain_name, names), *names})
-        known &= {*self.spec.columns.inputs.names} <= {*names}
-        if known or not file.name.lower().endswith(JSON_LINES):
-            return names
-        where = self.folder.path(file.name)
+        """Return the columns: of the first rows, or of all rows of JSON, as some lack some."""
+        if not file.name.lower().endswith(JSON_LINES):
+            return list(batch.columns)
         with open_file(self.folder, file) as stream:
-            batches = read_batches(stream, file.name, where)
+            batches = read_batches(stream, file.name, self.folder.path(file.name))
             return list(dict.fromkeys(name for batch in batches for name in batch.columns))
 
     def _location(self, uri: str, name: str, where: str) -> str:
         """Return a URL, an absolute path, or a path below the folder of the tables."""
         scheme, mark, path = uri.partition("://")
         path = unquote(path) if mark else uri
-        if "\t" in path:
-            raise SourceError(f"{where}: {printable(uri)} has a tab")
         if mark and scheme != "file":
             return uri.partition("#")[0] if scheme in WEB else uri
         local = self.folder.local("")
@@ -408,12 +380,6 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     lower = {plain_name(name): name for name in reversed(names)}
     if named := [lower[name] for name in URI_NAMES if name in lower]:
         return named[0]
-    marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
-    if marks:
-        raise SourceError(
-            f"{where}: {marks[0]!r} does not separate columns; commas do, semicolons if the first "
-            "line has no comma, and in .tsv tabs"
-        )
     firsts = {name: values[0] for name, values in batch.columns.items()} if batch else {}
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
     if len(named) == 1 and not any(map(is_image, names)):
@@ -421,25 +387,28 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
     name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
     if batch is not None and beside is not None:
-        for cells in batch.columns.values():
-            if folder := _folder_of_stems(beside, (str(cells[0]), str(cells[-1]))):
-                words = str(folder), "--labels", where
-                labelled = words, "labels the images of that folder by its rows"
-                raise choice_error([Doubt.of(text, labelled, ((), name_it))])
+        columns = ([*map(str, cells)] for cells in batch.columns.values())
+        if (folder := _folder_named(beside, columns)) is not None:
+            words = str(folder), "--labels", where
+            labelled = words, "labels the images of that folder by its rows"
+            raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
         f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
         "folder, build that folder with --labels"
     )
 
 
-def _folder_of_stems(root: Path, names: Sequence[str]) -> Path | None:
-    """Return the folder below one that has the images which have these names without a suffix."""
-    stems = {name.strip().strip("/") for name in names} - {""}
-    patterns = [f"{below}{glob.escape(stem)}.*" for below in ("", "*/", "*/*/") for stem in stems]
-    found = [path for some in patterns for path in root.glob(some) if is_image(path.name)]
-    if not found or {path.stem for path in found} != {Path(stem).name for stem in stems}:
-        return None
-    return Path(os.path.commonpath([path.parent for path in found]))
+def _folder_named(root: Path, columns: Iterable[Sequence[str]]) -> Path | None:
+    """Return the folder of images below one that most values of a column name; None for none."""
+    paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
+    images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
+    keys = SampleKeys(images, str(root))
+    for values in columns:
+        fit = keys.fit(values)
+        if fit is not None and 2 * fit.samples > len({*values}):
+            named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
+            return root.joinpath(*common_start([folder.split("/") for folder in named]))
+    return None
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
@@ -452,15 +421,17 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
     evidence.look(texts, texts)
 
 
-def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
-    """Return the column of URIs -> one of a usual name that has other images; empty for none."""
+def _require_no_rival(batch: Batch, chosen: ChosenColumns, where: str) -> None:
+    """Raise `ChoiceError` if a column of a usual name has other images than the chosen one."""
+    assert chosen.image is not None
     for name in chosen.others:
-        if chosen.image and plain_name(name) in URI_NAMES and name in batch.columns:
+        if plain_name(name) in URI_NAMES and name in batch.columns:
             for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
                 paths = str(uri), str(other)
                 if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
-                    return {chosen.image: name}
-    return {}
+                    columns = chosen.image, name
+                    doubts = doubt_of_rivals("--image-column", columns, "name other images", where)
+                    raise choice_error(doubts)
 
 
 def _places() -> Any:
