@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from precache.errors import (
     BuildError,
     CrashError,
+    DamageError,
     FetchError,
     GoneError,
     PrecacheError,
@@ -44,20 +45,13 @@ from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
-from precache.store.tree import Leaf, spare_root
+from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import local_time, size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult, committed_result
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.repair import (
-    UnmendedError,
-    copy_to_other_versions,
-    mend_small,
-    objects_of,
-    recorded_leaf,
-)
 from precache_workers.driver.report import (
     RunMonitor,
     check_reports,
@@ -246,19 +240,32 @@ class _Build:
         return damaged
 
     def _mend(self, target: TargetVersion) -> TargetVersion:
-        """Restore the small objects of a committed version that are damaged or missing.
+        """Restore the small objects of a committed version that are damaged or missing, of the
+        spare copy.
 
-        Returns the version, or a new generation of it if there is no copy of an object.
+        Returns the version, or a new generation of it if the copy is damaged, too.
         """
-        if flaws := target.committed().flaws():
-            self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
-            try:
-                mend_small(self.store, target, flaws)
-            except UnmendedError as error:
-                anew = new_target(self.store, target)
-                self.progress.say(f"{error}: version {short(anew.version)} takes its place")
-                return anew
-            self.mended = [flaw.name for flaw in flaws]
+        version = target.committed()
+        flawed = [flaw.name for flaw in version.flaws()]
+        if not flawed:
+            return target
+        self.progress.phase(f"Mending {', '.join(flawed)}")
+        try:
+            objects = {name: version.read_checked(name) for name in version.leaves}
+        except DamageError:
+            anew = new_target(self.store, target)
+            self.progress.say(
+                f"{first_ones(flawed)} of version {short(target.version)} cannot be mended, as the "
+                f"copy in {SPARE} is damaged, too: version {short(anew.version)} takes its place"
+            )
+            return anew
+        root = target.folder.get(ROOT) or b""
+        if seal_of(root) != version.digest:
+            root = spare_root(target.folder) or b""
+        objects |= {**spare_objects(root, objects.values()), ROOT: root}  # the root comes last
+        for name in (name for name in objects if name in flawed):
+            target.folder.put(name, [objects[name]], scratch=SCRATCH)
+        self.mended = flawed
         return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
@@ -474,8 +481,7 @@ class _Build:
         self.progress.phase("Committing")
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
-        if spoiled := [receipt for receipt in receipts.values() if receipt.spoiled]:
-            self._mend_others(target, spoiled)
+        self._say_spoiled({name for receipt in receipts.values() for name in receipt.spoiled})
         ordered = [receipts[shard] for shard in range(target.shards)]
         self.listed.keep_record(self.store, lambda: [c for made in ordered for c in made.content])
         lease.end()
@@ -498,42 +504,17 @@ class _Build:
             mended=mended,
         )
 
-    def _mend_others(self, target: TargetVersion, spoiled: Sequence[Receipt]) -> None:
-        """Restore damaged objects of other versions that these shards of this version have anew.
-
-        Damage that stays is said.
-        """
-        names = sorted({name for receipt in spoiled for name in receipt.spoiled})
-        places = [(version, name) for version, _, name in (n.partition("/") for n in names)]
-        left: dict[str, list[str]] = {}
-        usable = True
-        try:
-            mended = copy_to_other_versions(self.store, target, objects_of(target, spoiled))
-            for version, name in places:
-                folder = self.store.folder(version)
-                leaf = recorded_leaf(folder, name)
-                if leaf is not None and leaf.fault_in(folder):
-                    left.setdefault(version, []).append(name)
-                    usable = usable and folder.size(name) == leaf.size
-        except PrecacheError as error:
-            self.progress.say(f"The version is committed, but an earlier one is damaged: {error}")
-            return
-        if mended:
-            where = ", ".join(map(short, mended))
-            whole = {n for v, n in places if v in mended and n not in left.get(v, ())}
-            text = first_ones(sorted(whole))
-            self.progress.say(f"Damage is mended in version {where}, too: {text}")
-        for version, names_left in left.items():
-            keep = (
-                f"; to keep it, make it current (precache use {shown(self.request.store)}"
-                f"@{short(version)}), and run the command that built it with --verify, on the "
-                "source as it was"
-            )
-            self.progress.say(
-                f"Version {short(version)} is damaged in {first_ones(names_left)}: nothing of this "
-                "was taken over. Once it is not needed, precache gc removes it"
-                + (keep if usable else "")
-            )
+    def _say_spoiled(self, names: Collection[str]) -> None:
+        """Print which objects of other versions were missing or damaged."""
+        for version, own in itertools.groupby(sorted(names), lambda name: name.partition("/")[0]):
+            if self.store.exists(f"{version}/{ROOT}"):
+                places = first_ones([name.removeprefix(f"{version}/") for name in own])
+                this = f"{shown(self.request.store)}@{short(version)}"
+                self.progress.say(
+                    f"Version {short(version)} is damaged in {places}: nothing of this was taken "
+                    "over. Once it is not needed, precache gc removes it; to keep it, see "
+                    f"precache verify {this}"
+                )
 
     def _nothing_mended(
         self, lease: Lease, target: TargetVersion, before: TargetVersion
@@ -550,25 +531,15 @@ class _Build:
         return self._result(before, shards_skipped=before.shards)
 
     def _repair(self, run: RunTasks, work: Work) -> BuildResult:
-        """Build the missing objects of a committed version again, in all versions that share them.
-
-        Their rows must be what they were.
-        """
+        """Build the missing objects of a committed version again: their bytes must be the same."""
         self._decide_starts()
         target, todo = work.target, work.todo
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            try:
-                catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
-                found = catalogue.find(target.rows_per_shard, target.shapes)
-                self._run_shards(run, target, lease, todo, receipts, work.lost, found)
-            finally:  # also of the shards that were done before one failed
-                rebuilt = objects_of(target, receipts.values())
-                others = copy_to_other_versions(self.store, target, rebuilt)
-        if others:
-            names = ", ".join(map(short, others))
-            self.progress.say(f"Mended in versions that share what was lost, too: {names}")
+            catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
+            found = catalogue.find(target.rows_per_shard, target.shapes)
+            self._run_shards(run, target, lease, todo, receipts, work.lost, found)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
