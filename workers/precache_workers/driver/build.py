@@ -65,21 +65,18 @@ from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import (
-    StoredObjects,
-    compare_objects,
-    is_committed,
-    is_whole,
-    rows_of,
-    stored_versions,
-)
+from precache_workers.planning.stored_versions import rows_of, stored_versions
 from precache_workers.planning.target_version import (
     SCRATCH,
+    StoredObjects,
     TargetVersion,
+    compare_objects,
     description_of,
     find_target,
+    is_committed,
     is_recomputed,
     is_restorable,
+    is_whole,
     new_target,
 )
 from precache_workers.planning.work_plan import (
@@ -125,7 +122,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
         monitor = RunMonitor(request)
         build = _Build(request, progress, monitor, listed)
         try:
-            result = replace(build.run(), left_out=build.listed.left_out)
+            result = build.run()
         except BaseException as error:
             report_failure(monitor, error, progress.say)
             if isinstance(error, PrecacheError) and CHANGED in str(error):
@@ -292,13 +289,11 @@ class _Build:
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(
-        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **more: Any
-    ) -> BuildResult:
+    def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         total = Totals.of(self.monitor.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        result = committed_result(target, self.listed.ignored, receipts)
-        return replace(result, **{**made, **more})
+        found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
+        return committed_result(target, **{**made, **found, **counts})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -497,7 +492,6 @@ class _Build:
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
-            ordered,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
