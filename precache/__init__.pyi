@@ -45,7 +45,6 @@ from precache.recipe.recipe import Field as Field
 from precache.recipe.recipe import Recipe as Recipe
 from precache.simulation.model import Simulation as Simulation
 from precache.simulation.model import simulate as simulate
-from precache.store.build_status import status as status
 from precache.store.open import open as open
 from precache.store.version import Version as Version
 from precache.viewer.view import view as view

@@ -83,7 +83,6 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             model="BuildOptions",
             flags=_NO_WAIT,
         ),
-        "status": Command("builds of a store that are under way"),
     },
     "versions of a store": {
         "ls": Command("list the versions of a store", function="versions"),

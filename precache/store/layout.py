@@ -161,27 +161,6 @@ CHECK_NBYTES = 4
 """Bytes at the end of a chunk that are a checksum of its contents: a CRC32C, or that of zstd."""
 
 
-def checks_of(data: memoryview | bytes, chunks: int) -> np.ndarray:
-    """Return the bytes that each chunk of a shard ends in: (chunks,) uint32, 0 where it has none.
-
-    Raises
-    ------
-    DamageError
-        The shard is cut short, or its index fails its CRC32C or points outside of it.
-    """
-    tail = chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
-    index = decode_index(data[max(0, len(data) - tail) :], chunks)
-    checks = np.zeros(chunks, np.uint32)
-    for number, (offset, length) in enumerate(index.tolist()):
-        if offset == length == MISSING:
-            continue
-        if length < CHECK_NBYTES or offset + length > len(data):
-            raise DamageError("its index points outside of it")
-        end = offset + length
-        checks[number] = int.from_bytes(data[end - CHECK_NBYTES : end], "little")
-    return checks
-
-
 def align(offset: int) -> int:
     """Round `offset` up to a multiple of 64."""
     return -(-offset // 64) * 64

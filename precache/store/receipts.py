@@ -29,7 +29,7 @@ class ShardObject:
     Attributes
     ----------
     checks
-        The last bytes of each chunk (`layout.checks_of`), in hex.
+        The last bytes of each chunk, in hex; zeros where it has none.
     """
 
     size: Annotated[int, Field(ge=0, lt=2**63)]

@@ -54,7 +54,7 @@ IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label", "removed")
 
 LISTINGS_FOLDER = "_listings"
 """Folder of a store for indexes of its sources' containers, one object for each source, and records
-of their samples' contents. Without them, the next listing takes longer, and goes by size and time
+of their samples. Without them, the next listing takes longer, and goes by size and time
 alone."""
 
 
@@ -70,7 +70,7 @@ def listing_prefix(source: str | None) -> str:
 
 
 def record_name(source: str, inputs: str = "") -> str:
-    """Return the name in a store of the record of a source's contents.
+    """Return the name in a store of the record of a source's samples.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def record_name(source: str, inputs: str = "") -> str:
         Parts of a sample that its content is of, where recipes choose them.
     """
     of = f"{place_digest(inputs)[:16]}-" if inputs else ""
-    return f"{LISTINGS_FOLDER}/{record_prefix(source)}{of}contents.parquet"
+    return f"{LISTINGS_FOLDER}/{record_prefix(source)}{of}samples.parquet"
 
 
 def record_prefix(source: str) -> str:

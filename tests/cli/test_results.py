@@ -32,7 +32,6 @@ def results(two_versions: BuiltStore) -> dict[str, tuple[list[str], object]]:
         "info": ([path], precache.info(path)),
         "verify": ([path], precache.verify(path)),
         "ls": ([path], precache.versions(path)),
-        "status": ([path], precache.status(path)),
         "diff": ([before, after], precache.diff(before, after)),
         "gc": ([path, "--dry-run"], precache.gc(path, dry_run=True)),
         "plan": ([source, path, "--codec", "zstd", "--no-timing", "--address", "serial"], plan),
@@ -40,7 +39,7 @@ def results(two_versions: BuiltStore) -> dict[str, tuple[list[str], object]]:
     }
 
 
-@pytest.mark.parametrize("name", ["info", "verify", "ls", "status", "diff", "gc", "plan", "use"])
+@pytest.mark.parametrize("name", ["info", "verify", "ls", "diff", "gc", "plan", "use"])
 def test_a_result_is_printed_as_by_its_command(
     name: str,
     results: dict[str, tuple[list[str], object]],

@@ -841,7 +841,7 @@ def test_a_build_killed_at_some_changes_finishes(tmp_path: Path, source: Path) -
     """Among its shards, before and right before the commit, and after it."""
 
     def some(total: int) -> list[int]:
-        return [total * 2 // 7, total - 42, total - 17, total - 13]
+        return [total * 2 // 7, total - 42, total - 14, total - 10]
 
     first, *later = assert_finishes(tmp_path, some, source, {"shard_samples": 4})
     assert first in [(1, False), (2, False)], "some of its shards are done"

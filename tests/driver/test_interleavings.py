@@ -51,9 +51,9 @@ from precache.store.open import open_own
 from precache.store.tree import Leaf
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
-from precache_workers.driver.build import _Build
+from precache_workers.driver.build import Build
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.report import RunMonitor
+from precache_workers.driver.report import report_failure
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed
@@ -234,11 +234,11 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
-        monitor = RunMonitor(request)
+        run = Build(request, progress)
         try:
-            return _Build(request, progress, monitor).run().version
+            return run.run().version
         except Exception as error:
-            monitor.fail(error)
+            report_failure(run, error, progress.say)
             raise
 
 
@@ -430,13 +430,13 @@ def minimal(source: Rows) -> str:
     goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
     request = Request.model_construct(source=source, store="store", recipe=RECIPE, address="serial")
     with BuildProgress(False) as progress:
-        monitor = RunMonitor(request)
-        build = _Build(request, progress, monitor)
+        build = Build(request, progress)
+        build.run_tasks = run_serial
         build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
         try:
-            return build._make(run_serial, Work(goal, None, {}, [0])).version
+            return build._make(Work(goal, None, {}, [0])).version
         except Exception as error:
-            monitor.fail(error)
+            report_failure(build, error, progress.say)
             raise
 
 
@@ -445,8 +445,8 @@ def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
     return dict.fromkeys(names, json_of_the_actor(list(goal.shapes)))
 
 
-def tidied(build: _Build, goal: TargetVersion) -> TargetVersion:
-    """As `_Build._nothing_to_do`, without reading the version."""
+def tidied(build: Build, goal: TargetVersion) -> TargetVersion:
+    """As `Build._nothing_to_do`, without reading the version."""
     remove_abandoned_scratch(goal.folder)
     return goal
 
@@ -476,7 +476,7 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
     )
-    monkeypatch.setattr(_Build, "_nothing_to_do", tidied)
+    monkeypatch.setattr(Build, "_nothing_to_do", tidied)
     actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
     every_order(actors, require_minimal)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -108,7 +107,7 @@ def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
     left = contents(store / version)
     result = build(source, store, progress=True)
     said = " ".join(capfd.readouterr().err.split())
-    assert f"so is its copy in _spare: version {version[:8]}.2 takes its place" in said
+    assert f"damaged, too: version {version[:8]}.2 takes its place" in said
     assert precache.open(store).id == result.version == f"{version[:32]}.2"
     assert contents(Path(result.path)) == before
     assert contents(store / version) == left
@@ -129,24 +128,6 @@ def test_a_build_says_that_it_mended_and_what_it_did_not_read(
     build(source, store, progress=True)
     said = capfd.readouterr().err
     assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
-
-
-def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) -> None:
-    """Nothing of the samples is read for it."""
-    source, store = write_jpegs(tmp_path / "in", 12, (32, 24)), tmp_path / "store"
-    first = build_here(source, store, precache.Recipe.image(codec="raw"), OPTIONS)
-    build_here(source, store, precache.Recipe.image(codec="zstd"), OPTIONS)
-    paths = [Path(first.path) / name for name in ("rows/c/0", "key/c/0", "_spare/c/0")]
-    before = [path.read_bytes() for path in paths]
-    for path in paths:
-        path.unlink()
-    for photo in source.rglob("*.jpg"):
-        status = photo.stat()
-        photo.write_bytes(bytes(status.st_size))
-        os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
-    options = {**OPTIONS, "ignore_ctime": True}
-    build_here(source, store, precache.Recipe.image(codec="raw"), options)
-    assert [path.read_bytes() for path in paths] == before
 
 
 def test_a_lost_chunk_of_several_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

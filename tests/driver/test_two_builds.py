@@ -295,13 +295,13 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
     version = Path(precache.open(store).path)
     (version / "valid/c/0").write_bytes(b"damaged")
     (version / "label/c/0").write_bytes(b"damaged")
-    mend = driver.mend_small
+    spare_objects = driver.spare_objects  # made right before objects are put
 
-    def mend_late(*given: Any) -> None:
+    def pulled_before(*given: Any) -> Any:
         precache.pull(tmp_path / "other", store)
-        mend(*given)
+        return spare_objects(*given)
 
-    monkeypatch.setattr(driver, "mend_small", mend_late)
+    monkeypatch.setattr(driver, "spare_objects", pulled_before)
     build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
     assert not precache.open(store).holes

@@ -23,7 +23,8 @@ import pytest
 
 import precache
 from precache.errors import BuildError, UsageError
-from precache.store.build_status import StoreStatus
+from precache.maintenance.versions import StoreListing
+from precache.store.build_status import BuildStatus
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import TimedClient, connect
@@ -131,7 +132,7 @@ class Followed:
     job: str
     again: dict[str, Any]
     other: subprocess.CompletedProcess[str]
-    store_status: StoreStatus
+    store_listing: StoreListing
     listed: str
     end: subprocess.CompletedProcess[str]
 
@@ -151,7 +152,7 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
         again = work.json(*line, "--no-wait")
         client.kill()
     other = work.run(*work.line("--max-failures", "3"))
-    store_status = precache.status(work.store)
+    store_listing = precache.versions(work.store)
     listed = (head.get("/api/jobs/") or b"").decode() + json.dumps(head.job(job))
     with running(command(*line), head.env, work.folder) as client:
         assert client.stderr is not None
@@ -159,7 +160,7 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
         work.go()
         out, err = client.communicate()
     end = subprocess.CompletedProcess(client.args, client.returncode, out, said + err)
-    return Followed(work, job, again, other, store_status, listed, end)
+    return Followed(work, job, again, other, store_listing, listed, end)
 
 
 @pytest.mark.heavy
@@ -193,11 +194,11 @@ def test_the_same_build_is_joined_while_it_is_under_way_and_another_is_refused(
 
 
 @pytest.mark.heavy
-def test_the_status_of_a_store_needs_no_cluster(followed: Followed) -> None:
-    assert followed.store_status.version is None
-    [build] = followed.store_status.building
-    assert (build.rows, build.shards, build.done) == (10, 5, 1)
-    assert precache.status(followed.work.store).version is not None
+def test_the_progress_of_a_build_needs_no_cluster(followed: Followed) -> None:
+    assert not followed.store_listing.versions
+    [unfinished] = followed.store_listing.unfinished
+    assert unfinished.build == BuildStatus(rows=10, shards=5, done=1)
+    assert precache.versions(followed.work.store).versions
 
 
 @pytest.mark.heavy
@@ -243,8 +244,8 @@ def test_a_job_is_stopped_by_ray_and_goes_on_when_submitted_again(
         ray = [sys.executable, "-m", "ray.scripts.scripts", *found.group(2).split()]
         subprocess.run(ray, check=True, env=head.env, capture_output=True)
         assert "submit the build again to continue it" in client.communicate()[1]
-    [build] = work.json("status", work.store)["building"]
-    assert build["done"] == 2
+    [unfinished] = work.json("ls", work.store)["unfinished"]
+    assert unfinished["build"]["done"] == 2
     work.go()
     done = work.json(*work.line())
     assert done["job"] != job

@@ -302,7 +302,7 @@ def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
 ) -> None:
     path, _ = store
     elsewhere = tmp_path / "elsewhere"
-    for each in ("image/c/0", "zarr.json", "x/000001.json", f"{'0' * 16}-contents.parquet"):
+    for each in ("image/c/0", "zarr.json", "x/000001.json", f"{'0' * 16}-samples.parquet"):
         write(elsewhere / each, b"mine")
     before = sorted(elsewhere.rglob("*"))
     age(elsewhere, 900 * DAY)

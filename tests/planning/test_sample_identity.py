@@ -165,7 +165,7 @@ def assert_rows(store: Path, right: dict[str, np.ndarray]) -> None:
 
 
 def record_files(store: Path) -> list[Path]:
-    return sorted((store / "_listings").glob("*-contents.parquet"))
+    return sorted((store / "_listings").glob("*-samples.parquet"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ class Reader:
     """Reads the files of a source, and counts them."""
 
     files: dict[str, File]
-    contents: dict[str, str] = field(default_factory=dict)
     brings_labels: bool = False
     read: int = 0
 
@@ -44,8 +43,7 @@ class Reader:
     def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
         keys = [table.keys[row] for row in rows]
         self.read += len(keys)
-        self.contents |= {key: self.files[key].content for key in keys}
-        return [self.contents[key] for key in keys]
+        return [self.files[key].content for key in keys]
 
 
 class Source:
@@ -119,14 +117,14 @@ class Source:
     def build(self, recalled: RecalledListing) -> None:
         contents = {key: file.content for key, file in self.files.items()}
         self.versions.append((recalled.table, contents))
-        if (data := recalled.new_record(lambda: contents)) is not None:
+        if (data := recalled.new_record()) is not None:
             self.store.put(recalled.record_name, [data])
 
     def stored(self, store: Any, source: str, brings: bool, deep: bool) -> Any:
         """Tables of the versions, the latest first."""
         for table, contents in self.versions[::-1][: None if deep else 1]:
             texts = Texts([contents[key] for key in table.keys])
-            yield source_record.as_record(table, texts)
+            yield source_record.as_record(table), texts
 
 
 def identities(table: RowTable) -> dict[str, tuple[int, int, str]]:
@@ -160,4 +158,4 @@ def test_identity_follows_content_through_any_history(
                 again, read = source.list()
                 assert identities(again.table) == now
                 assert read == 0
-                assert again.new_record(None) is None
+                assert again.new_record() is None

@@ -240,7 +240,7 @@ def test_without_a_command_no_library_is_imported(
 def test_a_command_that_reads_imports_no_package_of_the_workers(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    commands = ("info", "ls", "status", "gc", "use", "verify")
+    commands = ("info", "ls", "gc", "use", "verify")
     loaded = _loaded_by_commands(run_python, *(f"{name} /nowhere" for name in commands))
     assert not loaded & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
 

@@ -260,7 +260,6 @@ LINES = [
     "info {store} --json",
     "verify {store}",
     "ls {store}",
-    "status {store}",
     "diff {store} {store}",
     "plan {source} {store} --resize 24 --random-resized-crop 16 --variants 2",
     "plan {source} {store} --crop 20 --no-timing",

@@ -32,10 +32,11 @@ from precache.reading.shard_files import shard_files
 from precache.recipe.recipe import RawCodec
 from precache.storage import local_files
 from precache.storage.local_files import map_file
-from precache.store.layout import checks_of, decode_index
+from precache.store.layout import decode_index
 from precache.store.shard_writer import ShardWriter
 from tests.conftest import BuiltStore
 from tests.support.building import flip
+from tests.support.stored import checks_of
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
 

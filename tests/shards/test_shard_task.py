@@ -23,7 +23,7 @@ from PIL import Image
 import precache
 from precache.errors import FetchError, SampleError, StorageError
 from precache.storage.open import open_folder
-from precache.store.layout import RowShape, checks_of, decode_index
+from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards.field_writer import FieldWriter
@@ -44,6 +44,7 @@ from tests.support.building import (
     write_jpegs,
 )
 from tests.support.containers import located
+from tests.support.stored import checks_of
 
 RAW = precache.Recipe.image(codec="raw")
 WIDTH, HEIGHT = 160, 144

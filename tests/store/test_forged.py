@@ -270,14 +270,12 @@ def build_another(store: Path) -> None:
 
 USES: list[Callable[[Path], object]] = [
     read_all,
-    precache.status,
     precache.verify,
     precache.versions,
     lambda store: precache.gc(store, keep=2, older_than=0),
     lambda store: precache.plan(store.parent / "in", store, RECIPE, timing=False, address="serial"),
     command("info", "{store}"),
     command("ls", "{store}"),
-    command("status", "{store}"),
     command("verify", "{store}"),
     command("use", "{store}@0"),
     build_again,

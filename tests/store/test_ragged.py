@@ -22,10 +22,11 @@ from precache.codecs.image import IMAGE_FILTER, undo_image
 from precache.errors import DamageError
 from precache.recipe.recipe import Codec, Field, ImageCodec, RawCodec, ZstdCodec
 from precache.store.arrays import field_document
-from precache.store.layout import MISSING, RowShape, checks_of, decode_index
+from precache.store.layout import MISSING, RowShape, decode_index
 from precache.store.shard_writer import RaggedWriter
 from precache.store.version import require_row_shapes
 from tests.conftest import photo
+from tests.support.stored import checks_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CODECS: dict[str, Codec] = {"raw": RawCodec(), "zstd": ZstdCodec(level=3), "image": ImageCodec()}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from precache.storage.local import LocalFolder
-from precache.store.layout import RowShape
+from precache.store.layout import MISSING, RowShape, decode_index
 from precache_workers.planning.catalogue import StoredArray, StoredRows
 
 SHAPE = RowShape((3, 8, 8), "uint8")
@@ -37,3 +37,10 @@ def shard_rows(**options: Any) -> StoredRows:
         "known": np.ones(4, np.bool_), "holes": {},
     }  # fmt: skip
     return StoredRows(**{**given, **options})
+
+
+def checks_of(data: bytes, chunks: int) -> np.ndarray:
+    """The last bytes of each chunk of a shard: (chunks,) uint32, 0 where it has none."""
+    index = decode_index(data[-(16 * chunks + 4) :], chunks).tolist()
+    ends = [b"" if at == MISSING else data[at + size - 4 : at + size] for at, size in index]
+    return np.array([int.from_bytes(end, "little") for end in ends], np.uint32)

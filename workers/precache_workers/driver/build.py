@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precache.errors import (
     BuildError,
     CrashError,
+    DamageError,
     FetchError,
     GoneError,
     PrecacheError,
@@ -22,7 +23,6 @@ from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import left_out_text
-from precache.storage.open import open_folder
 from precache.store.build_status import (
     DESCRIPTION,
     remove_abandoned_scratch,
@@ -44,22 +44,14 @@ from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
-from precache.store.tree import Leaf, spare_root
+from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import local_time, size
-from precache_workers.cluster.executor import RunTasks, executor, is_joined
+from precache_workers.cluster.executor import executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult, committed_result
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.repair import (
-    UnmendedError,
-    copy_to_other_versions,
-    mend_small,
-    objects_of,
-    recorded_leaf,
-)
 from precache_workers.driver.report import (
-    RunMonitor,
     check_reports,
     report_failure,
     write_reports,
@@ -70,22 +62,19 @@ from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
-from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import (
-    StoredObjects,
-    compare_objects,
-    is_committed,
-    is_whole,
-    rows_of,
-    stored_versions,
-)
+from precache_workers.planning.request import Request, check_request
+from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import (
     SCRATCH,
+    StoredObjects,
     TargetVersion,
+    compare_objects,
     description_of,
     find_target,
+    is_committed,
     is_recomputed,
     is_restorable,
+    is_whole,
     new_target,
 )
 from precache_workers.planning.work_plan import (
@@ -99,9 +88,6 @@ from precache_workers.planning.work_plan import (
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
 from precache_workers.sources.dataset import DatasetSource
-
-if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
-    from precache_workers.shards.samples import Job
 
 SHARD_ATTEMPTS = 3
 """Attempts at a shard whose samples could not be fetched, or whose worker died."""
@@ -128,12 +114,11 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     check_request(request)
     check_reports(request.report, request.store)
     with BuildProgress(shown) as progress, cleared_on_mismatch():
-        monitor = RunMonitor(request)
-        build = _Build(request, progress, monitor, listed)
+        build = Build(request, progress, listed)
         try:
-            result = replace(build.run(), left_out=build.listed.left_out)
+            result = build.run()
         except BaseException as error:
-            report_failure(monitor, error, progress.say)
+            report_failure(build, error, progress.say)
             if isinstance(error, PrecacheError) and CHANGED in str(error):
                 with contextlib.suppress(StorageError):
                     forget_index(request, build.store, build.source)
@@ -141,7 +126,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
         timings = {**build.timings, **result.timings}
         result = replace(result, seconds=time.perf_counter() - started, timings=timings)
         try:
-            write_reports(monitor, result)
+            write_reports(build, result)
         except StorageError as error:
             raise StorageError(
                 f"version {short(result.version)} is complete and current, but has no report: "
@@ -150,28 +135,39 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     return result
 
 
-class _Build:
-    """One run of a build; its steps share the request, the store and the progress display."""
+class Build(SampleProbe):
+    """One run of a build; its steps share the request, the store and the progress display.
+
+    Attributes
+    ----------
+    began
+        Unix time.
+    target
+        None before the version is known, and if nothing is to be built.
+    planned
+        Shards that the run is to make.
+    new_receipts, receipts
+        Receipts of this run; of all finished shards of the version, by number.
+    """
 
     def __init__(
         self,
         request: Request,
         progress: BuildProgress,
-        monitor: RunMonitor,
         listed: ListedSource | None = None,
     ) -> None:
-        self.request = request
-        self.progress = progress
-        self.monitor = monitor
-        self.store = open_folder(request.store, request.storage_options)
-        self.source = source_of(request)
+        super().__init__(request, progress)
+        self.began = time.time()
+        self.target: TargetVersion | None = None
+        self.planned = 0
+        self.new_receipts: list[Receipt] = []
+        self.receipts: dict[int, Receipt] = {}
         if isinstance(self.source, DatasetSource) and listed is not None:
             refreshes = listed.labels is not None  # and keeps the labels
             self.source = replace(self.source, labels_given=refreshes or self.source.labels_given)
         self.joined = is_joined(request.address)
         self._given_listing = listed
-        self.listed: ListedSource
-        self.barred: dict[str, str] = dict(listed.barred) if listed else {}
+        self.barred |= listed.barred if listed else {}
         self.timings: dict[str, float] = {}
         self.retried: frozenset[int] = frozenset()
         self.mended: list[str] = []
@@ -198,7 +194,7 @@ class _Build:
         began = time.perf_counter()
         self.progress.phase("Starting")
         how = request.address, request.cpus, request.placement, self.progress.say
-        with executor(*how) as run:
+        with executor(*how) as self.run_tasks:
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
             if file is not None:
@@ -206,17 +202,14 @@ class _Build:
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
-            probe = self.probe = SampleProbe(
-                request, lambda: run, self._job, self.barred, self.progress, self.progress.note
-            )
-            work = find_work(request, self.store, listed, target, probe)
+            work = find_work(request, self.store, listed, target, self)
             listed.keep_index(self.store)  # a build that is refused writes nothing
             while not work.committed:
-                if (result := self._make(run, work)) is not None:
+                if (result := self._make(work)) is not None:
                     return result
-                work = find_work(request, self.store, listed, work.target, probe)
+                work = find_work(request, self.store, listed, work.target, self)
             work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
-            return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
+            return self._repair(work) if work.todo else self._nothing_to_do(work.target)
 
     def _find_damage(self, target: TargetVersion) -> StoredObjects:
         """Compare the bytes of a committed version with its records, if this build verifies."""
@@ -246,19 +239,32 @@ class _Build:
         return damaged
 
     def _mend(self, target: TargetVersion) -> TargetVersion:
-        """Restore the small objects of a committed version that are damaged or missing.
+        """Restore the small objects of a committed version that are damaged or missing, of the
+        spare copy.
 
-        Returns the version, or a new generation of it if there is no copy of an object.
+        Returns the version, or a new generation of it if the copy is damaged, too.
         """
-        if flaws := target.committed().flaws():
-            self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
-            try:
-                mend_small(self.store, target, flaws)
-            except UnmendedError as error:
-                anew = new_target(self.store, target)
-                self.progress.say(f"{error}: version {short(anew.version)} takes its place")
-                return anew
-            self.mended = [flaw.name for flaw in flaws]
+        version = target.committed()
+        flawed = [flaw.name for flaw in version.flaws()]
+        if not flawed:
+            return target
+        self.progress.phase(f"Mending {', '.join(flawed)}")
+        try:
+            objects = {name: version.read_checked(name) for name in version.leaves}
+        except DamageError:
+            anew = new_target(self.store, target)
+            self.progress.say(
+                f"{first_ones(flawed)} of version {short(target.version)} cannot be mended, as the "
+                f"copy in {SPARE} is damaged, too: version {short(anew.version)} takes its place"
+            )
+            return anew
+        root = target.folder.get(ROOT) or b""
+        if seal_of(root) != version.digest:
+            root = spare_root(target.folder) or b""
+        objects |= {**spare_objects(root, objects.values()), ROOT: root}  # the root comes last
+        for name in (name for name in objects if name in flawed):
+            target.folder.put(name, [objects[name]], scratch=SCRATCH)
+        self.mended = flawed
         return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
@@ -266,7 +272,7 @@ class _Build:
         failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)
-        self.listed.keep_record(self.store, lambda: rows_of(complete)[1])
+        self.listed.keep_record(self.store)
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -285,13 +291,11 @@ class _Build:
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(
-        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **more: Any
-    ) -> BuildResult:
-        total = Totals.of(self.monitor.new_receipts)
+    def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
+        total = Totals.of(self.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        result = committed_result(target, self.listed.ignored, receipts)
-        return replace(result, **{**made, **more})
+        found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
+        return committed_result(target, **{**made, **found, **counts})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -328,21 +332,7 @@ class _Build:
         self.timings["list"] = listed.seconds
         return listed
 
-    def _job(self) -> Job:
-        from precache_workers.shards.samples import Job
-
-        if isinstance(self.source, DatasetSource):
-            self.source = replace(self.source, starts=self.probe.starts)
-        return Job.of(self.request, self.source, self.listed)
-
-    def _decide_starts(self) -> None:
-        """Find the parts that fields start from in all samples, if rows were not measured."""
-        source = self.source
-        is_open = isinstance(source, DatasetSource) and source.leaves_starts_open
-        if is_open and self.probe.starts is None:
-            self.probe.find_starts(self.listed.spec)
-
-    def _make(self, run: RunTasks, work: Work) -> BuildResult | None:
+    def _make(self, work: Work) -> BuildResult | None:
         """Build a version; None if another build committed it, and its holes are to be retried."""
         if (needed := work.needed) is not None:
             free = self.store.free_bytes()
@@ -354,7 +344,7 @@ class _Build:
                     f"{size(free)} free; choose another disk, a smaller --resize or --codec image, "
                     "or go ahead with --no-check-space"
                 )
-        self._decide_starts()
+        self.find_starts()
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
@@ -365,7 +355,7 @@ class _Build:
                 target = left.target
                 if lease is not None:
                     receipts = self._announce(left)
-                    self._run_shards(run, target, lease, left.todo, receipts, found=left.found)
+                    self._run_shards(target, lease, left.todo, receipts, found=left.found)
                     return self._conclude(lease, left, receipts)
             except BuildError:
                 if not is_whole(target):
@@ -459,7 +449,7 @@ class _Build:
     def _conclude(self, lease: Lease, work: Work, receipts: Mapping[int, Receipt]) -> BuildResult:
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, found = work.target, work.found
-        total = Totals.of(self.monitor.new_receipts)
+        total = Totals.of(self.new_receipts)
         if total.rows_reused and found is not None:
             unread = ", whose bytes were not checked (--verify reads them)"
             names = list(map(short, found.versions))
@@ -474,10 +464,7 @@ class _Build:
         self.progress.phase("Committing")
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
-        if spoiled := [receipt for receipt in receipts.values() if receipt.spoiled]:
-            self._mend_others(target, spoiled)
-        ordered = [receipts[shard] for shard in range(target.shards)]
-        self.listed.keep_record(self.store, lambda: [c for made in ordered for c in made.content])
+        self._say_spoiled({name for receipt in receipts.values() for name in receipt.spoiled})
         lease.end()
         try:
             remove_scratch(target.folder)
@@ -491,49 +478,23 @@ class _Build:
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
-            ordered,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
             mended=mended,
         )
 
-    def _mend_others(self, target: TargetVersion, spoiled: Sequence[Receipt]) -> None:
-        """Restore damaged objects of other versions that these shards of this version have anew.
-
-        Damage that stays is said.
-        """
-        names = sorted({name for receipt in spoiled for name in receipt.spoiled})
-        places = [(version, name) for version, _, name in (n.partition("/") for n in names)]
-        left: dict[str, list[str]] = {}
-        usable = True
-        try:
-            mended = copy_to_other_versions(self.store, target, objects_of(target, spoiled))
-            for version, name in places:
-                folder = self.store.folder(version)
-                leaf = recorded_leaf(folder, name)
-                if leaf is not None and leaf.fault_in(folder):
-                    left.setdefault(version, []).append(name)
-                    usable = usable and folder.size(name) == leaf.size
-        except PrecacheError as error:
-            self.progress.say(f"The version is committed, but an earlier one is damaged: {error}")
-            return
-        if mended:
-            where = ", ".join(map(short, mended))
-            whole = {n for v, n in places if v in mended and n not in left.get(v, ())}
-            text = first_ones(sorted(whole))
-            self.progress.say(f"Damage is mended in version {where}, too: {text}")
-        for version, names_left in left.items():
-            keep = (
-                f"; to keep it, make it current (precache use {shown(self.request.store)}"
-                f"@{short(version)}), and run the command that built it with --verify, on the "
-                "source as it was"
-            )
-            self.progress.say(
-                f"Version {short(version)} is damaged in {first_ones(names_left)}: nothing of this "
-                "was taken over. Once it is not needed, precache gc removes it"
-                + (keep if usable else "")
-            )
+    def _say_spoiled(self, names: Collection[str]) -> None:
+        """Print which objects of other versions were missing or damaged."""
+        for version, own in itertools.groupby(sorted(names), lambda name: name.partition("/")[0]):
+            if self.store.exists(f"{version}/{ROOT}"):
+                places = first_ones([name.removeprefix(f"{version}/") for name in own])
+                this = f"{shown(self.request.store)}@{short(version)}"
+                self.progress.say(
+                    f"Version {short(version)} is damaged in {places}: nothing of this was taken "
+                    "over. Once it is not needed, precache gc removes it; to keep it, see "
+                    f"precache verify {this}"
+                )
 
     def _nothing_mended(
         self, lease: Lease, target: TargetVersion, before: TargetVersion
@@ -549,26 +510,16 @@ class _Build:
         self.progress.finish(f"Nothing was mended: version {short(before.version)} stays as it is")
         return self._result(before, shards_skipped=before.shards)
 
-    def _repair(self, run: RunTasks, work: Work) -> BuildResult:
-        """Build the missing objects of a committed version again, in all versions that share them.
-
-        Their rows must be what they were.
-        """
-        self._decide_starts()
+    def _repair(self, work: Work) -> BuildResult:
+        """Build the missing objects of a committed version again: their bytes must be the same."""
+        self.find_starts()
         target, todo = work.target, work.todo
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            try:
-                catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
-                found = catalogue.find(target.rows_per_shard, target.shapes)
-                self._run_shards(run, target, lease, todo, receipts, work.lost, found)
-            finally:  # also of the shards that were done before one failed
-                rebuilt = objects_of(target, receipts.values())
-                others = copy_to_other_versions(self.store, target, rebuilt)
-        if others:
-            names = ", ".join(map(short, others))
-            self.progress.say(f"Mended in versions that share what was lost, too: {names}")
+            catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
+            found = catalogue.find(target.rows_per_shard, target.shapes)
+            self._run_shards(target, lease, todo, receipts, work.lost, found)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
@@ -579,7 +530,6 @@ class _Build:
 
     def _run_shards(
         self,
-        run: RunTasks,
         target: TargetVersion,
         lease: Lease,
         todo: Sequence[int],
@@ -598,13 +548,12 @@ class _Build:
         """
         from precache_workers.shards.shard_task import ShardTask, run_shard
 
-        monitor = self.monitor
-        monitor.target, monitor.planned, monitor.receipts = target, len(todo), receipts
+        self.target, self.planned, self.receipts = target, len(todo), receipts
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
-        table, job = target.table, self._job()
+        table, job = target.table, self.job()
 
         def task_of(shard: int, accept_missing: bool) -> ShardTask:
             rows = target.rows_of(shard)
@@ -639,7 +588,7 @@ class _Build:
             errors: dict[int, FetchError | CrashError] = {}
             accept = self.request.accept_missing and attempt == SHARD_ATTEMPTS
             tasks = (task_of(shard, accept) for shard in todo)
-            for task, outcome in run(run_shard, tasks, None, len(todo)):
+            for task, outcome in self.run_tasks(run_shard, tasks, None, len(todo)):
                 self.barred |= task.barred
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
@@ -648,7 +597,7 @@ class _Build:
                     raise outcome
                 else:
                     receipts[task.shard] = outcome
-                    monitor.new_receipts.append(outcome)
+                    self.new_receipts.append(outcome)
                     failed += failed_samples(target.table.keys, [outcome])
                     self._check_failures(failed, target)
                     self.progress.advance(target.samples_of(task.shard), len(failed))

@@ -16,7 +16,6 @@ from precache.errors import UsageError
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.usage import cores
 from precache.storage.base import Folder
-from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_log, short
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
@@ -29,7 +28,7 @@ from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.assembly import FieldRows
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.listing import ListedSource, list_rows
-from precache_workers.planning.request import Request, check_request, source_of
+from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
@@ -42,13 +41,9 @@ from precache_workers.planning.work_plan import (
     remaining,
 )
 from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
-from precache_workers.sources.base import Source
 
-if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
+if TYPE_CHECKING:
     from precache_workers.doctor.report import DoctorReport
-    from precache_workers.shards.samples import Job
-
-_BY_OPS = "that has a field by these ops, or by the first of them"
 
 PlanState = Literal["nothing", "repair", "continue", "build"]
 
@@ -183,69 +178,53 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         The build would raise it.
     """
     check_request(request)
-    store = open_folder(request.store, request.storage_options)
-    source = source_of(request)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
-        listed = list_rows(request, store, source, progress.listed, progress.say)
+        planner = _Planner(request, progress, stack, timing)
+        store, source = planner.store, planner.source
+        listed = planner.listed = list_rows(request, store, source, progress.listed, progress.say)
         listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")
-        profiler = _Profiler(request, store, source, listed, progress, stack, timing)
         per_shard, anew = request.shard_samples, request.recompute
         target = find_target(store, listed.spec, per_shard, recompute=anew)
-        work = find_work(request, store, listed, target, profiler.probe)
+        work = find_work(request, store, listed, target, planner)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work))
-        cost = profiler.estimate(work, shards) if shards and timing else None
+        cost = planner.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
-        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))
+        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *planner.pixels))
         progress.finish("Nothing was written")
     return plan
 
 
-class _Profiler:
+class _Planner(SampleProbe):
     """Measures a few rows; the executor for them starts with the first."""
 
     def __init__(
         self,
         request: Request,
-        store: Folder,
-        source: Source,
-        listed: ListedSource,
         progress: BuildProgress,
         stack: contextlib.ExitStack,
         timing: bool,
     ) -> None:
-        self._request, self._store, self._source = request, store, source
-        self._listed, self._progress, self._stack = listed, progress, stack
-        self._barred, self.pixels = dict(listed.barred), list[str]()
-        self.probe = SampleProbe(
-            request,
-            lambda: self._run,
-            lambda: self._job,
-            self._barred,
-            progress,
-            self.pixels.append,
-            declared=not timing,
-        )
+        super().__init__(request, progress)
+        self._stack, self.declared = stack, not timing
+        self.pixels: list[str] = []
+
+    def note_pixels(self, line: str) -> None:
+        self.pixels.append(line)
 
     @functools.cached_property
-    def _run(self) -> RunTasks:
+    def run_tasks(self) -> RunTasks:  # type: ignore[override]
         """Tasks run where those of the build will run, one at a time."""
         from precache_workers.profiling.rates import StartTask, start_worker
 
-        request, say = self._request, self._progress.say
-        self._progress.phase("Measuring a few samples")
+        request, say = self.request, self.progress.say
+        self.progress.phase("Measuring a few samples")
         began = time.perf_counter()
         run = self._stack.enter_context(executor(request.address, 1, request.placement, say))
-        list(run(start_worker, [StartTask(self._job)]))
+        list(run(start_worker, [StartTask(self.job())]))
         self._start_seconds = time.perf_counter() - began
         return run
-
-    @functools.cached_property
-    def _job(self) -> Job:
-        from precache_workers.shards.samples import Job
-
-        return Job.of(self._request, self._source, self._listed)
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
@@ -265,7 +244,7 @@ class _Profiler:
         read, *shards_read = samples_read(table, [rows, *fetches])
         old = max(built, key=lambda shard: len(shard.taken))
         task = RatesTask.of(
-            self._job,
+            self.job(),
             table,
             rows,
             shapes=target.shapes,
@@ -273,16 +252,16 @@ class _Profiler:
             samples_read=read,
             stored=old.stored if len(old.taken) else None,
             places=old.taken[:TIMED].tolist(),
-            barred=self._barred,
+            barred=self.barred,
         )
-        times = time_rows(self._run, task)
+        times = time_rows(self.run_tasks, task)
         return estimate(
             list(map(ShardWork.of, built, shards_read)),
             times,
-            planned_cpus(self._request),
-            listing=self._listed.seconds + self.probe.seconds,
+            planned_cpus(self.request),
+            listing=self.listed.seconds + self.probe_seconds,
             start=self._start_seconds,
-            round_trip=_round_trip(self._store),
+            round_trip=_round_trip(self.store),
         )
 
 
@@ -411,14 +390,9 @@ def _base_reason(
 ) -> str:
     """Return the reason for the choice of the version of most reused rows, or why none is."""
     if versions:
-        arrays = work.found.arrays if work.found is not None else ()
-        candidates = len({array.folder.name for array in arrays})
-        if candidates == 1:
-            return f"the only one {_BY_OPS}"
-        if len(versions) == 1:
-            return f"of {candidates} {_BY_OPS}, it saves most work"
         others = ", ".join(map(short, versions[1:]))
-        return f"of {candidates} {_BY_OPS}, it has most of the rows; others are of {others}"
+        most = f"it has most of the rows; others are of {others}"
+        return most if others else "all reused rows are of it"
     if work.committed:
         return "lost objects are built again, with the same rows"
     if request.recompute:

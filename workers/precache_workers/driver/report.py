@@ -5,54 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.totals import Totals, failed_samples
-from precache_workers.planning.request import Request
 from precache_workers.planning.rows import by_number
-from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards.timing import STAGES
+
+if TYPE_CHECKING:
+    from precache_workers.driver.build import Build
 
 SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""
-
-
-class RunMonitor:
-    """The state of one run of a build, for its report.
-
-    Attributes
-    ----------
-    began
-        Unix time.
-    target
-        None before the version is known, and if nothing is to be built.
-    planned
-        Shards that the run is to make.
-    new_receipts
-        Receipts of this run.
-    receipts
-        Of all finished shards of the version, by number; the build adds to it.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.began = time.time()
-        self.target: TargetVersion | None = None
-        self.planned = 0
-        self.new_receipts: list[Receipt] = []
-        self.receipts: Mapping[int, Receipt] = {}
-
-    def fail(self, error: BaseException) -> None:
-        """Record that the build failed, so that no follower waits for its next heartbeat."""
-        if self.target is not None:
-            with contextlib.suppress(StorageError, ValueError):  # the build's own error is raised
-                self.target.record_failure(str(error) or type(error).__name__)
 
 
 def check_reports(paths: Sequence[str], store: str) -> None:
@@ -74,7 +43,7 @@ def check_reports(paths: Sequence[str], store: str) -> None:
 
 
 def write_reports(
-    monitor: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
+    build: Build, result: BuildResult | None = None, error: BaseException | None = None
 ) -> None:
     """Write all reports that were requested, with the build's result or else its error.
 
@@ -83,10 +52,10 @@ def write_reports(
     StorageError
         One could not be written.
     """
-    if not monitor.request.report:
+    if not build.request.report:
         return
-    figures = summary(monitor, result, error)
-    for path in map(Path, monitor.request.report):
+    figures = summary(build, result, error)
+    for path in map(Path, build.request.report):
         if path.suffix == ".html":
             from precache_workers.driver.report_page import page
 
@@ -99,26 +68,28 @@ def write_reports(
             raise StorageError(f"cannot write the report {path}: {failed.strerror}") from None
 
 
-def report_failure(monitor: RunMonitor, error: BaseException, say: Callable[[str], None]) -> None:
-    """Write the reports of a build that failed."""
-    monitor.fail(error)
+def report_failure(build: Build, error: BaseException, say: Callable[[str], None]) -> None:
+    """Record that a build failed, so that no follower waits for it, and write its reports."""
+    if build.target is not None:
+        with contextlib.suppress(StorageError, ValueError):  # the build's own error is raised
+            build.target.record_failure(str(error) or type(error).__name__)
     try:
-        write_reports(monitor, error=error)
+        write_reports(build, error=error)
     except Exception as failed:  # the build's own error is the one to be raised
         say(f"The report is not written: {failed}")
 
 
 def summary(
-    monitor: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
+    build: Build, result: BuildResult | None = None, error: BaseException | None = None
 ) -> dict[str, Any]:
     """All figures of a report, as JSON has them: sums over the shards that this run made.
 
     Times are seconds since the first of these began, by their nodes' own clocks. ``failures`` are
     those of the whole version, earlier runs included.
     """
-    request, target, receipts = monitor.request, monitor.target, monitor.new_receipts
+    request, target, receipts = build.request, build.target, build.new_receipts
     total = Totals.of(receipts)
-    began = min((receipt.began for receipt in receipts), default=monitor.began)
+    began = min((receipt.began for receipt in receipts), default=build.began)
     nodes = sorted({receipt.host for receipt in receipts}, key=by_number)
     return {
         "state": "complete" if result is not None else "incomplete",
@@ -127,12 +98,12 @@ def summary(
         "source": shown(request.source),
         "store": shown(request.store),
         "address": shown(request.address),
-        "began": monitor.began,
-        "seconds": time.time() - monitor.began,
+        "began": build.began,
+        "seconds": time.time() - build.began,
         "rows": len(target.table) if target else result.samples + result.removed if result else 0,
         "shards": {
             "of_version": target.shards if target is not None else result.shards if result else 0,
-            "to_make": monitor.planned,
+            "to_make": build.planned,
             "made": total.shards,
             "reused": total.reused,
         },
@@ -145,8 +116,8 @@ def summary(
         "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
         "nodes": [_node(name, [r for r in receipts if r.host == name], began) for name in nodes],
         "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
-        "slowest": _slowest(monitor),
-        "failures": _failures(monitor, result),
+        "slowest": _slowest(build),
+        "failures": _failures(build, result),
     }
 
 
@@ -188,10 +159,10 @@ def _node(name: str, receipts: Sequence[Receipt], began: float) -> dict[str, Any
     }
 
 
-def _slowest(monitor: RunMonitor) -> list[dict[str, Any]]:
-    samples = [(slow, receipt) for receipt in monitor.new_receipts for slow in receipt.slowest]
+def _slowest(build: Build) -> list[dict[str, Any]]:
+    samples = [(slow, receipt) for receipt in build.new_receipts for slow in receipt.slowest]
     samples.sort(key=lambda pair: pair[0].seconds, reverse=True)
-    keys = monitor.target.table.keys if monitor.target is not None else []
+    keys = build.target.table.keys if build.target is not None else []
     return [
         {
             "key": keys[slow.row],
@@ -204,11 +175,11 @@ def _slowest(monitor: RunMonitor) -> list[dict[str, Any]]:
     ]
 
 
-def _failures(monitor: RunMonitor, result: BuildResult | None) -> list[dict[str, str]]:
+def _failures(build: Build, result: BuildResult | None) -> list[dict[str, str]]:
     if result is not None:
         pairs = list(result.holes)
-    elif monitor.target is not None:
-        pairs = failed_samples(monitor.target.table.keys, monitor.receipts.values())
+    elif build.target is not None:
+        pairs = failed_samples(build.target.table.keys, build.receipts.values())
     else:
         pairs = []
     return [{"key": key, "reason": why} for key, why in pairs]

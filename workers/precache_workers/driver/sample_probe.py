@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from precache.codecs.image import import_zstd
 from precache.errors import PrecacheError, SampleError, SourceError
 from precache.messages import shown
+from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.planning.request import Request
+from precache_workers.planning.listing import ListedSource
+from precache_workers.planning.request import Request, source_of
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work_plan import MeasuredRows, may_draw
+from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.dataset_items import Starts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
@@ -28,51 +31,58 @@ REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
 
 
 class SampleProbe:
-    """Tries samples of a job by the functions of `row_probe`: a `planning.work_plan.Probe`.
-
-    Parameters
-    ----------
-    run
-        Returns what runs tasks.
-    job
-        Returns the job, with the starts that were found so far.
-    barred
-        Key -> reason, of samples that are left out, as they end workers; it grows.
-    note_pixels
-        Takes a line about defaults that decide the pixels of samples.
-    declared
-        Take row shapes that the recipe declares, without stored bytes, where samples need not be
-        read to decide whether a build is refused.
+    """Tries samples by the functions of `row_probe`: the `planning.work_plan.Probe` that a build
+    is, and a plan.
 
     Attributes
     ----------
+    listed
+        The listing of the source, once it is known.
+    run_tasks
+        Runs tasks.
+    barred
+        Key -> reason, of samples that are left out, as they end workers; it grows.
+    declared
+        Take row shapes that the recipe declares, without stored bytes, where samples need not be
+        read to decide whether a build is refused.
     starts
         The parts of a dataset's samples that fields start from, once they were found.
-    seconds
+    probe_seconds
         Time that the trials took.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        run: Callable[[], RunTasks],
-        job: Callable[[], Job],
-        barred: dict[str, str],
-        progress: BuildProgress,
-        note_pixels: Callable[[str], None],
-        *,
-        declared: bool = False,
-    ) -> None:
-        self._request, self._run, self._job, self._barred = request, run, job, barred
-        self._progress, self._note_pixels, self._declared = progress, note_pixels, declared
+    listed: ListedSource
+    run_tasks: RunTasks
+    declared = False
+
+    def __init__(self, request: Request, progress: BuildProgress) -> None:
+        self.request, self.progress = request, progress
+        self.store = open_folder(request.store, request.storage_options)
+        self.source = source_of(request)
+        self.barred: dict[str, str] = {}
         self.starts: Starts | None = None
-        self.seconds = 0.0
+        self._job: Job | None = None
+        self.probe_seconds = 0.0
+
+    def note_pixels(self, line: str) -> None:
+        """Take a line about defaults that decide the pixels of samples."""
+        self.progress.note(line)
+
+    def job(self) -> Job:
+        """Return the job of tasks, with the starts that were found so far."""
+        from precache_workers.shards.samples import Job
+
+        if isinstance(self.source, DatasetSource) and self.source.starts != self.starts:
+            self.source = replace(self.source, starts=self.starts)
+        if self._job is None or self._job.source is not self.source:
+            self._job = Job.of(self.request, self.source, self.listed)  # workers get each job once
+        return self._job
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         from precache_workers.profiling.row_probe import run_probe
 
         fields, open_ = spec.recipe.fields, spec.recipe.leaves_pixels_open
-        if self._declared and not (open_ or may_draw(self._request, spec.recipe)):
+        if self.declared and not (open_ or may_draw(self.request, spec.recipe)):
             known = {
                 n: RowShape(f.shape, f.dtype) for n, f in fields.items() if f.shape and f.dtype
             }
@@ -81,22 +91,24 @@ class SampleProbe:
         measured: MeasuredRows = self._try(run_probe, spec)
         self.starts = measured.starts
         for line in measured.notes:
-            self._progress.note(line)
+            self.progress.note(line)
         for line in measured.pixels:
-            self._note_pixels(line)
+            self.note_pixels(line)
         return measured
 
     def read_pixels(self, spec: VersionSpec, rows: list[int], twice: bool) -> None:
         from precache_workers.profiling.row_probe import run_readings
 
         for line in self._try(functools.partial(run_readings, twice=twice), spec, rows):
-            self._note_pixels(line)
+            self.note_pixels(line)
 
-    def find_starts(self, spec: VersionSpec) -> None:
-        """Find the parts that fields start from in all samples."""
+    def find_starts(self) -> None:
+        """Find the parts that fields start from in all samples, if rows were not measured."""
         from precache_workers.profiling.row_probe import run_starts
 
-        self.starts = self._try(run_starts, spec)
+        is_open = isinstance(self.source, DatasetSource) and self.source.leaves_starts_open
+        if is_open and self.starts is None:
+            self.starts = self._try(run_starts, self.listed.spec)
 
     def _try(
         self, function: Callable[[Any], Any], spec: VersionSpec, rows: list[int] | None = None
@@ -110,14 +122,14 @@ class SampleProbe:
             import_module(name)
         import_zstd()
         chosen = sample_for_probe(spec.table, PROBE_SAMPLES, rows)
-        task = FetchAllTask.of(self._job(), spec.table, chosen)
-        run, began = self._run(), time.perf_counter()
-        self._progress.phase("Measuring a few samples")
-        [(task, outcome)] = run(function, [replace(task, barred=self._barred)])
-        self.seconds += time.perf_counter() - began
-        self._barred |= task.barred
+        task = FetchAllTask.of(self.job(), spec.table, chosen)
+        run, began = self.run_tasks, time.perf_counter()
+        self.progress.phase("Measuring a few samples")
+        [(task, outcome)] = run(function, [replace(task, barred=self.barred)])
+        self.probe_seconds += time.perf_counter() - began
+        self.barred |= task.barred
         if isinstance(outcome, SampleError):
-            raise SourceError(f"{shown(self._request.source)}: {outcome}") from None
+            raise SourceError(f"{shown(self.request.source)}: {outcome}") from None
         if isinstance(outcome, PrecacheError):
             raise outcome
         return outcome

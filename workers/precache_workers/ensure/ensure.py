@@ -30,8 +30,12 @@ from precache_workers.ensure.background import begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import is_whole, rows_of
-from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
+from precache_workers.planning.target_version import (
+    TargetVersion,
+    VersionSpec,
+    find_target,
+    is_whole,
+)
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
@@ -139,7 +143,7 @@ class WantedVersion:
             return None
         version = open_own(target.folder)
         if self.listed is not None:
-            self.listed.keep_record(self.store, lambda: rows_of(version)[1])
+            self.listed.keep_record(self.store)
         return version
 
     def _is_building(self) -> bool:

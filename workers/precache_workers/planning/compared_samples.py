@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,11 +40,14 @@ class DatasetReader(ContentReader):
         Takes the number of samples that were read.
     twice
         Read some samples twice.
+    contents
+        Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
     """
 
     source: DatasetSource
     tick: Tick
     twice: bool
+    contents: dict[str, str] = field(default_factory=dict)
 
     @property
     def brings_labels(self) -> bool:
@@ -130,9 +133,10 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
     stored = next(stored_tables(store, table.source, read.brings_labels, deep=False), None)
     if stored is None:
         return
+    record, contents = stored
     rows = np.unique(np.linspace(0, len(table) - 1, SPOTS).astype(int)).tolist()
-    places = Texts(stored["key"]).find(table.keys.take(np.array(rows)))
-    contents, etags = Texts(stored["content"]), Texts(stored["known_etag"])
+    places = Texts(record["key"]).find(table.keys.take(np.array(rows)))
+    etags = Texts(record["known_etag"])
     for row, place in zip(rows, places.tolist(), strict=True):
         if place < 0 or not contents[place] or etags[place] != table.etags[row]:
             continue

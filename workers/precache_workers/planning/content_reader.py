@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,7 @@ LINE_EVERY = 10.0
 
 @dataclass(frozen=True)
 class ContentReader:
-    """Reads samples of a source, each once.
+    """Reads samples of a source.
 
     Calling it returns what is compared of samples, by rows; empty for those that cannot be read.
 
@@ -38,14 +38,11 @@ class ContentReader:
         Time limit of a sample.
     say
         Prints a line.
-    contents
-        Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
     """
 
     source: Source
     seconds: float
     say: Callable[[str], None]
-    contents: dict[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def brings_labels(self) -> bool:
@@ -57,9 +54,8 @@ class ContentReader:
 
         All that are left are empty if one hangs, which the build will find out.
         """
-        wanted = [row for row in rows if table.keys[row] not in self.contents]
-        groups = list(_groups(table, wanted))
-        done, said = 0, time.monotonic()
+        groups = list(_groups(table, rows))
+        found, said = dict[int, str](), time.monotonic()
 
         def read(group: Sequence[int]) -> list[str] | None:
             try:
@@ -72,12 +68,11 @@ class ContentReader:
             for group, contents in zip(groups, results, strict=False):
                 if contents is None:
                     break
-                self.contents.update(zip((table.keys[row] for row in group), contents, strict=True))
-                done += len(group)
+                found.update(zip(group, contents, strict=True))
                 if time.monotonic() - said >= LINE_EVERY:
                     said = time.monotonic()
-                    self.say(f"{done:,} of {len(wanted):,} samples read")
-        return [self.contents.setdefault(table.keys[row], "") for row in rows]
+                    self.say(f"{len(found):,} of {len(rows):,} samples read")
+        return [found.get(row, "") for row in rows]
 
     def _read(self, table: RowTable, rows: Sequence[int]) -> list[str]:
         keys, sizes = [table.keys[row] for row in rows], table.sizes[list(rows)].tolist()

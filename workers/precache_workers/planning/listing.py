@@ -138,23 +138,11 @@ class ListedSource:
             name, data = self.index
             store.put(name, [data])
 
-    def keep_record(
-        self, store: Folder, contents: Callable[[], Sequence[str]] | None = None
-    ) -> None:
-        """Record what was listed: before a build reads it, so that later changes are seen; and the
-        contents of the samples of a version that was built from it.
-
-        Parameters
-        ----------
-        contents
-            Returns the contents by row; called if some are not known yet.
-        """
+    def keep_record(self, store: Folder) -> None:
+        """Record what was listed, before a build reads it, so that later changes are seen."""
         if self.recalled is None:
             return
-        keys, of_rows = self.spec.table.keys, contents
-        data = self.recalled.new_record(
-            of_rows and (lambda: dict(zip(keys, of_rows(), strict=True)))
-        )
+        data = self.recalled.new_record()
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
             if data is not None:

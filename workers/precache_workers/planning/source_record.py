@@ -5,10 +5,10 @@ its content with them: files are rewritten in place, touched, linked, copied. So
 where it is in doubt, and a sample keeps the identity under which a store knows its content. If its
 listed identity stands for another content, it gets one of its own, which names its content.
 
-A store knows contents by its versions, finished or begun, and by a record of the source, which lies
-beside the indexes of sources, and also has states of files, digests of ctime and inode number: a
-sample of the same state is not read. The record is not trusted for more: without it, samples that a
-version has are read.
+A store knows contents by its versions, finished or begun. A record of the source, which lies beside
+the indexes of sources, has the identity that each listed sample got, and the state of its file, a
+digest of ctime and inode number: a sample of the same state is not read. The record is not trusted
+for more: without it, samples that a version has are read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from precache_workers.planning.stored_versions import UNREADABLE, stored_version
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "file_state": "int64",
-    "content": "string", "known_mtime_ns": "int64", "known_etag": "string",
+    "known_mtime_ns": "int64", "known_etag": "string",
 }  # fmt: skip
-"""Columns of a record: samples as listed, their contents (empty if they were not read), and their
-identities in row tables."""
+"""Columns of a record: samples as listed, and their identities in row tables."""
 
 OWN = " with content "
 """Between an etag as listed and a content, in the etag of a sample that has its own identity."""
@@ -60,8 +59,6 @@ class RecalledListing:
         As it was listed.
     file_states
         States of files for which the identities hold.
-    contents
-        Key -> content, of samples that were read.
     record
         The record before.
     places
@@ -73,7 +70,6 @@ class RecalledListing:
     table: RowTable
     listed: RowTable
     file_states: np.ndarray
-    contents: Mapping[str, str]
     record: Any
     places: np.ndarray
     inputs: str = ""
@@ -83,15 +79,9 @@ class RecalledListing:
         """Name of the record in the store."""
         return record_name(self.listed.source, self.inputs)
 
-    def new_record(self, content_of: Callable[[], Mapping[str, str]] | None) -> bytes | None:
+    def new_record(self) -> bytes | None:
         """Return the record of this listing, a Parquet file after its XXH3-128 digest; None if the
-        earlier one says the same.
-
-        Parameters
-        ----------
-        content_of
-            Returns contents of samples by key, called if some are still unknown.
-        """
+        earlier one says the same."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -99,18 +89,11 @@ class RecalledListing:
         listed, table = self.listed, self.table
         other = ~listed.etags.same(table.etags) | (listed.mtimes != table.mtimes)
         kept = (self.file_states >= 0) | other  # of others, the listing alone says all
-        known = Texts.joined([Texts(self.record["content"]), Texts([""])])
-        known = known.take(np.where(self.places < 0, len(self.record), self.places))
-        contents = _filled(known, table.keys, self.contents)
-        fresh = bool(self.contents) or bool((kept & (self.places < 0)).any())
-        if content_of is not None and (kept & contents.is_blank).any():
-            before, contents = contents, _filled(contents, table.keys, content_of())
-            fresh = fresh or contents != before
-        if not fresh:
+        if not (kept & (self.places < 0)).any():
             return None
         arrays = (
             listed.keys.plain, arrow_of(listed.sizes), arrow_of(listed.mtimes), listed.etags.plain,
-            arrow_of(self.file_states), contents.plain, arrow_of(table.mtimes), table.etags.plain,
+            arrow_of(self.file_states), arrow_of(table.mtimes), table.etags.plain,
         )  # fmt: skip
         new = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
         parts = [new if kept.all() else new.filter(arrow_of(kept))]
@@ -124,13 +107,6 @@ class RecalledListing:
             write_statistics=False,
         )  # fmt: skip
         return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
-
-
-def _filled(contents: Texts, keys: Texts, of_key: Mapping[str, str]) -> Texts:
-    """Add contents by key where they are unknown."""
-    unknown = np.flatnonzero(contents.is_blank) if of_key else ()
-    pairs = zip(unknown, keys.take(np.asarray(unknown, np.int64)), strict=True)
-    return contents.replaced({int(row): new for row, key in pairs if (new := of_key.get(key))})
 
 
 def read_record(store: Folder, source: str, inputs: str = "") -> Any:
@@ -178,18 +154,21 @@ def recall(
     file_states = np.full(len(listing), -1) if file_states is None else file_states
     places = Texts(record["key"]).find(listing.keys)
     before = np.append(numbers_of(record["file_state"]), -1)[places]
-    recorded = _known_of(record, listing, np.flatnonzero(places >= 0), read.brings_labels)
+    recorded = _known_of(record, None, listing, np.flatnonzero(places >= 0))
     same = np.zeros(len(listing), np.bool_)
     same[recorded.rows[recorded.alike]] = True
     exact = same & ((before == file_states) | (before < 0) | (file_states < 0))
     stale = same & ~exact
     settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
     wanted = np.flatnonzero((~exact & ~settled) | read_all)
-    known = [recorded]
+    # Of another state, an identity by the record alone may stand for another content.
+    known = [replace(recorded, alike=recorded.alike & (exact | settled)[recorded.rows])]
     if len(wanted):
         deep = read_all or bool((file_states[wanted] >= 0).any())
-        tables = stored_tables(store, listing.source, read.brings_labels, deep)
-        known += [_known_of(table, listing, wanted, brings=False) for table in tables]
+        as_recorded = _with_identities(listing, [recorded], {}, exact, file_states)
+        for table, contents in stored_tables(store, listing.source, read.brings_labels, deep):
+            part = _known_of(table, contents, listing, wanted)
+            known.append(part.alike_by(as_recorded))
     alike, touched = _with_content(known, listing)
     alike &= ~exact & ~settled & (file_states >= 0) & (listing.sizes <= most_bytes)
     alike &= (not ignore_ctime) | (len(record) > 0)
@@ -205,7 +184,6 @@ def recall(
         _with_identities(listing, known, found, alike, file_states),
         listing,
         np.where(settled, before, file_states),
-        {key: content for key, content in read.contents.items() if content},
         record,
         np.where(exact | settled, places, -1),
         inputs,
@@ -235,29 +213,31 @@ class _Known:
     mtimes: np.ndarray
     etags: Texts
 
+    def alike_by(self, as_recorded: RowTable) -> _Known:
+        """Return these samples, also alike where a record has these identities."""
+        same = self.mtimes == as_recorded.mtimes[self.rows]
+        same &= self.etags.same(as_recorded.etags.take(self.rows))
+        return replace(self, alike=self.alike | same)
 
-def _known_of(table: Any, listing: RowTable, rows: np.ndarray, brings: bool) -> _Known:
-    """Find samples of a listing in a table with the columns of a record.
 
-    Parameters
-    ----------
-    brings
-        Whether its contents say too little, as labels are compared, too.
-    """
+def _known_of(table: Any, contents: Texts | None, listing: RowTable, rows: np.ndarray) -> _Known:
+    """Find samples of a listing in a table with the columns of a record, and their contents."""
     places = Texts(table["key"]).find(listing.keys.take(rows))
-    rows, table = rows[places >= 0], table.take(arrow_of(places[places >= 0]))
-    same = numbers_of(table["size"]) == listing.sizes[rows]
-    rows, table = rows[same], table.filter(arrow_of(same))
+    rows, places = rows[places >= 0], places[places >= 0]
+    same = numbers_of(table["size"])[places] == listing.sizes[rows]
+    rows, places = rows[same], places[same]
+    table = table.take(arrow_of(places))
     alike = numbers_of(table["mtime_ns"]) == listing.mtimes[rows]
     alike &= Texts(table["etag"]).same(listing.etags.take(rows))
-    contents = Texts(table["content"])
-    contents = contents.blanked(np.full(len(rows), brings))
-    etags = Texts(table["known_etag"])
-    return _Known(rows, alike, contents, numbers_of(table["known_mtime_ns"]), etags)
+    own = Texts.repeated([""], [len(rows)]) if contents is None else contents.take(places)
+    return _Known(rows, alike, own, numbers_of(table["known_mtime_ns"]), Texts(table["known_etag"]))
 
 
-def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Iterator[Any]:
-    """Yield tables with the columns of a record of the versions of a source, the latest first.
+def stored_tables(
+    store: Folder, source: str, brings: bool, deep: bool
+) -> Iterator[tuple[Any, Texts]]:
+    """Yield tables with the columns of a record of the versions of a source, and the contents of
+    their samples, the latest first.
 
     Parameters
     ----------
@@ -274,18 +254,18 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
                 contents = _labelled(contents, stored.version.labels)
             elif brings:
                 contents = Texts.repeated([""], [len(table)])
-            yield as_record(table, contents)
+            yield as_record(table), contents
 
 
-def as_record(table: RowTable, contents: Texts) -> Any:
+def as_record(table: RowTable) -> Any:
     """Return a row table with the columns of a record."""
     import pyarrow.compute as pc
 
     listed = pc.replace_substring_regex(table.etags.plain, f"{OWN}.*", "")
     mtimes, file_states = arrow_of(table.mtimes), arrow_of(np.full(len(table), -1))
     columns = (
-        table.keys.plain, arrow_of(table.sizes), mtimes, listed, file_states, contents.plain,
-        mtimes, table.etags.plain,
+        table.keys.plain, arrow_of(table.sizes), mtimes, listed, file_states, mtimes,
+        table.etags.plain,
     )  # fmt: skip
     return _table(dict(zip(_COLUMNS, columns, strict=True)))
 

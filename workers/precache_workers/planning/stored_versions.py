@@ -1,38 +1,29 @@
-"""Stored versions: those committed, and which objects of the target version exist."""
+"""The versions of a store: those committed, and those that were begun."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from precache.errors import DamageError, GoneError, StorageError, StoreError
-from precache.runtime.operating_system import usable_cores
-from precache.runtime.ordered_map import prefetch
+from precache.errors import DamageError, FormatError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.build_status import read_description
 from precache.store.columns import Texts
 from precache.store.commit_log import ROOT, VERSION, read_log
-from precache.store.json_documents import Attributes
+from precache.store.json_documents import Attributes, Identity
 from precache.store.live_version import LiveVersion, open_begun
 from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import RowTable, read_contents, read_parts
-from precache.store.tree import Leaf
+from precache.store.tree import spare_root
 from precache.store.version import ROW_TABLE, Version, read_attributes
-from precache_workers.planning.target_version import TargetVersion
 
 RECEIPTS_AT_ONCE = 64
 """Receipts read at a time."""
-
-COMPARED_AT_ONCE = 8
-"""Objects whose bytes are compared at a time, at most."""
-
-StoredObjects = Mapping[tuple[str, int], Leaf]
-"""(field, shard) -> object."""
-
 
 UNREADABLE = DamageError, StorageError, StoreError
 """Raised where a version is read that is damaged, was removed, or is of a newer release."""
@@ -66,33 +57,67 @@ class StoredVersion:
         return table, contents, parts, np.ones(len(table), np.bool_)
 
 
+def documents(
+    store: Folder, *, begun: bool = False
+) -> Iterator[tuple[Folder, Attributes | Identity]]:
+    """Yield the versions of a store with their documents, if necessary of the spare copy: the
+    committed ones, the latest first; then others, with their descriptions if they have no root.
+
+    Parameters
+    ----------
+    begun
+        Also those that are not in the log.
+
+    Raises
+    ------
+    FormatError
+        One is of another release.
+    """
+    log = read_log(store, appends=True)
+    names = dict.fromkeys(log.versions, True)
+    for name in store.names() if begun else ():
+        if VERSION.fullmatch(name) and not store.is_link(name):
+            names.setdefault(name, False)
+    for name, is_logged in names.items():
+        if name not in log.removed:
+            folder = store.folder(name)
+            if (document := _document(folder, is_logged=is_logged)) is not None:
+                yield folder, document
+
+
+def _document(folder: Folder, *, is_logged: bool) -> Attributes | Identity | None:
+    root = folder.get(ROOT)
+    try:
+        if root is None:  # of one that was committed, bytes can be lost, and never others
+            return None if is_logged else read_description(folder)
+        return read_attributes(root, folder)
+    except FormatError:
+        raise
+    except StoreError:
+        with contextlib.suppress(StoreError):  # not ours, or all is damaged: it is built again
+            return read_attributes(spare_root(folder) or b"", folder)
+    return None
+
+
 def stored_versions(
     store: Folder, source: str | None = None, *, begun: bool = False
 ) -> Iterator[StoredVersion]:
-    """Yield the committed versions of a store that can be read, the latest first; then others.
+    """Yield the versions of `documents`.
 
     Parameters
     ----------
     source
         As `RowTable.source` names it: only versions of this one.
-    begun
-        Also those that were begun and not committed.
     """
-    log = read_log(store, appends=True)
-    for name in log.versions:
-        if name not in log.removed:
-            folder = store.folder(name)
-            with contextlib.suppress(*UNREADABLE):
-                attributes = read_attributes(folder.read(ROOT), folder)
-                if source in (None, attributes.source):
-                    yield StoredVersion(folder, attributes)
-    for name in store.names() if begun else ():
-        known = name in log.versions or name in log.removed
-        if VERSION.fullmatch(name) and not known and not store.is_link(name):
-            with contextlib.suppress(*UNREADABLE):
-                live = open_begun(store.folder(name))
-                if live is not None and source in (None, live.table.source):
-                    yield StoredVersion(live.folder, live.attributes, live)
+    for folder, document in documents(store, begun=begun):
+        if source not in (None, document.source):
+            continue
+        if isinstance(document, Attributes):
+            yield StoredVersion(folder, document)
+            continue
+        with contextlib.suppress(*UNREADABLE):
+            if (live := open_begun(folder)) is not None:
+                yield StoredVersion(folder, live.attributes, live)
 
 
 def add_receipts(begun: LiveVersion) -> tuple[Texts, Texts, np.ndarray]:
@@ -105,7 +130,7 @@ def add_receipts(begun: LiveVersion) -> tuple[Texts, Texts, np.ndarray]:
         parts; and whether it has one: (rows,) bool.
     """
     contents, parts, done = dict[int, str](), dict[int, str](), np.zeros(begun.rows, np.bool_)
-    for receipt in _receipts(begun.folder):
+    for receipt in receipts_of(begun.folder):
         with contextlib.suppress(StoreError):  # its shard is not taken
             rows = begun.add(receipt, receipt.shard)
             contents |= zip(rows, receipt.content, strict=True)
@@ -131,50 +156,8 @@ def rows_of(version: Version) -> tuple[RowTable, Texts, Texts]:
     return table, Texts(read_contents(data, where)), Texts(read_parts(data, where))
 
 
-def is_committed(target: TargetVersion) -> bool:
-    """Return whether the version was committed, as far as its root or the copy can be read."""
-    if target.folder.size(ROOT) is None:
-        return False
-    try:
-        target.committed()
-    except StoreError:
-        return False
-    return True
-
-
-def is_whole(target: TargetVersion) -> bool:
-    """Return whether the version was committed, and no object is missing or flawed."""
-    with contextlib.suppress(GoneError):
-        if is_committed(target):
-            version = target.committed()
-            return not version.flaws() and not version.lost_objects()
-    return False
-
-
-def compare_objects(
-    target: TargetVersion, recorded: StoredObjects
-) -> Iterator[tuple[tuple[str, int], bool]]:
-    """Read shards; yields field and number of each, and whether it is what was written."""
-
-    def compare(item: tuple[str, int]) -> tuple[tuple[str, int], bool]:
-        return item, not recorded[item].fault_in(target.folder)
-
-    local = target.folder.local("") is not None
-    threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
-    return prefetch(compare, recorded, threads, threads)
-
-
-def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
-    """Read the receipts of a version that was begun, by shard."""
-    return {
-        receipt.shard: receipt
-        for receipt in _receipts(target.folder)
-        if receipt.shard in range(target.shards)
-        and receipt.fits(target.rows_of(receipt.shard), target.shapes, target.rows_per_shard)
-    }
-
-
-def _receipts(folder: Folder) -> Iterator[Receipt]:
+def receipts_of(folder: Folder) -> Iterator[Receipt]:
+    """Read the receipts of a version that was begun."""
     names = [f"{RECEIPTS}/{name}" for name in folder.names(RECEIPTS)]
     for start in range(0, len(names), RECEIPTS_AT_ONCE):
         part = names[start : start + RECEIPTS_AT_ONCE]

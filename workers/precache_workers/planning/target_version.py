@@ -7,20 +7,21 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precache.errors import FormatError, StorageError, StoreError
+from precache.errors import GoneError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
+from precache.runtime.operating_system import usable_cores
+from precache.runtime.ordered_map import prefetch
 from precache.runtime.process_id import process_of
-from precache.storage.base import Folder, is_missing
-from precache.store.build_status import DESCRIPTION, FROZEN_ROWS
+from precache.storage.base import Folder
+from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import (
     BUILD,
     ROOT,
-    VERSION,
     Log,
     folder_name,
     generation_of,
@@ -30,12 +31,20 @@ from precache.store.commit_log import (
 from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
+from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
-from precache.store.tree import seal_of, spare_root
-from precache.store.version import Version, read_attributes
+from precache.store.tree import Leaf, seal_of, spare_root
+from precache.store.version import Version
 from precache_workers.ops.identity import ops_digest
+from precache_workers.planning.stored_versions import documents, receipts_of
 
 SCRATCH = f"{BUILD}/tmp"
+
+COMPARED_AT_ONCE = 8
+"""Objects whose bytes are compared at a time, at most."""
+
+StoredObjects = Mapping[tuple[str, int], Leaf]
+"""(field, shard) -> object."""
 
 
 @dataclass(frozen=True)
@@ -207,12 +216,21 @@ def find_target(
     recompute
         Return the version that builds it anew.
     """
-    committed, begun = _targets(store, spec, per_shard)
-    if recompute:
-        last = max(committed + begun, key=_generation, default=None)
-        return None if last is None else new_target(store, last, recompute=True)
-    begun = [target for target in begun if not is_recomputed(target)]
-    return max(committed or begun, key=_generation, default=None)
+    first, begun = list[TargetVersion](), list[TargetVersion]()
+    for folder, document in documents(store, begun=True):
+        if (document.fingerprint, document.rows_digest) != (spec.fingerprint, spec.rows_digest):
+            continue
+        shapes = {name: field.row for name, field in document.fields.items()}
+        shards, generation = document.rows_per_shard, generation_of(folder.name)
+        target = TargetVersion.of(store, spec, shards, shapes, generation)
+        if target.version != folder.name or not has_shards_of(target, per_shard):
+            continue
+        if recompute or isinstance(document, Attributes):
+            first.append(target)
+        elif not document.recompute:
+            begun.append(target)
+    last = max(first or begun, key=lambda target: generation_of(target.version), default=None)
+    return new_target(store, last, recompute=True) if recompute and last else last
 
 
 def new_target(store: Folder, like: TargetVersion, *, recompute: bool = False) -> TargetVersion:
@@ -253,42 +271,17 @@ def is_restorable(log: Log, folder: Folder) -> bool:
     return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
 
 
-def _generation(target: TargetVersion) -> int:
-    return generation_of(target.version)
-
-
 def description_of(target: TargetVersion) -> Identity | None:
     """Return the description of an uncommitted version; None if it is missing or damaged."""
-    return _begun(target.folder.get(DESCRIPTION) or b"", target.folder)
+    with contextlib.suppress(StoreError):
+        return read_description(target.folder)
+    return None
 
 
 def is_recomputed(target: TargetVersion) -> bool:
     """Return whether an uncommitted version was begun to compute all rows again."""
     begun = description_of(target)
     return begun is not None and begun.recompute
-
-
-def _targets(
-    store: Folder, spec: VersionSpec, per_shard: int | None
-) -> tuple[list[TargetVersion], list[TargetVersion]]:
-    """Find the committed and the begun versions of a recipe, recomputed ones included."""
-    both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
-    log = read_log(store, appends=True)
-    names = [n for n in store.names() if VERSION.fullmatch(n) and n not in log.removed]
-    names = [name for name in names if not store.is_link(name)]
-    for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):
-        if leaf == DESCRIPTION:  # of one that was committed, bytes can be lost, and never others
-            names = [name for name in names if name not in log.versions]
-        paths = [f"{name}/{leaf}" for name in names]
-        for name, data in zip(names, store.read_many(paths, [-1] * len(paths)), strict=True):
-            if isinstance(data, StorageError):
-                if is_missing(data):
-                    continue
-                raise data
-            target = _matching(store, name, read(data, store.folder(name)), spec)
-            if target is not None and has_shards_of(target, per_shard):
-                targets.append(target)
-    return both
 
 
 def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
@@ -299,30 +292,47 @@ def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
     return target.rows_per_shard == rows_per_shard(len(target.table), nbytes, per_shard)
 
 
-def _committed(data: bytes, folder: Folder) -> Attributes | None:
+# --- what is stored of it -----------------------------------------------------------------------
+
+
+def is_committed(target: TargetVersion) -> bool:
+    """Return whether the version was committed, as far as its root or the copy can be read."""
+    if target.folder.size(ROOT) is None:
+        return False
     try:
-        return read_attributes(data, folder)
-    except FormatError:
-        raise
+        target.committed()
     except StoreError:
-        with contextlib.suppress(StoreError):  # not ours, or all is damaged: it is built again
-            return read_attributes(spare_root(folder) or b"", folder)
-    return None
+        return False
+    return True
 
 
-def _begun(data: bytes, folder: Folder) -> Identity | None:
-    try:
-        return Identity.read(data, folder.path(DESCRIPTION))
-    except StoreError:
-        return None  # damaged: all that it says is computed again
+def is_whole(target: TargetVersion) -> bool:
+    """Return whether the version was committed, and no object is missing or flawed."""
+    with contextlib.suppress(GoneError):
+        if is_committed(target):
+            version = target.committed()
+            return not version.flaws() and not version.lost_objects()
+    return False
 
 
-def _matching(
-    store: Folder, name: str, version: Attributes | Identity | None, spec: VersionSpec
-) -> TargetVersion | None:
-    wanted = spec.fingerprint, spec.rows_digest
-    if version is None or (version.fingerprint, version.rows_digest) != wanted:
-        return None
-    shapes = {field: own.row for field, own in version.fields.items()}
-    target = TargetVersion.of(store, spec, version.rows_per_shard, shapes, generation_of(name))
-    return target if target.version == name else None
+def compare_objects(
+    target: TargetVersion, recorded: StoredObjects
+) -> Iterator[tuple[tuple[str, int], bool]]:
+    """Read shards; yields field and number of each, and whether it is what was written."""
+
+    def compare(item: tuple[str, int]) -> tuple[tuple[str, int], bool]:
+        return item, not recorded[item].fault_in(target.folder)
+
+    local = target.folder.local("") is not None
+    threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
+    return prefetch(compare, recorded, threads, threads)
+
+
+def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
+    """Read the receipts of a version that was begun, by shard."""
+    return {
+        receipt.shard: receipt
+        for receipt in receipts_of(target.folder)
+        if receipt.shard in range(target.shards)
+        and receipt.fits(target.rows_of(receipt.shard), target.shapes, target.rows_per_shard)
+    }

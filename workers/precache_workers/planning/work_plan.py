@@ -21,15 +21,13 @@ from precache_workers.planning.catalogue import Catalogue, StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.rows import shards_to_do
-from precache_workers.planning.stored_versions import (
-    StoredObjects,
-    is_committed,
-    read_receipts,
-)
 from precache_workers.planning.target_version import (
+    StoredObjects,
     TargetVersion,
     VersionSpec,
+    is_committed,
     new_target,
+    read_receipts,
 )
 from precache_workers.sources.dataset_items import Starts
 

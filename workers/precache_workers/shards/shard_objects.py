@@ -2,8 +2,9 @@
 
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
-an object without a receipt is kept if its rows are the same. So what is done stays as it is, and
-what was committed is never overwritten, unless it is lost: then the same bytes replace it.
+an object without a receipt is kept if it is the same, or its receipt follows. So what is done stays
+as it is, and what was committed is never overwritten, unless it is lost: then the same bytes
+replace it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
-from precache.codecs.chunk import decoder
-from precache.errors import BuildError, DamageError, StorageError
+from precache.errors import BuildError, StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT, short
-from precache.store.layout import MISSING, checks_of, decode_index
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
 from precache.store.tree import Leaf
@@ -176,22 +174,17 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
-    """Return the object of another copy if its rows are the same, or once it has a receipt.
+    """Return the object of another copy if it is the same, or once it has a receipt.
 
     Without one after a while, it is replaced.
     """
     name = task.objects[field]
-    for _ in range(2):  # bytes may be changed on their way
-        data = task.folder.get(name)
-        if data is None:
-            where = task.folder.path(name)
-            raise BuildError(f"{where} was removed at this moment; run the same again")
-        leaf = Leaf.of(name, data)
-        if (leaf.size, leaf.xxh3) == (own.stored.size, own.stored.xxh3):
-            return own.stored
-        if _has_same_rows(task, field, data, own):
-            checks = checks_of(data, len(own.stored.ends)).astype("<u4").tobytes().hex()
-            return replace(own.stored, size=leaf.size, xxh3=leaf.xxh3, checks=checks)
+    data = task.folder.get(name)
+    if data is None:
+        where = task.folder.path(name)
+        raise BuildError(f"{where} was removed at this moment; run the same again")
+    if not Leaf(name, own.stored.size, own.stored.xxh3).fault(data):
+        return own.stored
     began = time.monotonic()
     while (receipt := finished(task)) is None:
         if time.monotonic() - began > RECEIPT_SECONDS and _replace(task, name, own):
@@ -229,31 +222,3 @@ def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
         xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
         for field, name in task.objects.items()
     )
-
-
-def _has_same_rows(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> bool:
-    """Return whether an object that exists has the rows of a finished one."""
-    both = memoryview(data), memoryview(b"".join(own.read()))
-    with contextlib.suppress(DamageError):
-        chunks = zip(*(_decoded_chunks(task, field, part) for part in both), strict=True)
-        return all(one == other for one, other in chunks)
-    return False
-
-
-def _decoded_chunks(task: ShardTask, field: str, data: memoryview) -> Iterator[bytes | None]:
-    """Yield the values of the chunks of an object; None for one that is not there."""
-    shape = task.shapes[field]
-    codec = task.job.recipe.fields[field].stored_as
-    decode = decoder(codec, shape.dtype, ragged=shape.ragged)
-    per_chunk = shape.chunk_rows(task.rows_per_shard)
-    chunks = task.rows_per_shard // per_chunk
-    rows = np.empty((per_chunk, *(() if shape.ragged else shape.shape)), shape.dtype)
-    for start, length in decode_index(data[-16 * chunks - 4 :], chunks).tolist():
-        chunk = data[start : start + length]
-        if start == length == MISSING:
-            yield None
-        elif shape.ragged:
-            yield decode.ragged_values(chunk)
-        else:
-            decode.decode(chunk, rows)
-            yield rows.tobytes()
