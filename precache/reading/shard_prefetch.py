@@ -329,7 +329,7 @@ class ShardPrefetcher:
         """
         for objects in self._arrays:
             name, size = objects.cached_name(number), objects.nbytes(number)
-            fetch, use = (partial(call, objects, number) for call in (self._fetch, self._use))
+            fetch, use = partial(self._fetch, objects, number), partial(self._use, objects, number)
             fetched = self._shards.cache.obtain(name, size, fetch, use, at_once=at_once)
             if fetched:
                 self._shards.count(size)
