@@ -254,13 +254,14 @@ class VersionReader:
         draw
             Random numbers of these rows, for the windows that `crop` was given.
         """
-        view: Any = None
+        view = windows = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
                 if view is None:
                     assert self._windows is not None
                     view = self._windows(self._sizes(rows), draw)
-                reader.crop(rows, view.windows, out[name], nearest=name in self._nearest)
+                    windows = view.windows()
+                reader.crop(rows, windows, out[name], nearest=name in self._nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
