@@ -922,7 +922,8 @@ class RandomCrop(ImageTransform, WindowStep):
         return view.cropped(corners, self.size, sides)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        view = self.view(View.of(*images.shape[2:], draw), draw)
+        height, width = images.shape[2:]
+        view = self.view(View.of(height, width, draw), draw)
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
         corner = (view.corners + self.padding).long()
         windows = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)

@@ -254,7 +254,8 @@ class VersionReader:
         draw
             Random numbers of these rows, for the windows that `crop` was given.
         """
-        view = windows = None
+        view: Any = None
+        windows: Any = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
                 if view is None:
