@@ -40,6 +40,9 @@ from precache.recipe.resampling import resized_shape
 from precache.runtime.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
+Place = tuple[int, ...]
+"""Indices of a step in the transforms that it is in, the outermost first."""
+
 GREY = (0.299, 0.587, 0.114)
 """Weights of R, G and B in grey (ITU-R BT.601)."""
 
@@ -313,7 +316,8 @@ class ImageTransform(FieldTransform):
         }
         if isinstance(self, WindowStep) and following_of(batch, images, draw):
             height, width = next(iter(images.values())).shape[2:]
-            changed |= follow(batch, images, self.movement(height, width, draw), draw)
+            view = self.view(View.of(height, width, draw), draw)
+            changed |= follow(batch, images, view.movement(), draw)
         return {**batch, **changed}
 
     def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -403,9 +407,13 @@ class Compose:
             raise UsageError(f"Compose takes a list of transforms, not {steps!r}")
         self.steps = [require_step("a step of Compose", step) for step in steps]
 
+    def placed(self) -> Sequence[tuple[Place, Any]]:
+        """Return the steps with their places."""
+        return [((index,), step) for index, step in enumerate(self.steps)]
+
     def apply(self, batch: Any, draw: Draw) -> Any:
-        for index, step in enumerate(self.steps):
-            batch = run(step, batch, draw.inside(index))
+        for place, step in self.placed():
+            batch = run(step, batch, draw.at(place))
         return batch
 
 
@@ -443,9 +451,7 @@ def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw
 def is_drawn(step: Any) -> bool:
     """Return whether any thread may run a transform: it uses the batch and the draw alone."""
     if isinstance(step, Compose):
-        return type(step).apply is Compose.apply and all(map(is_drawn, step.steps))
-    if isinstance(step, Later):
-        return all(is_drawn(later) for _, later in step.placed)
+        return type(step).apply is Compose.apply and all(is_drawn(s) for _, s in step.placed())
     return isinstance(step, Transform)
 
 
@@ -547,17 +553,11 @@ def crops(transform: Any) -> bool:
     return any(isinstance(step, cropping) for step in _steps(transform))
 
 
-Place = tuple[int, ...]
-"""Indices of a step in the transforms that it is in, the outermost first."""
-
-
 def _placed(transform: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Yield the steps of a transform with their places."""
     if isinstance(transform, Compose) and type(transform).apply is Compose.apply:
-        for index, step in enumerate(transform.steps):
-            yield from _placed(step, (*place, index))
-    elif isinstance(transform, Later):
-        yield from transform.placed
+        for within, step in transform.placed():
+            yield from _placed(step, (*place, *within))
     else:
         yield place, transform
 
@@ -582,22 +582,14 @@ class Followed(Transform):
         return {**others, **follow(others, self.pictures, movement, draw)}
 
 
-class Later(Transform):
-    """The steps that are left of a transform whose first ones are done; they draw as before.
-
-    Attributes
-    ----------
-    placed
-        The steps with their places in the whole transform.
-    """
+class Later(Compose):
+    """The steps that are left of a transform whose first ones are done; they draw as before."""
 
     def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
-        self.placed = placed
+        self.left = placed
 
-    def apply(self, batch: Batch, draw: Draw) -> Batch:
-        for place, step in self.placed:
-            batch = run(step, batch, draw.at(place))
-        return batch
+    def placed(self) -> Sequence[tuple[Place, Any]]:
+        return self.left
 
 
 def _number(name: str, value: Any, least: float, most: float = sys.float_info.max) -> float:
@@ -623,70 +615,102 @@ def _range(name: str, value: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class View:
-    """Views of N images of different sizes, before anything is read of them.
+    """What is seen of N images: a part of each, resized, of that a part, mirrored after that.
 
     Attributes
     ----------
+    size
+        Height and width of what is seen; None if images differ.
     sizes
-        (N, 2) float64 height and width of what is seen, whole numbers.
-    windows
-        Where that is in each image.
+        (N, 2) height and width, whole numbers, or (1, 2) if all are alike. Those below are so, too;
+        float64 of images that differ in size.
+    corners, parts
+        (N, 2) top and left, and height and width, of the part that takes part in a resize.
+    resized
+        (N, 2) height and width that it is resized to; None if it is not.
+    starts
+        (N, 2) top and left of what is seen in it, in its own pixels.
+    mirrored
+        (N,) bool.
     shifts
-        (N,) float64 pixels that keypoints lie right of the same places of boxes; see `Movement`.
+        (N,) pixels that keypoints lie right of the same places of boxes; see `Movement`.
     """
 
-    sizes: np.ndarray
-    windows: Windows
-    shifts: np.ndarray
+    size: tuple[int, int] | None
+    sizes: torch.Tensor
+    corners: torch.Tensor
+    parts: torch.Tensor
+    resized: torch.Tensor | None
+    starts: torch.Tensor
+    mirrored: torch.Tensor
+    shifts: torch.Tensor
 
     @classmethod
-    def whole(cls, sizes: np.ndarray) -> View:
-        """Return the view of whole images of these (N, 2) sizes."""
-        sizes = sizes.astype(np.float64)
-        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-        mirrored = np.zeros(len(sizes), np.bool_)
-        windows = Windows(boxes, np.zeros_like(sizes), np.ones_like(sizes), mirrored)
-        return cls(sizes, windows, np.zeros(len(sizes)))
+    def whole(cls, sizes: torch.Tensor, size: tuple[int, int] | None = None) -> View:
+        """Return the view of whole images of these sizes, which are `size` if it is given."""
+        zeros, none = torch.zeros_like(sizes), torch.zeros_like(sizes[:, 0])
+        return cls(size, sizes, zeros, sizes, None, zeros, none.bool(), none)
 
-    def require(self, size: tuple[int, int]) -> None:
-        """Raise `UsageError` if a crop does not fit."""
-        small = np.flatnonzero((self.sizes < size).any(axis=1))
+    @classmethod
+    def of(cls, height: int, width: int, draw: Draw) -> View:
+        """Return the view of whole images of one size, on the device of a draw."""
+        return cls.whole(_constant([[height, width]], draw.numbers), (height, width))
+
+    def require(self, size: tuple[int, int], padding: int = 0) -> None:
+        """Raise `UsageError` if a crop does not fit images, with `padding` on every side."""
+        sizes = np.array([self.size] if self.size else self.sizes.numpy()).reshape(-1, 2)
+        small = np.flatnonzero((sizes + 2 * padding < size).any(axis=1))
         if len(small):
-            high, wide = self.sizes[small[0]].astype(int).tolist()
+            high, wide = (sizes[small[0]] + 2 * padding).astype(int).tolist()
             raise UsageError(
                 f"a crop of {size[0]} x {size[1]} does not fit an image of {high} x {wide}; put "
                 f"Resize({max(size)}) before it"
             )
 
-    def cropped(self, corners: np.ndarray, sizes: np.ndarray) -> View:
+    def cropped(
+        self, corners: torch.Tensor, size: tuple[int, int] | None, sizes: torch.Tensor
+    ) -> View:
         """Return a part: (N, 2) top and left, height and width, in what is seen now."""
-        windows, sizes = self.windows, np.broadcast_to(sizes, self.sizes.shape)
-        corners = corners.astype(np.float64)
-        behind = self.sizes[:, 1] - corners[:, 1] - sizes[:, 1]
-        corners[:, 1] = np.where(windows.mirrored, behind, corners[:, 1])
-        if (windows.scales == 1).all():  # pixels beside the part take no part in a resize
-            boxes = np.concatenate([windows.boxes[:, :2] + corners, sizes], axis=1)
-            return replace(self, sizes=sizes, windows=replace(windows, boxes=boxes))
-        starts = windows.starts + corners * windows.scales
-        return replace(self, sizes=sizes, windows=replace(windows, starts=starts))
+        top, left = corners.unbind(1)
+        behind = self.sizes[:, 1] - left - sizes[:, 1]
+        corners = torch.stack([top, torch.where(self.mirrored, behind, left)], 1)
+        sizes = sizes.expand_as(corners)
+        seen = replace(self, size=size, sizes=sizes)
+        if self.resized is None or bool((self.resized == self.parts).all()):
+            # Pixels beside the part take no part in a resize.
+            return replace(seen, corners=self.corners + corners, parts=sizes, resized=None)
+        return replace(seen, starts=self.starts + corners * (self.parts / self.resized))
 
-    def resized(self, sizes: np.ndarray) -> View:
+    def resized_to(self, size: tuple[int, int] | None, sizes: torch.Tensor) -> View:
         """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
-        sizes = np.broadcast_to(sizes, self.sizes.shape)
-        windows, shifts = replace(self.windows, scales=self.sizes / sizes), self.shifts
-        return View(sizes, windows, shifts * sizes[:, 1] / self.sizes[:, 1])
+        sizes = sizes.expand_as(self.sizes)
+        shifts = self.shifts * sizes[:, 1] / self.sizes[:, 1]
+        return replace(self, size=size, sizes=sizes, resized=sizes, shifts=shifts)
 
-    def mirrored(self, flips: np.ndarray) -> View:
+    def flipped(self, flips: torch.Tensor) -> View:
         """Return the view with left and right exchanged where `flips` (N,) is true."""
-        windows = replace(self.windows, mirrored=self.windows.mirrored ^ flips)
-        return View(self.sizes, windows, np.where(flips, -1 - self.shifts, self.shifts))
+        shifts = torch.where(flips, -1 - self.shifts, self.shifts)
+        return replace(self, mirrored=self.mirrored ^ flips, shifts=shifts)
+
+    def windows(self) -> Windows:
+        """Return where that is in images that differ in size."""
+        boxes = torch.cat([self.corners, self.parts], 1)
+        scales = torch.ones_like(self.parts) if self.resized is None else self.parts / self.resized
+        columns = boxes, self.starts, scales, self.mirrored
+        return Windows(*(column.numpy() for column in columns))
+
+    def movement(self) -> Movement:
+        """Return where pixels of the images go."""
+        assert self.size is not None
+        scales = torch.ones_like(self.parts) if self.resized is None else self.resized / self.parts
+        starts = (self.corners + self.starts).flip(1)
+        return Movement(starts, scales.flip(1), self.mirrored, self.size, self.shifts)
 
     def places(self) -> np.ndarray:
         """Return (N, 6) float32 for `movement_of`, which tells where pixels of the images go."""
-        windows = self.windows
-        corners = windows.boxes[:, [1, 0]] + windows.starts[:, ::-1]
-        columns = [corners, 1 / windows.scales[:, ::-1], windows.mirrored[:, None]]
-        return np.concatenate([*columns, self.shifts[:, None]], 1, dtype=np.float32)
+        way = self.movement()
+        columns = way.starts, way.scales, self.mirrored[:, None], self.shifts[:, None]
+        return torch.cat(columns, 1).float().numpy()
 
 
 def movement_of(places: torch.Tensor, size: tuple[int, int]) -> Movement:
@@ -714,14 +738,6 @@ class WindowStep(ABC):
     def view(self, view: View, draw: Draw) -> View:
         """Return what is seen after the step."""
 
-    @abstractmethod
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        """Return where the pixels of images of one size go."""
-
-    @abstractmethod
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return height and width after the step, given those before; None if images differ."""
-
 
 @dataclass(frozen=True)
 class WindowSteps:
@@ -744,7 +760,7 @@ class WindowSteps:
 
     def __call__(self, sizes: np.ndarray, draw: Draw) -> View:
         """Return what is seen of images of (N, 2) heights and widths."""
-        view = View.whole(sizes)
+        view = View.whole(torch.from_numpy(sizes.astype(np.float64)))
         for place, step in self.placed:
             view = step.view(view, draw.at(place))
         return view
@@ -809,12 +825,13 @@ def split_windows(
         Its first steps do not bring the images to one size, or do not move all of them.
     """
     first: list[tuple[Place, WindowStep]] = []
-    size, placed, nearest = None, list(_placed(transform)), list[str]()
+    placed, nearest = list(_placed(transform)), list[str]()
+    view, draw = View.whole(torch.empty(0, 2)), Draw((), 0, torch.empty(0, dtype=torch.int64))
     for place, step in placed:
         fits = isinstance(step, WindowStep) and not step.padding
         if not fits or (step.resizes and any(before.resizes for _, before in first)):
             break
-        if size is not None and {*(step.fields or ("image",))} != {*ragged}:
+        if view.size is not None and {*(step.fields or ("image",))} != {*ragged}:
             break  # of a batch, some fields may be changed without the others
         _require_whole_scene(step, ragged, dense, where, followers)
         if isinstance(step, _Resampling):
@@ -826,8 +843,9 @@ def split_windows(
                         f"{name} of {where} is {ragged[name]}, and rows with shapes of their own "
                         f"are blended as uint8 alone: give fields={{{name!r}: 'nearest'}}"
                     )
-        size = step.size_after(size)
+        view = step.view(view, draw)
         first.append((place, step))
+    size = view.size
     if size is None:
         fields = names = ""
         if [*ragged] != ["image"]:
@@ -850,18 +868,7 @@ def split_windows(
 # --- geometry -----------------------------------------------------------------------------------
 
 
-class _Cropping(ImageTransform, WindowStep):
-    """A step that makes images of one size."""
-
-    moves = True
-    size: Any
-
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        wanted: tuple[int, int] = self.size
-        return wanted
-
-
-class _Resampling(_Cropping):
+class _Resampling(ImageTransform, WindowStep):
     """A step that resizes each field by an interpolation of its own.
 
     Attributes
@@ -872,6 +879,7 @@ class _Resampling(_Cropping):
         True if the user gave them.
     """
 
+    moves = True
     resizes = True
 
     def __init__(self, fields: Mapping[str, str] | Iterable[str] | None) -> None:
@@ -888,7 +896,7 @@ class _Resampling(_Cropping):
         """Return the changed images, without new values."""
 
 
-class RandomCrop(_Cropping):
+class RandomCrop(ImageTransform, WindowStep):
     """A random window of `size`, after `padding` zeros on every side, of masks, too.
 
     Parameters
@@ -896,6 +904,8 @@ class RandomCrop(_Cropping):
     fields
         Fields that are cropped by the same window; see `FieldTransform`.
     """
+
+    moves = True
 
     def __init__(
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
@@ -905,37 +915,23 @@ class RandomCrop(_Cropping):
         self.padding = whole("padding", padding, 0)
 
     def view(self, view: View, draw: Draw) -> View:
-        sides = np.array(self.size)
-        view.require(self.size)
-        spare = torch.from_numpy((view.sizes - sides + 1).astype(np.float32))
-        return view.cropped((draw.uniform(2) * spare).long().numpy(), sides)
+        view.require(self.size, self.padding)
+        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
+        spare = (view.sizes + 2 * self.padding - sides + 1).float()
+        corners = (draw.uniform(2) * spare).floor() - self.padding
+        return view.cropped(corners, self.size, sides)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        height, width = images.shape[2:]
+        view = self.view(View.of(height, width, draw), draw)
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
-        height, width = self.size
-        if padded.shape[2] < height or padded.shape[3] < width:
-            raise UsageError(
-                f"a crop of {height} x {width} does not fit images of "
-                f"{padded.shape[2]} x {padded.shape[3]}"
-            )
-        corner = self._corners(images.shape[2], images.shape[3], draw).long()
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        corner = (view.corners + self.padding).long()
+        windows = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
         number = torch.arange(len(images), device=images.device)
         return windows[number, :, corner[:, 0], corner[:, 1]]
 
-    def _corners(self, height: int, width: int, draw: Draw) -> torch.Tensor:
-        """Draw (N, 2) float32 top and left, whole numbers, in padded images."""
-        lengths, sides = (height, width), self.size
-        spare = [
-            length + 2 * self.padding - s + 1 for length, s in zip(lengths, sides, strict=True)
-        ]
-        return (draw.uniform(2) * _constant(spare, draw.numbers)).floor()
 
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        return _shifted(self._corners(height, width, draw).flip(1) - self.padding, self.size)
-
-
-class CenterCrop(_Cropping):
+class CenterCrop(ImageTransform, WindowStep):
     """The middle of each image, of `size`.
 
     Parameters
@@ -944,27 +940,22 @@ class CenterCrop(_Cropping):
         Fields that are cropped alike; see `FieldTransform`.
     """
 
+    moves = True
+
     def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
         super().__init__(fields)
         self.size = sides("size", size)
 
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        (height, width), (high, wide) = self.size, images.shape[2:]
-        if high < height or wide < width:
-            raise UsageError(f"a crop of {height} x {width} does not fit images of {high} x {wide}")
-        top, left = self._corner(high, wide)
-        return images[:, :, top : top + height, left : left + width]
-
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        return round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
-
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        top, left = self._corner(height, width)
-        return _shifted(_constant([[left, top]], draw.numbers), self.size)
-
     def view(self, view: View, draw: Draw) -> View:
         view.require(self.size)
-        return view.cropped(np.rint((view.sizes - self.size) / 2), np.array(self.size))
+        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
+        return view.cropped(((view.sizes - sides) / 2).round(), self.size, sides)
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        (height, width), (high, wide) = self.size, images.shape[2:]
+        View.of(high, wide, draw).require(self.size)
+        top, left = round((high - height) / 2), round((wide - width) / 2)
+        return images[:, :, top : top + height, left : left + width]
 
 
 class Resize(_Resampling):
@@ -1001,19 +992,13 @@ class Resize(_Resampling):
         )
         return images[:, :, rows[:, None], columns]
 
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        high, wide = size = self._size_of(height, width)
-        kept = _shifted(_constant([[0, 0]], draw.numbers), size)
-        return replace(kept, scales=_constant([[wide / width, high / height]], draw.numbers))
-
     def view(self, view: View, draw: Draw) -> View:
-        sizes = [self._size_of(height, width) for height, width in view.sizes.astype(int).tolist()]
-        return view.resized(np.array(sizes, np.float64).reshape(-1, 2))
-
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        if isinstance(self.size, tuple):
-            return self.size
-        return None if size is None else self._size_of(*size)
+        size = self.size if isinstance(self.size, tuple) else None
+        if view.size is not None:
+            size = self._size_of(*view.size)
+        each = [size] if size else [self._size_of(*map(int, each)) for each in view.sizes.tolist()]
+        sizes = _constant(each, view.sizes).to(view.sizes.dtype).reshape(-1, 2)
+        return view.resized_to(size, sizes)
 
 
 class RandomResizedCrop(_Resampling):
@@ -1044,9 +1029,10 @@ class RandomResizedCrop(_Resampling):
         self.ratio = _range("ratio", ratio)
 
     def view(self, view: View, draw: Draw) -> View:
-        height, width = torch.from_numpy(view.sizes.astype(np.float32)).unbind(1)
-        boxes = self.boxes(height, width, draw).numpy().astype(np.float64)
-        return view.cropped(boxes[:, :2], boxes[:, 2:]).resized(np.array(self.size, np.float64))
+        height, width = view.sizes.float().unbind(1)
+        boxes = self.boxes(height, width, draw).to(view.sizes.dtype)
+        part = view.cropped(boxes[:, :2], None, boxes[:, 2:])
+        return part.resized_to(self.size, _constant([self.size], boxes).to(boxes.dtype))
 
     def boxes(
         self, height: int | torch.Tensor, width: int | torch.Tensor, draw: Draw
@@ -1061,11 +1047,6 @@ class RandomResizedCrop(_Resampling):
         top = (u[:, 2] * (height - h + 1)).floor()
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
-
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        top, left, h, w = self.boxes(height, width, draw).unbind(1)
-        kept = _shifted(torch.stack([left, top], 1), self.size)
-        return replace(kept, scales=torch.stack([self.size[1] / w, self.size[0] / h], 1))
 
     def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]
@@ -1086,12 +1067,6 @@ class RandomResizedCrop(_Resampling):
         grid = torch.stack([across, down], 3)
         sampled = functional.grid_sample(images.float(), grid, align_corners=False)
         return _like(sampled, images)
-
-
-def _shifted(starts: torch.Tensor, size: tuple[int, int]) -> Movement:
-    """Return the movement of a part with these (N, 2) or (1, 2) corners x, y, and of this size."""
-    mirrored = torch.zeros_like(starts[:, 0], dtype=torch.bool)
-    return Movement(starts, torch.ones_like(starts), mirrored, size)
 
 
 def _interpolations(step: type, given: Any, names: tuple[str, ...]) -> dict[str, str]:
@@ -1148,14 +1123,7 @@ class HorizontalFlip(ImageTransform, WindowStep):
         return draw.uniform(1)[:, 0] < self.p
 
     def view(self, view: View, draw: Draw) -> View:
-        return view.mirrored(self._drawn(draw).numpy())
-
-    def movement(self, height: int, width: int, draw: Draw) -> Movement:
-        kept = _shifted(_constant([[0, 0]], draw.numbers), (height, width))
-        return replace(kept, mirrored=self._drawn(draw))
-
-    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size
+        return view.flipped(self._drawn(draw))
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         flip = self._drawn(draw)
@@ -1507,14 +1475,10 @@ class Mixing(FieldTransform):
 
 def label_mixing(transform: object) -> Mixing | None:
     """Return the first step that mixes labels, unless an earlier step may change them."""
-    steps = [transform]
-    while steps:
-        step = steps.pop(0)
-        if isinstance(step, Compose) and type(step).apply is Compose.apply:
-            steps = [*step.steps, *steps]
-        elif isinstance(step, Mixing):
+    for step in _steps(transform):
+        if isinstance(step, Mixing):
             return step
-        elif getattr(type(step), "apply", None) is not ImageTransform.apply:
+        if getattr(type(step), "apply", None) is not ImageTransform.apply:
             return None
     return None
 

@@ -4,14 +4,17 @@
 
     CACHE/lock             locked for the milliseconds that a decision takes; holds an upper bound
                            of the bytes of all objects
-    CACHE/uses             empty; a loader locks a byte of it for each object that it has in use
-    CACHE/objects/NAME     whole objects, checked
+    CACHE/versions/ID      empty; locked by the loaders of a version, as long as they live
+    CACHE/objects/NAME     whole objects, checked; modified when a loader last read it, or in the
+                           future while one is about to
     CACHE/parts/NAME       objects being fetched, at full length; locked by the fetching thread
 
-The kernel drops the locks of a process that dies, however it dies, and its objects can then be
-evicted. An object in use is not evicted. Nothing is claimed beforehand, and nothing waits for room:
-what is fetched ahead of need is refused where there is none, and what a loader needs at once is
-fetched even beyond the limit.
+A loader maps an object as it arrives, and eviction only unlinks: what is mapped stays readable, and
+its bytes are free once it is unmapped. So no object is locked. What a loader is about to read is
+not evicted while it lives, or for `KEPT_SECONDS` if others of its version do.
+
+Nothing waits for room: what is fetched ahead of need is refused where there is none, and what a
+loader needs at once is fetched even beyond the limit.
 
 The number in ``lock`` is raised before an object takes its bytes, and lowered after others were
 removed: a process that dies in between leaves it too high. Files are counted again when a loader
@@ -27,6 +30,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import itertools
 import logging
 import os
 import pwd
@@ -34,12 +38,10 @@ import re
 import shlex
 import shutil
 import stat
-import struct
-import weakref
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-import xxhash
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
@@ -63,11 +65,11 @@ DISK_BLOCK = 4096
 NAME_BYTES = 512
 """Bytes that a file's name takes in its folder, which may be half empty."""
 
-ENTRIES = ("objects", "parts", "lock", "uses")
-"""Names in the folder of a cache."""
+KEPT_SECONDS = 3600
+"""Time for which an object that a loader is about to read is not evicted."""
 
-_LOCK = struct.Struct("@hhqqi")
-"""``struct flock`` of 64-bit Linux, see fcntl(2)."""
+ENTRIES = ("objects", "parts", "versions", "lock")
+"""Names in the folder of a cache; the last one is a file."""
 
 OBJECT_NAME = re.compile(r"\w[\w.-]*")
 """Names that cannot lead into another folder."""
@@ -85,54 +87,6 @@ _HINTS = {
 def on_disk(size: int) -> int:
     """Bytes that a file of `size` bytes takes, its name included; 0 for an empty file."""
     return -(-size // DISK_BLOCK) * DISK_BLOCK + NAME_BYTES if size else 0
-
-
-def family_of(name: str) -> str:
-    """Return the part of an object's name that those of a version have in common."""
-    return name.partition("-")[0]
-
-
-class Uses:
-    """The objects and families that a loader uses, as all processes see them.
-
-    Each is a byte of a file, at a digest of its name, with a read lock that belongs to this open
-    file (see "Open file description locks" in fcntl(2)). Where there are no such locks, an object
-    in use may be evicted; its maps stay.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = LockedFile(folder / "uses")
-        # Not `close` of this object: the garbage collector may come at any time.
-        self._end = weakref.finalize(self, self._file.close)
-
-    def begin(self, name: str) -> None:
-        """Keep an object, or all of a family, from being evicted."""
-        self._call("F_OFD_SETLK", fcntl.F_RDLCK, name)
-
-    def end(self, name: str) -> None:
-        """Allow an object to be evicted; its memory maps must be closed."""
-        self._call("F_OFD_SETLK", fcntl.F_UNLCK, name)
-
-    def has_others(self, name: str) -> bool:
-        """Return whether another user of the cache uses an object or family."""
-        return self._call("F_OFD_GETLK", fcntl.F_WRLCK, name) not in (None, fcntl.F_UNLCK)
-
-    def _call(self, command: str, kind: int, name: str) -> int | None:
-        # If two names had one digest, one of the objects would be kept without need.
-        place = xxhash.xxh3_64_intdigest(os.fsencode(name)) >> 2
-        number = getattr(fcntl, command, None)
-        # A forked process has closed the file.
-        if number is None or self._file.closed:
-            return None
-        with contextlib.suppress(OSError):  # such as of a sandbox's kernel
-            lock = _LOCK.pack(kind, os.SEEK_SET, place, 1, 0)
-            answer: int = _LOCK.unpack(fcntl.fcntl(self._file, number, lock))[0]
-            return answer
-        return None
-
-    def close(self) -> None:
-        """End all uses."""
-        self._end()
 
 
 class DiskCache:
@@ -160,9 +114,9 @@ class DiskCache:
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
             _make_private(self.folder, names=(*ENTRIES, "lost+found"))
-            self.objects, self.parts = (self.folder / name for name in ENTRIES[:2])
-            _make_private(self.objects)
-            _make_private(self.parts)
+            self.objects, self.parts, self.versions = (self.folder / n for n in ENTRIES[:-1])
+            for place in (self.objects, self.parts, self.versions):
+                _make_private(place)
         self._warned = False
 
     @classmethod
@@ -189,7 +143,8 @@ class DiskCache:
         cache = cls(Path(folder), nbytes)
         if limit is None:
             with cache.translated("use"):
-                used = sum(512 * status.st_blocks for *_, status in cache._files())
+                files = itertools.chain(_files(cache.objects), _files(cache.parts))
+                used = sum(512 * status.st_blocks for _, status in files)
                 space = shutil.disk_usage(cache.folder).free + used
                 cache.limit = int(DEFAULT_LIMIT_SHARE * space)
         return cache
@@ -199,98 +154,91 @@ class DiskCache:
         """Bytes that objects may take."""
         return self.limit - OVERHEAD
 
-    def uses(self) -> Uses:
-        """Return a new set of uses."""
-        with self.translated("use"):
-            return Uses(self.folder)
+    def join(self, version: str) -> LockedFile:
+        """Evict what takes the cache beyond its limit, and keep objects of a version.
 
-    def trim(self) -> None:
-        """Evict what takes the cache beyond its limit."""
+        Between epochs as well, they are evicted after those of versions that no loader reads.
+
+        Returns
+        -------
+        LockedFile
+            To be closed by a loader that leaves the cache.
+        """
+        path = self.versions / _checked(version)
         with self.translated("use"), self.lock() as lock:
             _write_total(lock, self._evict(self.room))
+            if remove_if_free(path):  # loaders that died were about to read some
+                for name, status in _files(self.objects):
+                    if _version_of(name) == version and _is_kept(status):
+                        self.release(name)
+            file = LockedFile(path)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file
 
     def obtain(
         self,
-        uses: Uses,
         name: str,
         size: int,
         fetch: Callable[[int], None],
-        is_sound: Callable[[int], bool] = lambda descriptor: True,
+        use: Callable[[int], bool] = lambda descriptor: True,
         *,
         at_once: bool = True,
     ) -> bool | None:
-        """Fetch an object unless it is cached, and have it kept.
+        """Fetch an object unless it is cached, and keep it until it is released.
 
         Parameters
         ----------
-        uses
-            Gets the object.
         size
             Bytes of the object.
         fetch
             Writes the object, whole and checked, to a descriptor. Of all loaders that want it, one
             calls this.
-        is_sound
-            Checks an object of that size, given its descriptor; a damaged one is removed and
-            fetched again.
+        use
+            Maps a cached object of that size, given its descriptor; returns False for a damaged
+            one, which is removed and fetched again.
         at_once
             Fetch it even if there is no room.
 
         Returns
         -------
         bool | None
-            True if it was fetched, False if it was cached already; None, and no use of it, if there
-            is no room for it.
+            True if it was fetched, False if it was cached already, None if there is no room for it.
         """
-        if not OBJECT_NAME.fullmatch(name):
-            raise StorageError(f"no object in a cache can be called {name!r}")
-        fetched: bool | None = None
-        try:
-            with self.translated("use"):
-                with self.lock():  # so that it is not being evicted
-                    uses.begin(name)
-                fetched = False if self._is_cached(name, size, is_sound) else None
-            if fetched is None:
-                fetched = self._fetch(name, size, fetch, is_sound, at_once)
-            return fetched
-        finally:
-            if fetched is None:
-                uses.end(name)
-
-    def _fetch(
-        self,
-        name: str,
-        size: int,
-        fetch: Callable[[int], None],
-        is_sound: Callable[[int], bool],
-        at_once: bool,
-    ) -> bool | None:
+        _checked(name)
+        fetched = False
         while True:
+            with self.translated("use"):
+                if self._is_cached(name, size, use):
+                    return fetched
             # The lock waits while another loader fetches the object.
             with self.translated("write to"), self._part(name) as part:
-                if not part.is_there:  # another loader finished or removed it meanwhile
-                    continue
                 try:
-                    if self._is_cached(name, size, is_sound):
-                        return False
+                    if not part.is_there or self.path(name).exists():
+                        continue  # another loader finished or removed it meanwhile
                     if not self._reserve(part, size, at_once):
                         return None
                     fetch(part.fileno())
                     os.fsync(part.fileno())
                     with self.translated("use"), self.lock():  # so that it is counted once
+                        _keep(part.fileno())
                         (self.parts / name).replace(self.path(name))
-                    return True
+                    fetched = True
                 finally:
                     if part.is_there:
                         (self.parts / name).unlink(missing_ok=True)
 
-    def _is_cached(self, name: str, size: int, is_sound: Callable[[int], bool]) -> bool:
-        """Check a cached object; remove it if it is damaged."""
+    def release(self, name: str) -> None:
+        """Let an object be evicted, as it was read."""
+        with contextlib.suppress(OSError):  # such as of one that was evicted
+            os.utime(self.path(name), follow_symlinks=False)
+
+    def _is_cached(self, name: str, size: int, use: Callable[[int], bool]) -> bool:
+        """Check and keep a cached object; remove it if it is damaged."""
         try:
             with io.FileIO(self.path(name), opener=open_private) as file:
                 status = os.fstat(file.fileno())
-                if status.st_size == size and is_sound(file.fileno()):
-                    os.utime(file.fileno())
+                if status.st_size == size and use(file.fileno()):
+                    _keep(file.fileno())
                     return True
         except FileNotFoundError:
             return False
@@ -338,17 +286,19 @@ class DiskCache:
     def _evict(self, room: int) -> int:
         """Remove objects until all take `room` bytes at most; return the bytes they then take."""
         total, candidates = 0, []
-        with contextlib.closing(self.uses()) as own:
-            for folder, name, status in self._files():
-                size = on_disk(status.st_size)
+        read = {path.name for path in self.versions.iterdir() if not remove_if_free(path)}
+        for name, status in _files(self.parts):
+            candidates.append((0, 0, on_disk(status.st_size), name))
+        for name, status in _files(self.objects):
+            # An epoch reads every shard once: the one read last is needed again last.
+            is_read = _version_of(name) in read
+            age = -status.st_mtime_ns if is_read else status.st_mtime_ns
+            size = on_disk(status.st_size)
+            if is_read and _is_kept(status):
                 total += size
-                if folder is self.parts:
-                    candidates.append((0, 0, size, name))
-                elif not own.has_others(name):
-                    # An epoch reads every shard once: the one read last is needed again last.
-                    wanted = own.has_others(family_of(name))
-                    age = -status.st_mtime_ns if wanted else status.st_mtime_ns
-                    candidates.append((1 + wanted, age, size, name))
+            else:
+                candidates.append((1 + is_read, age, size, name))
+        total += sum(size for _, _, size, _ in candidates)
         if total <= room:
             return total
         least = room - int(EVICTION_SHARE * self.limit)
@@ -362,16 +312,38 @@ class DiskCache:
             total -= size
         return total
 
-    def _files(self) -> Iterator[tuple[Path, str, os.stat_result]]:
-        for folder in (self.objects, self.parts):
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        yield folder, entry.name, entry.stat(follow_symlinks=False)
-
     def translated(self, doing: str) -> Translated:
         """Translate errors of the file system in the block; they name what it was doing."""
         return Translated(self.folder, f"{doing} the cache", _HINTS)
+
+
+def _checked(name: str) -> str:
+    """Return a name that cannot lead into another folder."""
+    if not OBJECT_NAME.fullmatch(name):
+        raise StorageError(f"no object in a cache can be called {name!r}")
+    return name
+
+
+def _version_of(name: str) -> str:
+    """Return the part of an object's name that those of a version have in common."""
+    return name.partition("-")[0]
+
+
+def _keep(descriptor: int) -> None:
+    """Keep an object from being evicted for `KEPT_SECONDS`."""
+    until = time.time_ns() + KEPT_SECONDS * 10**9
+    os.utime(descriptor, ns=(until, until))
+
+
+def _is_kept(status: os.stat_result) -> bool:
+    return status.st_mtime_ns > time.time_ns()
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                yield entry.name, entry.stat(follow_symlinks=False)
 
 
 def _make_private(folder: Path, *, names: Collection[str] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -234,36 +235,32 @@ class MappedShardFiles(ShardFiles):
             raise StorageError(f"cannot map {where}: it is not on a local disk")
         return descriptor
 
-    def map(self, number: int, descriptor: int) -> np.ndarray:
-        """Map the bytes of an object whose file is open."""
-        return map_file(descriptor)
-
     def open(self, objects: Mapping[int, int]) -> None:
         for number, row in objects.items():
-            self._map(number, row)
+            self.map(number, row)
 
     def read(self, places: Places) -> list[memoryview]:
         columns = places.objects, places.starts, places.lengths, places.rows
         return [  # another iterator may have closed an object that was open
-            (self.sources[number] or self._map(number, row))[start : start + length]
+            (self.sources[number] or self.map(number, row))[start : start + length]
             for number, start, length, row in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
-    def _map(self, number: int, row: int) -> memoryview:
-        """Map an object, and enter it into the table."""
+    def map(self, number: int, row: int, descriptor: int | None = None) -> memoryview:
+        """Map an object, whose file may be open, and enter it into the table."""
         try:
-            descriptor = self.descriptor(number)
-            try:
+            with contextlib.ExitStack() as ends:
+                if descriptor is None:
+                    descriptor = self.descriptor(number)
+                    ends.callback(os.close, descriptor)
                 status = os.fstat(descriptor)
                 size = status.st_size
                 if fault := self.expected[number].fault_of_size(size):
                     raise DamageError(fault)
-                data = self.map(number, descriptor).data
+                data = map_file(descriptor).data
                 start, length = self.index_extent(size)
                 # A page fault on the map would read megabytes around it.
                 index = self.index(os.pread(descriptor, length, start))
-            finally:
-                os.close(descriptor)
         except FileNotFoundError:
             raise self.damage(number, row, "it is missing") from None
         except OSError as error:

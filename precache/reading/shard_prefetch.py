@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +23,12 @@ import numpy as np
 import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
-from precache.reading.disk_cache import DiskCache, Uses, on_disk
+from precache.reading.disk_cache import DiskCache, on_disk
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
 from precache.runtime.operating_system import read_ahead
 from precache.runtime.ordered_map import Threads, fail
 from precache.runtime.step_clock import FetchedObjects
-from precache.storage.file_lock import open_private
-from precache.storage.local_files import map_file
 from precache.store.tree import CHECKSUM, Leaf
 from precache.store.version import Version
 
@@ -64,7 +63,7 @@ class _Shard:
     batches
         Those that still read it.
     fetched
-        Its fetch, once there is one; False if there was no room.
+        Its fetch, once there is one, until there is no room for it.
     """
 
     batches: int = 0
@@ -72,7 +71,7 @@ class _Shard:
 
 
 class _CachedShardFiles(MappedShardFiles):
-    """Objects in a disk cache, mapped once their XXH3 was verified.
+    """Objects in a disk cache, mapped as they arrive, or once they are verified.
 
     Each is checked once: when it is fetched, or else when it is first used here.
     """
@@ -81,28 +80,37 @@ class _CachedShardFiles(MappedShardFiles):
         super().__init__(version, name)
         self.cache = cache
         self._sound: dict[int, tuple[int, int]] = {}
+        self._readers: dict[int, set[int]] = {}
 
     def path(self, number: int) -> Path:
         return self.cache.path(self.cached_name(number))
 
     def descriptor(self, number: int) -> int:
-        return open_private(self.path(number), os.O_RDONLY)
+        raise DamageError("its copy is closed")  # and `renew` maps it again
 
-    def map(self, number: int, descriptor: int) -> np.ndarray:
-        if not self.is_sound(number, descriptor):
-            raise DamageError(CHECKSUM)
-        return map_file(descriptor)
+    def begin(self, number: int, reader: int) -> None:
+        """Leave an object open, once it is, until this reader ends."""
+        self._readers.setdefault(number, set()).add(reader)
 
-    def is_sound(self, number: int, descriptor: int) -> bool:
-        """Check that a file of the right size holds an object as it was written."""
-        if self._sound.get(number) == _identity(descriptor):
-            return True
-        try:
-            if _xxh3(descriptor) != self.leaf(number).xxh3:
+    def end(self, number: int, reader: int) -> None:
+        """Close an object after its last reader, and let it be evicted."""
+        # No lock: the garbage collector may end an iterator anywhere.
+        readers = self._readers.setdefault(number, set())
+        readers.discard(reader)
+        if not readers:
+            self.forget(number)
+            self.cache.release(self.cached_name(number))
+
+    def use(self, number: int, descriptor: int) -> bool:
+        """Map a file of the right size, unless it does not hold the object as it was written."""
+        if self._sound.get(number) != _identity(descriptor):
+            try:
+                if _xxh3(descriptor) != self.leaf(number).xxh3:
+                    return False
+            except OSError:  # the disk has lost some of it
                 return False
-        except OSError:  # the disk has lost some of it
-            return False
-        self.mark_verified(number, descriptor)
+            self.mark_verified(number, descriptor)
+        self.map(number, self.array.rows_of(number)[0], descriptor)
         return True
 
     def mark_verified(self, number: int, descriptor: int) -> None:
@@ -110,9 +118,9 @@ class _CachedShardFiles(MappedShardFiles):
         self._sound[number] = _identity(descriptor)
 
     def mark_unverified(self, number: int) -> None:
-        """Close an object, and check it when it is opened again."""
+        """Check an object when it is used again."""
         self._sound.pop(number, None)
-        self.forget(number)
+        self.checked[number] = False
 
     def cached_name(self, number: int) -> str:
         """Name of an object in the cache, by version and contents: a repaired shard has another."""
@@ -128,6 +136,11 @@ class _CachedShardFiles(MappedShardFiles):
 class CachedShards:
     """The shards of a version's large fields, read through a disk cache.
 
+    Parameters
+    ----------
+    arrays
+        All arrays that prefetchers may read; each reads one variant of a field.
+
     Attributes
     ----------
     fetched
@@ -139,35 +152,18 @@ class CachedShards:
         Other software wrote the version, so that there are no checksums of its shards.
     """
 
-    def __init__(self, version: Version, cache: DiskCache) -> None:
+    def __init__(self, version: Version, cache: DiskCache, arrays: Iterable[str]) -> None:
         if version.foreign:
             raise StoreError(
                 f"{version.path} was written by other software and has no checksums, which a cache "
                 "needs; leave cache out, or copy it to a local disk"
             )
-        self.rows_per_shard = version.attributes.rows_per_shard
-        self.cache = cache
-        self.arrays: dict[str, _CachedShardFiles] = {}
-        self._fields: list[list[str]] = []
-        self._version = version
-        self._uses: Uses | None = None
+        self.cache, self.version = cache, version
+        self.arrays = {array: _CachedShardFiles(version, array, cache) for array in arrays}
+        self._fields = list(variants_of(self.arrays).values())
+        self._leave: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self.fetched = FetchedObjects()
-
-    @property
-    def where(self) -> str:
-        """Path or URL of the version."""
-        return self._version.path
-
-    def add(self, arrays: Iterable[str]) -> None:
-        """Add all arrays that prefetchers may read; each reads one variant of a field."""
-        for array in arrays:
-            self.arrays[array] = _CachedShardFiles(self._version, array, self.cache)
-        self._fields = list(variants_of(self.arrays).values())
-
-    def objects(self, array: str) -> MappedShardFiles:
-        """Return the objects of an array, which can be mapped once a prefetcher holds them."""
-        return self.arrays[array]
 
     def nbytes(self, number: int) -> int:
         """Bytes that a shard takes in the cache: all fields, the largest variant of each."""
@@ -178,16 +174,14 @@ class CachedShards:
 
     def window(self, widest: int) -> int:
         """Shards to mix at a time: up to `widest`, so that two loaders fit the cache limit."""
-        count = -(-self._version.rows // self.rows_per_shard)
+        count = -(-self.version.rows // self.version.attributes.rows_per_shard)
         sizes = sorted(map(self.nbytes, range(count)), reverse=True)
         room = self.cache.room // 2
         return max((n for n in range(1, widest + 1) if sum(sizes[: 2 * n]) <= room), default=1)
 
     def join(self) -> None:
         """Join the cache: between epochs as well, what this loader reads again is evicted last."""
-        self._uses = self.cache.uses()
-        self._uses.begin(self._version.id)
-        self.cache.trim()
+        self._leave = weakref.finalize(self, self.cache.join(self.version.id).close)
 
     def count(self, nbytes: int) -> None:
         """Count an object that was fetched."""
@@ -197,8 +191,7 @@ class CachedShards:
 
     def close(self) -> None:
         """Leave the cache."""
-        if self._uses:
-            self._uses.close()
+        self._leave()
 
 
 class ShardPrefetcher:
@@ -214,8 +207,7 @@ class ShardPrefetcher:
 
     def __init__(self, shards: CachedShards, arrays: Iterable[str]) -> None:
         self._arrays = [shards.arrays[array] for array in arrays if array in shards.arrays]
-        self._shards = shards
-        self._uses = shards.cache.uses()
+        self._shards, self._rows = shards, shards.version.attributes.rows_per_shard
         self._room = int(LOOKAHEAD_SHARE * shards.cache.room)
         self._open: dict[int, _Shard] = {}
         self._nbytes = 0  # of shards that were asked for
@@ -245,13 +237,15 @@ class ShardPrefetcher:
                     if number not in self._open:
                         self._open[number] = _Shard()
                         self._queued.append(number)
+                        for objects in self._arrays:
+                            objects.begin(number, id(self))
                     self._open[number].batches += 1
                 self._advance()
         while waiting:
             yield waiting.popleft()
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
-        numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
+        numbers: list[int] = np.unique(rows // self._rows).tolist()
         return numbers
 
     def _advance(self) -> None:
@@ -266,13 +260,11 @@ class ShardPrefetcher:
             self._queued.popleft()
 
     def _ask(self, number: int, *, at_once: bool = False) -> Future[bool]:
-        """Return the fetch of an open shard; begin one if there was none, or no room for it."""
+        """Return the fetch of an open shard; begin one if there is none."""
         shard = self._open[number]
         if shard.fetched is None:
             self._nbytes += self._shards.nbytes(number)
-        refused = shard.fetched and shard.fetched.done() and not _came(shard.fetched)
-        if shard.fetched is None or (at_once and refused):
-            shard.fetched = self._pool.submit(self._obtain, number, at_once)
+            shard.fetched = self._pool.submit(self._obtain, shard, number, at_once)
         return shard.fetched
 
     def wait(self, rows: np.ndarray) -> None:
@@ -313,7 +305,7 @@ class ShardPrefetcher:
         names = ", ".join(objects.name(number) for objects in self._arrays)
         log.warning(
             "%s: nothing was read for %.0f s, as shard %d (%s) is being fetched",
-            *(self._shards.where, STALL_SECONDS, number, names),
+            *(self._shards.version.path, STALL_SECONDS, number, names),
         )
 
     def _release(self, number: int) -> None:
@@ -321,36 +313,42 @@ class ShardPrefetcher:
         shard = self._open[number]
         shard.batches -= 1
         if not shard.batches:
-            del self._open[number]
             if shard.fetched is not None:
                 self._nbytes -= self._shards.nbytes(number)
-            for objects in self._arrays:
-                objects.forget(number)
-                self._uses.end(objects.cached_name(number))
+            self._close(number)
 
-    def _obtain(self, number: int, at_once: bool) -> bool:
+    def _close(self, number: int) -> None:
+        self._open.pop(number, None)
+        for objects in self._arrays:
+            objects.end(number, id(self))
+
+    def _obtain(self, shard: _Shard, number: int, at_once: bool) -> bool:
         """Fetch a shard into the cache unless it is there; return False if there is no room.
 
         Runs on a fetch thread.
         """
         for objects in self._arrays:
-            size, fetch = objects.nbytes(number), partial(self._fetch, objects, number)
-            is_sound = partial(self._is_sound, objects, number)
-            fetched = self._shards.cache.obtain(
-                self._uses, objects.cached_name(number), size, fetch, is_sound, at_once=at_once
-            )
-            if fetched is None:
-                return False
+            name, size = objects.cached_name(number), objects.nbytes(number)
+            fetch, use = partial(self._fetch, objects, number), partial(self._use, objects, number)
+            fetched = self._shards.cache.obtain(name, size, fetch, use, at_once=at_once)
             if fetched:
                 self._shards.count(size)
+            if fetched is None:
+                with self._lock:
+                    if shard.batches:
+                        shard.fetched = None
+                        self._nbytes -= self._shards.nbytes(number)
+                return False
+        if number not in self._open:  # the batches that needed it failed meanwhile
+            self._close(number)
         self._progress = time.monotonic()
         return True
 
-    def _is_sound(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
+    def _use(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
         # All of its rows are needed soon.
         starts = range(0, objects.nbytes(number), READ_AHEAD_NBYTES)
         read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
-        sound = objects.is_sound(number, descriptor)
+        sound = objects.use(number, descriptor)
         if not sound:
             log.warning("%s is damaged; it is fetched again", objects.path(number))
         return sound
@@ -363,7 +361,7 @@ class ShardPrefetcher:
                 if shard.fetched is None or shard.fetched.done():
                     for objects in self._arrays:
                         objects.mark_unverified(number)
-                    shard.fetched = self._pool.submit(self._obtain, number, True)
+                    shard.fetched = self._pool.submit(self._obtain, shard, number, True)
             self._await(number)
         return True
 
@@ -386,13 +384,13 @@ class ShardPrefetcher:
         name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
         [data] = objects.version.folder.read_ranges([(name, start, length)])
         if isinstance(data, StorageError):
-            raise objects.unread(data, number, number * self._shards.rows_per_shard)
+            raise objects.unread(data, number, number * self._rows)
         if len(data) != length:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data
 
     def _damage(self, objects: _CachedShardFiles, number: int, reason: str) -> PrecacheError:
-        return objects.damage(number, number * self._shards.rows_per_shard, reason)
+        return objects.damage(number, number * self._rows, reason)
 
     def stop(self) -> None:
         """End fetches early, and release the threads that wait for them."""
@@ -404,16 +402,9 @@ class ShardPrefetcher:
     def close(self) -> None:
         """End all fetches and close all shards, which nothing may be reading any more."""
         self.stop()
-        self._pool.close(self._shards.where)
+        self._pool.close(self._shards.version.path)
         for number in list(self._open):
-            for objects in self._arrays:
-                objects.forget(number)
-        self._uses.close()
-
-
-def _came(fetched: Future[bool]) -> bool:
-    """Return False if there was no room for a shard."""
-    return fetched.exception() is not None or fetched.result()
+            self._close(number)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -84,15 +84,14 @@ class VersionReader:
         else:
             self.version = open_group(uri, mapping, storage_options)
         local = self.version.folder.local("") is not None
-        self.cached = CachedShards(self.version, cache) if cache and not local else None
         self._mapped = local and access == "map"
         self._verify = verify
         variants = {name: self.version.variants(name) for name in self._choose(fields)}
         self.variant_period = math.lcm(*map(len, variants.values()))
         arrays = [array for names in variants.values() for array in names]
         self.version.prefetch(array for array in arrays if array in self.version.stored)
-        if self.cached:
-            self.cached.add(array for array in arrays if not self._is_small(array))
+        large = [array for array in arrays if not self._is_small(array)]
+        self.cached = CachedShards(self.version, cache, large) if cache and not local else None
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
@@ -196,7 +195,7 @@ class VersionReader:
         """Open a large array, or read a small one whole."""
         if self._is_small(array):
             return read_small_field(self.version, array, self._verify, self._mapped)
-        objects = self.cached.objects(array) if self.cached else None
+        objects = self.cached.arrays[array] if self.cached else None
         return _reader(self.version, array, self._verify, self._mapped, objects)
 
     def _is_small(self, array: str) -> bool:
@@ -256,12 +255,14 @@ class VersionReader:
             Random numbers of these rows, for the windows that `crop` was given.
         """
         view: Any = None
+        windows: Any = None
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
                 if view is None:
                     assert self._windows is not None
                     view = self._windows(self._sizes(rows), draw)
-                reader.crop(rows, view.windows, out[name], nearest=name in self._nearest)
+                    windows = view.windows()
+                reader.crop(rows, windows, out[name], nearest=name in self._nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():

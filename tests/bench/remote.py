@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 import precache
-from precache.reading.disk_cache import OVERHEAD, DiskCache, family_of, on_disk
+from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
@@ -381,20 +381,18 @@ def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Tabl
     """
     folder = work.folder / f"cache-{shards}"
     folder.mkdir(mode=0o700)
-    for place in ("objects", "parts"):
-        (folder / place).mkdir(mode=0o700)
+    (folder / "objects").mkdir(mode=0o700)
     for number in range(shards):
         (folder / "objects" / _name(number)).write_bytes(bytes(SIZE))
     room = shards + NEW
     cache = DiskCache(folder, OVERHEAD + room * on_disk(SIZE))
-    uses = cache.uses()
-    uses.begin(family_of(_name(0)))
+    joined = cache.join(_name(0).partition("-")[0])
 
     def obtain(number: int) -> None:
-        cache.obtain(uses, _name(number), SIZE, lambda file: os.pwrite(file, bytes(SIZE), 0))
+        cache.obtain(_name(number), SIZE, lambda file: os.pwrite(file, bytes(SIZE), 0))
 
     def let_go(number: int) -> None:
-        uses.end(_name(number))
+        cache.release(_name(number))
 
     names = ("calls|,d", "median ms|.2f", "mean ms|.2f", "longest ms|.2f")
     table = Table(f"A cache of {shards:,} shards", ("step", *names))
@@ -411,6 +409,7 @@ def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Tabl
             call(number)
             times.append((time.perf_counter() - began) * 1e3)
         table.add(name, len(times), statistics.median(times), statistics.fmean(times), max(times))
+    joined.close()
     return table
 
 

@@ -475,7 +475,8 @@ def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
     reader, rows = VersionReader(str(tmp_path), ("image", "boxes")), np.arange(8)
 
     def corner(sizes: np.ndarray, draw: Any) -> View:
-        return View.whole(sizes).cropped(np.full_like(sizes, 3), np.array([30, 20]))
+        whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
+        return whole.cropped(whole.corners + 3, (30, 20), torch.tensor([[30.0, 20.0]]))
 
     reader.crop(corner, (30, 20), places=PLACES)
     batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)

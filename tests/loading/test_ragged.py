@@ -115,8 +115,9 @@ def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
     draw = Draw((OPTIONS["seed"], epoch), 0, batch["row"])
     rows = [dataset[int(row)]["image"] for row in batch["row"]]
     crop, images = RandomResizedCrop(size), []
-    view = crop.view(View.whole(np.array([row.shape[1:] for row in rows])), draw)
-    for row, box in zip(rows, view.windows.boxes.astype(int).tolist(), strict=True):
+    sizes = torch.tensor([row.shape[1:] for row in rows], dtype=torch.float64)
+    windows = crop.view(View.whole(sizes), draw).windows()
+    for row, box in zip(rows, windows.boxes.astype(int).tolist(), strict=True):
         top, left, height, width = box
         part = row[None, :, top : top + height, left : left + width].double()
         mode = {"mode": "bilinear", "antialias": True}

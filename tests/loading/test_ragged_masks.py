@@ -418,7 +418,8 @@ def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
     reader, rows = VersionReader(str(store)), np.arange(8)
 
     def corner(sizes: np.ndarray, draw: Any) -> View:
-        return View.whole(sizes).cropped(np.zeros_like(sizes), np.array([16, 16]))
+        whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
+        return whole.cropped(whole.corners, (16, 16), torch.tensor([[16.0, 16.0]]))
 
     reader.crop(corner, (16, 16))
     batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)

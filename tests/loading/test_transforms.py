@@ -146,7 +146,7 @@ def test_a_random_crop_is_a_window_of_its_own_image(
 
 
 def test_a_crop_that_does_not_fit_is_named() -> None:
-    with pytest.raises(UsageError, match="a crop of 30 x 30 does not fit images of 20 x 26"):
+    with pytest.raises(UsageError, match="a crop of 30 x 30 does not fit an image of 20 x 26"):
         RandomCrop(30).images(_images(), _draw())
 
 

@@ -25,7 +25,7 @@ OTHER = 65534
 """A user who is not this one."""
 
 LIMIT = limit_for(4)
-FOLDERS, FILES = ENTRIES[:2], ENTRIES[2:]
+FOLDERS, FILES = ENTRIES[:-1], ENTRIES[-1:]
 
 
 def join(folder: Path) -> Reader:
@@ -88,7 +88,7 @@ def test_a_cache_is_its_users_alone_whatever_the_umask(mask: int, tmp_path: Path
 def test_a_cache_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
     one = join(tmp_path)
     one.obtain("a-1", writer("a-1"))
-    one.uses.close()
+    one.end()
     for path in (tmp_path, *tmp_path.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     assert not join(tmp_path).obtain("a-1", writer("a-1"))
@@ -153,7 +153,7 @@ def test_a_folder_of_another_users_within_a_cache_is_refused(name: str, tmp_path
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_link_in_the_place_of_a_folder_is_refused(name: str, tmp_path: Path) -> None:
     cache, outside = tmp_path / "cache", tmp_path / "outside"
-    join(cache)
+    DiskCache(cache, LIMIT)
     outside.mkdir(mode=0o755)
     (cache / name).rmdir()
     (cache / name).symlink_to(outside)
@@ -162,7 +162,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(name: str, tmp_path: Path) -
     assert mode_of(outside) == 0o755
 
 
-@pytest.mark.parametrize("name", [*FILES, "objects/a-1", "parts/a-1"])
+@pytest.mark.parametrize("name", [*FILES, "objects/a-1", "parts/a-1", "versions/a"])
 def test_a_link_in_the_place_of_a_file_is_not_followed(name: str, tmp_path: Path) -> None:
     cache, outside = tmp_path / "cache", tmp_path / "outside"
     join(cache)
@@ -193,7 +193,7 @@ def test_an_object_that_is_not_sound_is_fetched_again_once(tmp_path: Path) -> No
     before = path.open("rb")
     for _ in range(2):
         other = join(tmp_path)
-        other.obtain("a-1", writer("a-1", calls), is_sound=_sound_as("a-1"))
+        other.obtain("a-1", writer("a-1", calls), use=_sound_as("a-1"))
     assert calls == ["a-1"]
     assert path.read_bytes() == contents("a-1")
     with before:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import multiprocessing
 import os
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from precache.errors import StorageError, UsageError
-from precache.reading.disk_cache import OVERHEAD, DiskCache, Uses, on_disk
+from precache.reading import disk_cache
+from precache.reading.disk_cache import KEPT_SECONDS, OVERHEAD, DiskCache, on_disk
 from precache.storage.file_lock import LockedFile
 from tests.support.building import poll
 
@@ -49,20 +50,20 @@ def limit_for(objects: int) -> int:
 
 
 class Reader:
-    """Uses objects of a cache, as a loader does."""
+    """Reads objects of a cache, as a loader does."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, version: str = "a") -> None:
         self.cache = DiskCache(folder, limit)
-        self.uses: Uses = self.cache.uses()
+        self.end = weakref.finalize(self, self.cache.join(version).close)
 
     def obtain(self, name: str, fetch: Any = None, **options: Any) -> bool | None:
-        return self.cache.obtain(self.uses, name, SIZE, fetch or writer(name), **options)
+        return self.cache.obtain(name, SIZE, fetch or writer(name), **options)
 
     def read(self, *names: str) -> None:
-        """Obtain each object, and use it no longer."""
+        """Obtain each object, and release it."""
         for name in names:
             self.obtain(name)
-            self.uses.end(name)
+            self.cache.release(name)
 
 
 def reader(folder: Path, objects: int) -> Reader:
@@ -99,7 +100,7 @@ def test_an_object_is_fetched_once(tmp_path: Path) -> None:
     one, calls = reader(tmp_path, 4), list[str]()
     assert one.obtain("a-1", writer("a-1", calls))
     assert one.obtain("a-1", writer("a-1", calls)) is False
-    one.uses.close()
+    one.end()
     assert reader(tmp_path, 4).obtain("a-1", writer("a-1", calls)) is False
     assert calls == ["a-1"]
     assert one.cache.path("a-1").read_bytes() == contents("a-1")
@@ -122,11 +123,11 @@ def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match="the network is down"):
         one.obtain("a-1", fail)
-    assert list(tmp_path.glob("*/*")) == []
+    assert [path.name for path in tmp_path.glob("*/*")] == ["a"]  # of the version
     assert one.obtain("a-2", at_once=False)
 
 
-def test_objects_in_use_are_not_evicted(tmp_path: Path) -> None:
+def test_what_is_about_to_be_read_is_not_evicted(tmp_path: Path) -> None:
     one, other = reader(tmp_path, 3), reader(tmp_path, 3)
     one.obtain("a-1")
     other.obtain("a-2")
@@ -151,7 +152,7 @@ def test_no_room_refuses_what_is_fetched_ahead_and_not_what_is_needed_at_once(
     limit = one.cache.limit
     assert message.startswith(f"{tmp_path} exceeds its limit of {limit} bytes by {ROOM}, as")
     for name in ("a-2", "a-3", "a-4"):
-        one.uses.end(name)
+        one.cache.release(name)
     assert one.obtain("a-5", at_once=False)
     assert there(tmp_path) == ["a-1", "a-5"]
 
@@ -171,8 +172,7 @@ def test_room_is_made_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_no_loader_reads_again_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
-    one, between_epochs = reader(tmp_path, 4), reader(tmp_path, 4)
-    between_epochs.uses.begin("new")
+    one, _between_epochs = reader(tmp_path, 4), Reader(tmp_path, limit_for(4), "new")
     for age, name in enumerate(["old-1", "new-1", "old-2", "new-2"]):
         one.read(name)
         os.utime(one.cache.path(name), (1e9 + age, 1e9 + age))
@@ -187,27 +187,46 @@ def test_what_no_loader_reads_again_goes_first_and_then_what_was_read_last(tmp_p
     ]
 
 
-def test_without_locks_of_open_files_objects_in_use_are_evicted_and_their_maps_stay(
+def test_maps_of_what_is_evicted_stay(tmp_path: Path) -> None:
+    one, maps = reader(tmp_path, 2), list[mmap.mmap]()
+
+    def use(descriptor: int) -> bool:
+        maps.append(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        return True
+
+    for _ in range(2):
+        one.cache.obtain("a-1", SIZE, writer("a-1"), use)
+    one.cache.release("a-1")
+    for name in ("a-2", "a-3"):
+        one.obtain(name)
+    assert there(tmp_path) == ["a-2", "a-3"]
+    assert [bytes(mapped) for mapped in maps] == [contents("a-1")] * 2
+
+
+def test_nobody_keeps_what_is_not_read_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(fcntl, "F_OFD_SETLK")
-    monkeypatch.delattr(fcntl, "F_OFD_GETLK")
-    one = reader(tmp_path, 2)
+    """Whether a loader died, another begins, or one stands still."""
+    one, other = reader(tmp_path, 1), Reader(tmp_path, limit_for(1), "b")
     one.obtain("a-1")
-    with one.cache.path("a-1").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    one.read("a-2", "a-3")
-    assert there(tmp_path) == ["a-2", "a-3"]
-    assert bytes(mapped) == contents("a-1")
+    assert other.obtain("b-1", at_once=False) is None
+    one.end()
+    assert other.obtain("b-1", at_once=False)
+    other.end()
+    again = Reader(tmp_path, limit_for(1), "b")
+    assert again.obtain("b-2", at_once=False)
+    assert again.obtain("b-3", at_once=False) is None
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + (KEPT_SECONDS + 60) * 10**9)
+    assert again.obtain("b-3", at_once=False)
 
 
 def test_many_small_objects_are_used_within_the_limit(tmp_path: Path) -> None:
     limit = OVERHEAD + 400 * on_disk(1)
-    cache = DiskCache(tmp_path, limit)
-    uses = cache.uses()
+    one = Reader(tmp_path, limit)
 
     def obtain(name: str) -> None:
-        assert cache.obtain(uses, name, 1, lambda descriptor: None, at_once=False)
+        assert one.cache.obtain(name, 1, lambda descriptor: None, at_once=False)
 
     for number in range(400):
         obtain(f"a-{number}")
@@ -215,9 +234,9 @@ def test_many_small_objects_are_used_within_the_limit(tmp_path: Path) -> None:
             assert _disk_usage(tmp_path) <= limit
     assert len(there(tmp_path)) == 400
     for number in range(400):
-        uses.end(f"a-{number}")
-        obtain(f"b-{number}")
-    assert there(tmp_path) == sorted(f"b-{number}" for number in range(400))
+        one.cache.release(f"a-{number}")
+        obtain(f"a-new-{number}")
+    assert there(tmp_path) == sorted(f"a-new-{number}" for number in range(400))
 
 
 def _disk_usage(folder: Path) -> int:
@@ -228,22 +247,21 @@ def test_files_are_looked_at_only_where_the_limit_would_be_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    look = DiskCache._files
+    look = disk_cache._files
 
-    def counted(self: DiskCache) -> Any:
+    def counted(folder: Path) -> Any:
         nonlocal looks
-        looks += 1
-        return look(self)
+        looks += folder.name == "objects"
+        return look(folder)
 
-    monkeypatch.setattr(DiskCache, "_files", counted)
-    cache = DiskCache(tmp_path, OVERHEAD + 300 * on_disk(1))
-    cache.trim()
-    uses, seen = cache.uses(), []
+    monkeypatch.setattr(disk_cache, "_files", counted)
+    one, seen = Reader(tmp_path, OVERHEAD + 300 * on_disk(1)), []
+    looks = 1  # as the loader comes
     for number in range(400):
-        cache.obtain(uses, f"a-{number}", 1, lambda descriptor: None)
-        uses.end(f"a-{number}")
+        one.cache.obtain(f"a-{number}", 1, lambda descriptor: None)
+        one.cache.release(f"a-{number}")
         seen.append(looks)
-    assert seen[299] == 1  # as the loader came
+    assert seen[299] == 1
     assert 10 < seen[399] <= 1 + 100 // 3  # three go at a time, a hundredth
     assert 297 <= len(there(tmp_path)) <= 300
 
@@ -258,7 +276,7 @@ def test_a_lock_that_says_nothing_or_more_than_there_is_keeps_nobody_out(
         assert one.obtain(f"a-{number}", at_once=False)
         assert nbytes(tmp_path) <= one.cache.limit
         if number != 4:
-            one.uses.end(f"a-{number}")
+            one.cache.release(f"a-{number}")
     assert "a-4" in there(tmp_path)
     assert len(there(tmp_path)) == 3
 
@@ -266,8 +284,7 @@ def test_a_lock_that_says_nothing_or_more_than_there_is_keeps_nobody_out(
 def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
     one = reader(tmp_path, 6)
     one.read(*(f"a-{number}" for number in range(6)))
-    lower = reader(tmp_path, 2)
-    lower.cache.trim()
+    reader(tmp_path, 2)
     assert len(there(tmp_path)) == 2
 
 
@@ -304,14 +321,6 @@ def test_objects_may_go_while_the_default_limit_is_reckoned(
     (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")
     assert DiskCache.at(tmp_path).limit > 0
-
-
-def test_uses_that_are_forgotten_end(tmp_path: Path) -> None:
-    forgotten, other = reader(tmp_path, 1), reader(tmp_path, 1)
-    forgotten.obtain("a-1")
-    assert other.obtain("a-2", at_once=False) is None
-    del forgotten
-    assert other.obtain("a-2", at_once=False)
 
 
 # --- several ------------------------------------------------------------------------------------
@@ -381,8 +390,8 @@ import os, sys, time
 from pathlib import Path
 from precache.reading.disk_cache import DiskCache
 cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
-uses = cache.uses()
-cache.obtain(uses, "a-1", 1, lambda descriptor: None)
+joined = cache.join("a")
+cache.obtain("a-1", 1, lambda descriptor: None)
 if not os.fork():
     print(os.getpid(), flush=True)
 time.sleep(1000)
@@ -390,16 +399,16 @@ time.sleep(1000)
 
 
 def test_a_forked_child_keeps_nothing_locked(tmp_path: Path) -> None:
-    one = reader(tmp_path, 1)
+    one = Reader(tmp_path, limit_for(1), "b")
     command = [sys.executable, "-c", _FORK, str(tmp_path), str(one.cache.limit)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
-            assert one.obtain("a-2", at_once=False) is None
+            assert one.obtain("b-1", at_once=False) is None
             process.kill()
             process.wait()
-            assert one.obtain("a-2", at_once=False)
+            assert one.obtain("b-1", at_once=False)
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -414,7 +423,7 @@ def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
             name = f"a-{seed % 3}-{order.randrange(8)}"  # names of a thread are its own
             if one.obtain(name, at_once=False) is not None:
                 assert (folder / "objects" / name).read_bytes() == contents(name)
-                one.uses.end(name)
+                one.cache.release(name)
 
     threads = [threading.Thread(target=work, args=[3 * seed + n]) for n in range(3)]
     for thread in threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import hashlib
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +30,10 @@ import torch.utils.data
 import precache
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.loading import stream
-from precache.reading import shard_prefetch
+from precache.reading import shard_files, shard_prefetch
 from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk
+from precache.reading.shard_files import MappedShardFiles
+from precache.storage.file_lock import remove_if_free
 from precache.storage.open import open_folder
 from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
@@ -68,10 +72,11 @@ def cache_bytes(store: BuiltStore, shards: int) -> int:
 
 
 def in_use(folder: Path) -> list[str]:
-    """Objects of a cache, and versions, that loaders use."""
-    names = [path.name for path in (folder / "objects").glob("*")]
-    uses = DiskCache(folder, 1 << 40).uses()
-    return [name for name in {*names, *(n.split("-")[0] for n in names)} if uses.has_others(name)]
+    """Objects of a cache that loaders are about to read, and versions that they read."""
+    objects = (folder / "objects").glob("*")
+    kept = [path.name for path in objects if path.stat().st_mtime_ns > time.time_ns()]
+    versions = [path.name for path in (folder / "versions").glob("*") if not remove_if_free(path)]
+    return kept + versions
 
 
 def _sizes(store: BuiltStore) -> list[int]:
@@ -201,7 +206,7 @@ def test_any_order_is_read_within_any_limit(
         for _ in range(2):
             assert_whole(epoch(loader), large)
     assert in_use(tmp_path) == []
-    DiskCache(tmp_path, limit).trim()
+    DiskCache(tmp_path, limit).join("other").close()
     kept = sum(on_disk(path.stat().st_size) for path in (tmp_path / "objects").iterdir())
     assert kept <= max(0, limit - OVERHEAD)
 
@@ -618,12 +623,10 @@ def test_damage_that_comes_while_a_copy_is_read_is_mended(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every thread that reads it."""
-    map_checked, to_spoil = shard_prefetch._CachedShardFiles.map, {5, 9}
+    map_checked, to_spoil = MappedShardFiles.map, {5, 9}
     one_at_a_time = threading.Lock()  # what is mapped is spoilt before anything of it is read
 
-    def map_and_spoil(
-        files: shard_prefetch._CachedShardFiles, number: int, *rest: Any
-    ) -> np.ndarray:
+    def map_and_spoil(files: MappedShardFiles, number: int, *rest: Any) -> memoryview:
         with one_at_a_time:
             mapped = map_checked(files, number, *rest)
             if number in to_spoil:
@@ -631,7 +634,7 @@ def test_damage_that_comes_while_a_copy_is_read_is_mended(
                 flip(_copy(tmp_path, number), 0.5)
         return mapped
 
-    monkeypatch.setattr(shard_prefetch._CachedShardFiles, "map", map_and_spoil)
+    monkeypatch.setattr(MappedShardFiles, "map", map_and_spoil)
     with _cached(url, s3.options(), tmp_path, num_threads=3) as loader:
         for fetched in (large.open().arrays["image"].objects + 2, 0):
             assert_whole(epoch(loader), large)
@@ -668,7 +671,7 @@ def test_a_copy_that_cannot_be_mapped_is_named(
     def refused(descriptor: int) -> np.ndarray:
         raise OSError("it cannot be mapped: no more maps")
 
-    monkeypatch.setattr(shard_prefetch, "map_file", refused)
+    monkeypatch.setattr(shard_files, "map_file", refused)
     with (
         _cached(url, s3.options(), tmp_path) as loader,
         pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
@@ -719,10 +722,11 @@ _TRAIN = """
 import hashlib, json, sys
 import numpy as np
 import precache
-url, cache, limit, seed, options = sys.argv[1:]
+url, cache, limit, seed, options, *window = sys.argv[1:]
 with precache.Loader(
     url, 8, seed=int(seed), device="cpu", cache=precache.Cache(cache, int(limit)),
-    storage_options=json.loads(options),
+    storage_options=json.loads(options), num_threads=1,
+    shuffle=precache.Block(int(window[0])) if window else True,
 ) as loader:
     for epoch in range(3):
         rows = {}
@@ -742,34 +746,25 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     """Half the store fits; the limit is watched from outside, and every fetch counted."""
     limit = cache_bytes(large, 8)
     cache = tmp_path / "cache"
-    most = 0
-    over = threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not over.is_set():
-            most = max(most, _disk_usage(cache))
 
     def line(seed: int) -> list[str]:
         settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options(proxy.port))]
         return [sys.executable, "-c", _TRAIN, *settings]
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with running(line(0), environment()) as one:
+    with running(line(0), environment()) as one:
+        pids = [one.pid]
+        with watching(cache, pids) as most:
             with running(line(1), environment()) as dead:
+                pids.append(dead.pid)
                 assert dead.stdout is not None
                 assert dead.stdout.readline() == "going\n"
                 os.kill(dead.pid, signal.SIGKILL)
                 dead.wait()
             with running(line(1), environment()) as other:
+                pids.append(other.pid)
                 outputs = [process.communicate() for process in (one, other)]
-    finally:
-        over.set()
-        watcher.join()
     assert [errors for _, errors in outputs] == ["", ""]
-    assert limit // 2 < most <= limit
+    assert limit // 2 < max(most) <= limit
     digests = _digests(large)
     for lines, _ in outputs:
         epochs = [json.loads(each) for each in lines.splitlines() if each != "going"]
@@ -785,6 +780,64 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
 def _digests(store: BuiltStore) -> dict[str, str]:
     rows, valid = store.rows(), np.flatnonzero(store.open().valid)
     return {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.heavy) for n in (1, 2, 3))]
+)
+def test_several_processes_keep_to_a_small_limit_but_for_what_they_read(
+    seed: int, url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    dice, cache = random.Random(seed), tmp_path / "cache"
+    shards, windows = dice.choice([0, 3, 6]), [dice.choice([1, 2, 3]) for _ in range(3)]
+    limit = cache_bytes(large, shards)
+    settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options())]
+    lines = [[sys.executable, "-c", _TRAIN, *settings, str(window)] for window in windows]
+    with contextlib.ExitStack() as ends:
+        trainings = [ends.enter_context(running(line, environment())) for line in lines]
+        with watching(cache, [training.pid for training in trainings]) as most:
+            outputs = [training.communicate(timeout=240) for training in trainings]
+    digests = _digests(large)
+    for lines_of_output, errors in outputs:
+        epochs = [json.loads(line) for line in lines_of_output.splitlines() if line != "going"]
+        assert epochs == [digests] * 3
+        assert "exceeds its limit" in errors if not shards else True
+    # A batch is of as many shards as are mixed, and of the next ones.
+    at_once = sum(2 * window for window in windows)
+    assert max(most) <= cache_bytes(large, shards + at_once)
+
+
+@contextlib.contextmanager
+def watching(cache: Path, pids: list[int]) -> Iterator[list[int]]:
+    """Collect the bytes that a cache takes on the disk while the block runs.
+
+    Those of shards that were evicted while a process had them mapped are among them.
+    """
+    sizes, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            # In this order, as a shard may be evicted between the looks.
+            evicted = dict(entry for pid in list(pids) for entry in _evicted(cache, pid))
+            sizes.append(_disk_usage(cache) + sum(evicted.values()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield sizes
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _evicted(cache: Path, pid: int) -> Iterator[tuple[str, int]]:
+    """Inode and bytes of what a process has mapped, and is no longer in a cache."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            if str(cache) in line and line.endswith("(deleted)"):
+                bounds, _, _, _, inode, *_ = line.split()
+                start, end = (int(bound, 16) for bound in bounds.split("-"))
+                yield inode, end - start
 
 
 def _disk_usage(folder: Path) -> int:

@@ -86,9 +86,8 @@ def alone():
         pass
 
 def use():
-    with contextlib.closing(cache.uses()) as uses:
-        uses.begin("a-1")
-        cache.trim()
+    with contextlib.closing(cache.join("a")):
+        pass
 
 for work, times in ((alone, 300), (use, 150)):
     for _ in range(times):
@@ -104,9 +103,8 @@ for work, times in ((alone, 300), (use, 150)):
             kept = error  # with its traceback, as a notebook does
         assert remove_if_free(folder / "alone")
         assert remove_if_free(cache.folder / "lock")
-        kept = None  # uses that were not closed yet go with it
-        with contextlib.closing(cache.uses()) as uses:
-            assert not uses.has_others("a-1")
+        kept = None  # a file that was not closed yet goes with it
+        assert remove_if_free(cache.versions / "a")
 """
 
 
