@@ -12,6 +12,7 @@ import numpy as np
 from precache.codecs import kernels
 from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
 from precache.codecs.jpeg import import_simplejpeg
+from precache.codecs.raw420 import planes_nbytes
 from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
@@ -166,7 +167,9 @@ class RaggedReader(ArrayReader):
     ) -> bool:
         """Crop plain rows where they are mapped, by one call once they are checked; or as
         `_crop_together`."""
-        sizes, sources, count = shapes.prod(axis=1), self._objects.sources, len(shapes)
+        halves = self.array.decoder.halves
+        sizes = planes_nbytes(shapes) if halves else shapes.prod(axis=1)
+        sources, count = self._objects.sources, len(shapes)
         if (places.lengths != sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES).any():
             return False
         checked = bool((self._checks(places) == kernels.UNCHECKED).all())
@@ -183,7 +186,8 @@ class RaggedReader(ArrayReader):
                 if not _heads_hold(heads[part], sizes[part]):
                     return False
                 starts = starts + RAGGED_HEAD_NBYTES
-                resize_pieces(sources, objects, starts, shapes[part], windows.part(part), out[part])
+                pieces = objects, starts, shapes[part], windows.part(part)
+                resize_pieces(sources, *pieces, out[part], halves=halves)
             except ValueError:  # another iterator closed an object
                 return False
         return True
