@@ -56,16 +56,17 @@ def rgb_of(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         shapes = np.array([shape], np.int64)
         resize_pieces([planes.data], numbers, numbers, shapes, whole, rgb, halves=True)
         return rgb[0]
-    luma, colours = planes[: height * width], planes[height * width :]
-    halves = colours.reshape(2, (height + 1) // 2, (width + 1) // 2)
+    luma, halves = planes[: height * width], planes[height * width :]
+    halves = halves.reshape(2, (height + 1) // 2, (width + 1) // 2)
     blue, red = (_at_full_size(half)[:height, :width] for half in halves)
     sixteenths = luma.reshape(height, width).astype(np.int32) * 16 + 8
-    pixels = [
+    colours = [
         sixteenths + _scaled(red, 11485),  # 1.402
         sixteenths - _scaled(blue, 2819) - _scaled(red, 5850),  # 0.344136 and 0.714136
         sixteenths + _scaled(blue, 14516),  # 1.772
     ]
-    return (np.stack(pixels) >> 4).clip(0, 255).astype(np.uint8)
+    pixels: np.ndarray = (np.stack(colours) >> 4).clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _at_full_size(half: np.ndarray) -> np.ndarray:

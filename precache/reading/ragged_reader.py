@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,7 +199,7 @@ class RaggedReader(ArrayReader):
         return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())
 
     def rows(
-        self, rows: np.ndarray, room: np.ndarray | None = None
+        self, rows: np.ndarray, room: np.ndarray | None = None, *, planes: bool = False
     ) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
@@ -209,6 +210,8 @@ class RaggedReader(ArrayReader):
         ----------
         room
             As of `decode_jpeg`: each row may be overwritten by the next.
+        planes
+            Yield rows of `raw420` as they are stored.
 
         Raises
         ------
@@ -218,12 +221,12 @@ class RaggedReader(ArrayReader):
         """
         places = self._objects.locate(np.ascontiguousarray(rows, np.int64))
         chunks, checks = self._objects.read(places), self._checks(places).tolist()
-        shapes, decode_ragged = self.shapes[places.rows].tolist(), self.array.decoder.decode_ragged
+        shapes, decoder = self.shapes[places.rows], self.array.decoder
+        if planes and decoder.halves:
+            shapes, decoder = planes_nbytes(shapes)[:, np.newaxis], replace(decoder, halves=False)
         for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
-            shape = tuple(shapes[position])
-            decode = functools.partial(
-                decode_ragged, shape=shape, dtype=self.array.dtype, room=room
-            )
+            shape, dtype = tuple(shapes[position].tolist()), self.array.dtype
+            decode = functools.partial(decoder.decode_ragged, shape=shape, dtype=dtype, room=room)
             value = self._chunk(places, position, data, check, decode)
             if check != kernels.UNCHECKED:
                 self._mark_checked(places.part(position))
@@ -325,7 +328,7 @@ class RaggedReader(ArrayReader):
 
     def check(self, rows: np.ndarray) -> None:
         """Decode rows, and raise as `rows` if one is damaged."""
-        for _ in self.rows(rows):
+        for _ in self.rows(rows, planes=True):
             pass
 
 

@@ -55,7 +55,8 @@ def exact(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     halves = planes[height * width :].reshape(2, (height + 1) // 2, (width + 1) // 2)
     blue, red = weights(height) @ (halves - 128.0) @ weights(width).T
     green = -(0.114 * 1.772 * blue + 0.299 * 1.402 * red) / 0.587
-    return np.stack([luma + 1.402 * red, luma + green, luma + 1.772 * blue]).clip(0, 255)
+    pixels: np.ndarray = np.stack([luma + 1.402 * red, luma + green, luma + 1.772 * blue])
+    return pixels.clip(0, 255)
 
 
 @settings(max_examples=200, deadline=None)

@@ -111,8 +111,8 @@ def steps_of(field: Field) -> list[Step]:
     codec = field.stored_as
     if isinstance(codec, LossyCodec):
         rows = field.specs()[-1]
-        op = _Jpeg(quality=codec.quality) if isinstance(codec, JpegCodec) else _Raw420()
-        steps.append(Step(op, None, rows.channels, rows.dtype))
+        encoding = _Jpeg(quality=codec.quality) if isinstance(codec, JpegCodec) else _Raw420()
+        steps.append(Step(encoding, None, rows.channels, rows.dtype))
     return steps if field.follow is None else steps + steps_of(field.follow.fields[0])
 
 
