@@ -48,14 +48,13 @@ def rgb_of(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return the pixels (3, H, W) uint8 of contiguous planes, in memory of their own."""
     height, width = shape[1:]
     if kernels.compiled().functions is not None:
-        rgb = np.empty((1, *shape), np.uint8)
+        rgb = np.empty(shape, np.uint8)
         whole = Windows(
             np.array([[0, 0, height, width]]), np.zeros((1, 2)), np.ones((1, 2)), np.array([False])
         )
-        numbers = np.zeros(1, np.int64)
-        shapes = np.array([shape], np.int64)
-        resize_pieces([planes.data], numbers, numbers, shapes, whole, rgb, halves=True)
-        return rgb[0]
+        zero, shapes = np.zeros(1, np.int64), np.array([shape])
+        resize_pieces([planes.data], zero, zero, shapes, whole, rgb[np.newaxis], halves=True)
+        return rgb
     luma, halves = planes[: height * width], planes[height * width :]
     halves = halves.reshape(2, (height + 1) // 2, (width + 1) // 2)
     blue, red = (_at_full_size(half)[:height, :width] for half in halves)

@@ -49,7 +49,9 @@ def exact(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
     def weights(size: int) -> np.ndarray:
         centres = ((np.arange(size) + 0.5) / 2 - 0.5).clip(0, (size + 1) // 2 - 1)
-        return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange((size + 1) // 2)))
+        distances = np.abs(centres[:, None] - np.arange((size + 1) // 2))
+        values: np.ndarray = np.maximum(0, 1 - distances)
+        return values
 
     luma = planes[: height * width].reshape(height, width).astype(np.float64)
     halves = planes[height * width :].reshape(2, (height + 1) // 2, (width + 1) // 2)
