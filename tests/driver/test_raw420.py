@@ -12,6 +12,7 @@ from PIL import Image
 import precache
 from precache.codecs.raw420 import planes_of, rgb_of
 from precache.recipe.recipe import Recipe
+from precache.transforms import CenterCrop
 from tests.conftest import photo
 from tests.support.building import cli, encoded, write
 
@@ -70,6 +71,22 @@ def test_a_build_says_that_it_loses_and_stores_what_a_fresh_one_does(
     stored: object = zarr.open_array(Path(version.path) / "image", mode="r")[:]
     for key, data in zip(version.keys, stored, strict=True):  # type: ignore[call-overload]
         assert bytes(data) == planes_of(plain[key]).tobytes()
+
+
+def test_rows_of_one_shape_are_read_by_a_crop_too(tmp_path: Path) -> None:
+    source, store = tmp_path / "photos", tmp_path / "store"
+    write_photos(source, range(4))
+    sized = ("--resize", "24x32", "--codec", "raw420", "--address", "serial")
+    planned = cli("plan", source, store, *sized)
+    assert "(another codec with --crop stores rows of one shape)" in planned.stderr, planned
+    precache.build(source, store, Recipe.image(resize=(24, 32), codec="raw420"), address="serial")
+    dataset = precache.CachedDataset(store)
+    with precache.Loader(
+        store, 4, transform=CenterCrop((24, 32)), device="cpu", shuffle=False
+    ) as loader:
+        [batch] = loader
+    for number, image in enumerate(batch["image"]):
+        np.testing.assert_array_equal(image, dataset[number]["image"])
 
 
 def test_damage_is_repaired_and_other_codecs_start_from_the_photos(tmp_path: Path) -> None:

@@ -338,9 +338,10 @@ def _ragged_notes(
             continue
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
-        jpeg = isinstance(fields[name].stored_as, JpegCodec)
+        codec = fields[name].stored_as
+        jpeg, lossy = isinstance(codec, JpegCodec), isinstance(codec, LossyCodec)
         what = "are JPEG files" if jpeg else "keep the shapes of their images"
-        other = "another codec with --crop" if jpeg else "--crop"
+        other = "another codec with --crop" if lossy else "--crop"
         pictures.setdefault(
             f"{what}, such as {such}: a Loader reads them by a transform that begins with a crop, "
             f"such as RandomResizedCrop(224) ({other} stores rows of one shape)",
