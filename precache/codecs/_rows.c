@@ -1164,6 +1164,118 @@ static int resize_window(uint8_t *out, const Window *in, Shape size, Scratch *sc
     return 1;
 }
 
+/* ---- rows of raw420 ------------------------------------------------------------------------- */
+
+static Py_ssize_t half_of(Py_ssize_t size) { return size - size / 2; }
+
+/* Bytes of an image as a plane of Y, and planes of Cb and Cr of half its height and width. */
+static Py_ssize_t halves_size(const Shape *shape)
+{
+    return shape->height * shape->width + 2 * half_of(shape->height) * half_of(shape->width);
+}
+
+/* Compiled once more for AVX2, with all that it calls. */
+#if defined(__GNUC__)
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE inline
+#endif
+
+/* A line of Cb or Cr at full width, in sixteenths less 2048, from `count` pixels of the line that
+   is nearest and the one that is next; there is one more at each end, which may be the last again. */
+static ALWAYS_INLINE void widen(int16_t *restrict wide, int16_t *restrict sum, const uint8_t *near,
+                         const uint8_t *next, size_t count, int at_start, int at_end)
+{
+    for (size_t i = at_start; i < count + 2 - at_end; i++)
+        sum[i] = (int16_t)(3 * near[i] + next[i]);
+    if (at_start)
+        sum[0] = sum[1];
+    if (at_end)
+        sum[count + 1] = sum[count];
+    for (size_t i = 0; i < count; i++) {
+        wide[2 * i] = (int16_t)(3 * sum[i + 1] + sum[i] - 2048);
+        wide[2 * i + 1] = (int16_t)(3 * sum[i + 1] + sum[i + 2] - 2048);
+    }
+}
+
+/* Sixteenths times a factor of 8192ths. */
+static ALWAYS_INLINE int16_t scaled(int16_t value, int16_t factor)
+{
+    return (int16_t)((int16_t)(value * 8) * factor >> 16);
+}
+
+static ALWAYS_INLINE uint8_t level(int16_t sixteenths)
+{
+    int16_t value = (int16_t)(sixteenths >> 4);
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+static ALWAYS_INLINE void mix(uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue,
+                       const uint8_t *restrict luma, const int16_t *restrict cb,
+                       const int16_t *restrict cr, size_t width)
+{
+    for (size_t x = 0; x < width; x++) {
+        int16_t y = (int16_t)(16 * luma[x] + 8);
+        red[x] = level((int16_t)(y + scaled(cr[x], 11485)));
+        green[x] = level((int16_t)(y - scaled(cb[x], 2819) - scaled(cr[x], 5850)));
+        blue[x] = level((int16_t)(y + scaled(cb[x], 14516)));
+    }
+}
+
+/* Make the RGB of a window, at `out`, from an image as `halves_size` says: what ITU-T T.871 makes of
+   Cb and Cr that are interpolated as libjpeg does, by 9/16, 3/16, 3/16 and 1/16. */
+static ALWAYS_INLINE void mix_window(uint8_t *out, const Window *in,
+                                                             int16_t *room)
+{
+    size_t height = (size_t)in->shape.height, width = (size_t)in->shape.width;
+    size_t high = (size_t)half_of(in->shape.height), half = (size_t)half_of(in->shape.width);
+    size_t top = (size_t)in->down.first, lines = (size_t)in->down.size;
+    size_t first = (size_t)in->across.first / 2, left = 2 * first;
+    size_t end = (size_t)(in->across.first + in->across.size), pitch = end - left;
+    size_t count = (end + 1) / 2 - first;
+    int16_t *wide[2] = {room, room + 2 * count}, *sum = room + 4 * count;
+    for (size_t y = top; y < top + lines; y++, out += pitch) {
+        size_t near = y / 2, next = y & 1 ? near + 1 : near - (near > 0);
+        next = next < high ? next : near;
+        for (size_t c = 0; c < 2; c++) {
+            const uint8_t *plane = in->pixels + height * width + c * high * half + first;
+            widen(wide[c], sum, plane + near * half - 1, plane + next * half - 1, count, !first,
+                  first + count == half);
+        }
+        mix(out, out + lines * pitch, out + 2 * lines * pitch, in->pixels + y * width + left,
+            wide[0], wide[1], pitch);
+    }
+}
+
+#if defined(USES_AVX2)
+USES_AVX2 static void mix_window_avx2(uint8_t *out, const Window *in, int16_t *room)
+{
+    mix_window(out, in, room);
+}
+#endif
+
+/* Have a window show its pixels as RGB; 0 if there is no memory. */
+static int as_rgb(Window *in, Scratch *scratch)
+{
+    Py_ssize_t skipped = in->across.first & 1, pitch = in->across.size + skipped;
+    size_t size = aligned((size_t)(3 * in->down.size * pitch));
+    if (!make_room(scratch, size + (size_t)(3 * pitch + 16) * sizeof(int16_t)))
+        return 0;
+    int16_t *room = (int16_t *)(scratch->memory + size);
+#if defined(USES_AVX2)
+    if (HAS_AVX2)
+        mix_window_avx2(scratch->memory, in, room);
+    else
+#endif
+        mix_window(scratch->memory, in, room);
+    in->pixels = scratch->memory;
+    in->shape = (Shape){3, in->down.size, pitch};
+    in->down.first = 0, in->across.first = skipped;
+    return 1;
+}
+
+/* ---- images ------------------------------------------------------------------------------- */
+
 /* Images that are zstd frames, each of a head and the image. */
 typedef struct {
     Sources sources;
@@ -1196,10 +1308,11 @@ static int unpack(Packed *packed, Py_ssize_t i, Window *in)
 
 PyDoc_STRVAR(resize_doc,
 "resize(sources, numbers, starts, shapes, boxes, places, mirrored, interleaved, out, height,\n"
-"       width, checks=None, filtered=False)\n--\n\n"
+"       width, checks=None, filtered=False, halves=False)\n--\n\n"
 "Resize a window of each image by an antialiased triangle filter, and mirror some.\n\n"
 "With `checks`, as of `decode`, each source is a zstd frame of an image behind a head: its number,\n"
-"1, and its size. Returns the number of images before the first damaged one.\n\n"
+"1, and its size. With `halves`, images are planes of Y, Cb and Cr, of which the last two have half\n"
+"the height and width. Returns the number of images before the first damaged one.\n\n"
 "Image i begins at `starts[i]` of `sources[numbers[i]]` (int64, n of each). `shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
 "`boxes` (n, 4) int64 top, left, height and width of the pixels that are used; `places` (n, 4)\n"
 "float64 start down and across, and pixels for each of the result down and across; `mirrored` (n,)\n"
@@ -1211,10 +1324,10 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer numbers, starts, shapes, boxes, places, mirrored, out, checks = {0};
     Packed packed = {.filtered = 0};
     Shape size = {0, 0, 0};
-    int interleaved;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn|z*p:resize", &PyList_Type, &list, &numbers,
+    int interleaved, halves = 0;
+    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn|z*pp:resize", &PyList_Type, &list, &numbers,
                           &starts, &shapes, &boxes, &places, &mirrored, &interleaved, &out,
-                          &size.height, &size.width, &checks, &packed.filtered))
+                          &size.height, &size.width, &checks, &packed.filtered, &halves))
         return NULL;
     if (open_sources(&packed.sources, list, &numbers) == 0) {
         Py_ssize_t count = packed.sources.count;
@@ -1225,6 +1338,7 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
         int fits = starts.len == numbers.len && shapes.len == count * 24 && boxes.len == count * 32 &&
                    places.len == count * 32 && mirrored.len == count &&
                    (checks.obj == NULL || checks.len == numbers.len) && holds_rows(size, out.len) &&
+                   (!halves || (size.channels == 3 && !interleaved && checks.obj == NULL)) &&
                    out.len == count * size.channels * size.height * size.width;
         Window *windows = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(Window));
         for (Py_ssize_t i = 0; windows && fits && i < count; i++) {
@@ -1240,7 +1354,8 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
             };
             fits = in->shape.channels == size.channels && holds_rows(in->shape, 0) &&
                    start[i] >= 0 && start[i] <= images[i].len &&
-                   (checks.obj || in->shape.channels * in->shape.height * in->shape.width <=
+                   (checks.obj || (halves ? halves_size(&in->shape) :
+                                   in->shape.channels * in->shape.height * in->shape.width) <=
                                       images[i].len - start[i]) &&
                    is_window(&in->down, in->shape.height) &&
                    is_window(&in->across, in->shape.width);
@@ -1262,6 +1377,8 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
             while (state == 1 && done < count) {
                 Window *in = &windows[done];
                 state = checks.obj ? unpack(&packed, done, in) : 1;
+                if (halves && !as_rgb(in, &packed.pixels))
+                    state = -1;
                 if (state == 1 && !resize_window((uint8_t *)out.buf + done * row, in, size, &scratch))
                     state = -1;
                 done += state == 1;

@@ -27,8 +27,17 @@ from precache.codecs.image import (
     undo_image,
 )
 from precache.codecs.jpeg import decode_jpeg
+from precache.codecs.raw420 import planes_nbytes, rgb_of
 from precache.errors import DamageError, RecipeError
-from precache.recipe.recipe import AnyCodec, ImageCodec, JpegCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import (
+    AnyCodec,
+    ImageCodec,
+    JpegCodec,
+    LossyCodec,
+    Raw420Codec,
+    RawCodec,
+    ZstdCodec,
+)
 
 Encode = Callable[[np.ndarray], bytes]
 
@@ -67,7 +76,7 @@ def codec_metadata(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> list
     size = np.dtype(dtype).itemsize
     if ragged:
         level = codec.level if isinstance(codec, ZstdCodec) else 1
-        last = _crc32c() if isinstance(codec, RawCodec | JpegCodec) else _zstd(level)
+        last = _crc32c() if isinstance(codec, RawCodec | LossyCodec) else _zstd(level)
         return [{"name": RAGGED, "configuration": {}}, last]
     match codec:
         case RawCodec():
@@ -86,12 +95,12 @@ def codec_metadata(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> list
         case ImageCodec():
             image = {"name": IMAGE_FILTER, "configuration": {"version": IMAGE_FILTER_VERSION}}
             return [image, _bytes(), _zstd(1)]
-        case JpegCodec():
-            raise _only_ragged()
+        case JpegCodec() | Raw420Codec():
+            raise _only_ragged(codec)
 
 
-def _only_ragged() -> RecipeError:
-    return RecipeError("codec 'jpeg' stores a file a row, and no chunks of rows of one shape")
+def _only_ragged(codec: LossyCodec) -> RecipeError:
+    return RecipeError(f"codec '{codec.name}' stores ragged rows, and no chunks of several")
 
 
 def _clevel(codec: ZstdCodec) -> int:
@@ -129,14 +138,15 @@ def encoder(codec: AnyCodec, dtype: str) -> Encode:
             if dtype != "uint8":
                 raise RecipeError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
             return ImageEncoder()
-        case JpegCodec():
-            raise _only_ragged()
+        case JpegCodec() | Raw420Codec():
+            raise _only_ragged(codec)
 
 
 def ragged_encoder(codec: AnyCodec) -> Encode:
     """Return the function that encodes one ragged row, C-contiguous, as a chunk; not thread-safe.
 
-    `image` stores rows that are (C, H, W) uint8. `jpeg` is given files: (n,) uint8.
+    `image` stores rows that are (C, H, W) uint8. `jpeg` and `raw420` are given the bytes that they
+    store: (n,) uint8.
     """
     encode_image = ImageEncoder()
 
@@ -145,7 +155,7 @@ def ragged_encoder(codec: AnyCodec) -> Encode:
         if isinstance(codec, ImageCodec) and row.size:
             return encode_image(row, head)
         payload = b"".join((head, row.reshape(-1).view(np.uint8).data))
-        if isinstance(codec, RawCodec | JpegCodec):
+        if isinstance(codec, RawCodec | LossyCodec):
             return _with_crc32c(payload)
         level = codec.level if isinstance(codec, ZstdCodec) else 1
         return bytes(zstd.compress(payload, level, True))
@@ -175,12 +185,15 @@ class Decoder:
         A chunk is one row of any shape: `decode_ragged` decodes it, and undoes the filter.
     jpeg
         A ragged row is a JPEG file.
+    halves
+        A ragged row is stored as `raw420.planes_of` returns it.
     """
 
     codecs: tuple[str, ...]
     filtered: bool = False
     ragged: bool = False
     jpeg: bool = False
+    halves: bool = False
 
     @functools.cached_property
     def plain(self) -> bool:
@@ -261,6 +274,10 @@ class Decoder:
             file = self._payload(data, verify=verify)
             require_plausible(len(file), nbytes)
             return decode_jpeg(file, shape, room)
+        if self.halves and nbytes:
+            _require(shape[0] == 3, f"rows of raw420 are no {tuple(shape)}")
+            stored = int(planes_nbytes(np.array(shape)))
+            return rgb_of(self._payload(data, stored, verify=verify), shape)
         row = self._payload(data, nbytes, verify=verify).view(dtype).reshape(shape)
         if self.filtered and row.size:
             undo_image(row[np.newaxis])
@@ -304,6 +321,7 @@ def decoder(codec: AnyCodec, dtype: str, *, ragged: bool = False) -> Decoder:
         filtered=isinstance(codec, ImageCodec),
         ragged=ragged,
         jpeg=isinstance(codec, JpegCodec),
+        halves=isinstance(codec, Raw420Codec),
     )
 
 

@@ -13,9 +13,6 @@ import numpy as np
 
 from precache.errors import DamageError, SampleError, needs
 
-JPEG = "jpeg"
-"""Name of the codec, and of the filter in the attributes of an array of such rows."""
-
 SUBSAMPLING = "420"
 """Of colours, for files that are encoded here. At equal bytes as good as 4:4:4 at a lower quality,
 and a fifth cheaper to decode."""

@@ -105,6 +105,7 @@ def resize_pieces(
     interleaved: bool = False,
     checks: np.ndarray | None = None,
     filtered: bool = False,
+    halves: bool = False,
 ) -> int:
     """Resize a window of each image, as `resize_windows`, by one call; needs compiled functions.
 
@@ -119,6 +120,8 @@ def resize_pieces(
         ragged rows.
     filtered
         Such rows are of the codec `image`.
+    halves
+        Images are of the codec `raw420`, and not compressed.
 
     Returns
     -------
@@ -140,6 +143,7 @@ def resize_pieces(
         *out.shape[2:],
         checks,
         filtered,
+        halves,
     )
     return resized
 

@@ -70,11 +70,16 @@ class VersionInfo:
         return as_text([*aligned(self.facts()), *hole_lines(self.holes)])
 
 
+LOSSES = {"raw420": " (lossy)", "jpeg": " (lossy where no file was kept)"}
+"""By codec."""
+
+
 def _field_text(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
     several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
     return (
-        f"{several}{field.row.described(field.kind)}, codec {field.codec}, "
+        f"{several}{field.row.described(field.kind)}, codec {field.codec}"
+        f"{LOSSES.get(field.codec, '')}, "
         f"{size(field.raw_nbytes)} raw, {size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from precache.codecs import kernels
 from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
 from precache.codecs.jpeg import import_simplejpeg
+from precache.codecs.raw420 import planes_nbytes
 from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_windows
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
@@ -166,7 +168,9 @@ class RaggedReader(ArrayReader):
     ) -> bool:
         """Crop plain rows where they are mapped, by one call once they are checked; or as
         `_crop_together`."""
-        sizes, sources, count = shapes.prod(axis=1), self._objects.sources, len(shapes)
+        halves = self.array.decoder.halves
+        sizes = planes_nbytes(shapes) if halves else shapes.prod(axis=1)
+        sources, count = self._objects.sources, len(shapes)
         if (places.lengths != sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES).any():
             return False
         checked = bool((self._checks(places) == kernels.UNCHECKED).all())
@@ -183,7 +187,8 @@ class RaggedReader(ArrayReader):
                 if not _heads_hold(heads[part], sizes[part]):
                     return False
                 starts = starts + RAGGED_HEAD_NBYTES
-                resize_pieces(sources, objects, starts, shapes[part], windows.part(part), out[part])
+                pieces = objects, starts, shapes[part], windows.part(part)
+                resize_pieces(sources, *pieces, out[part], halves=halves)
             except ValueError:  # another iterator closed an object
                 return False
         return True
@@ -194,7 +199,7 @@ class RaggedReader(ArrayReader):
         return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())
 
     def rows(
-        self, rows: np.ndarray, room: np.ndarray | None = None
+        self, rows: np.ndarray, room: np.ndarray | None = None, *, planes: bool = False
     ) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
@@ -205,6 +210,8 @@ class RaggedReader(ArrayReader):
         ----------
         room
             As of `decode_jpeg`: each row may be overwritten by the next.
+        planes
+            Yield rows of `raw420` as they are stored.
 
         Raises
         ------
@@ -214,12 +221,12 @@ class RaggedReader(ArrayReader):
         """
         places = self._objects.locate(np.ascontiguousarray(rows, np.int64))
         chunks, checks = self._objects.read(places), self._checks(places).tolist()
-        shapes, decode_ragged = self.shapes[places.rows].tolist(), self.array.decoder.decode_ragged
+        shapes, decoder = self.shapes[places.rows], self.array.decoder
+        if planes and decoder.halves:
+            shapes, decoder = planes_nbytes(shapes)[:, np.newaxis], replace(decoder, halves=False)
         for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
-            shape = tuple(shapes[position])
-            decode = functools.partial(
-                decode_ragged, shape=shape, dtype=self.array.dtype, room=room
-            )
+            shape, dtype = tuple(shapes[position].tolist()), self.array.dtype
+            decode = functools.partial(decoder.decode_ragged, shape=shape, dtype=dtype, room=room)
             value = self._chunk(places, position, data, check, decode)
             if check != kernels.UNCHECKED:
                 self._mark_checked(places.part(position))
@@ -321,7 +328,7 @@ class RaggedReader(ArrayReader):
 
     def check(self, rows: np.ndarray) -> None:
         """Decode rows, and raise as `rows` if one is damaged."""
-        for _ in self.rows(rows):
+        for _ in self.rows(rows, planes=True):
             pass
 
 

@@ -10,7 +10,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -67,11 +67,23 @@ class JpegCodec(Declared):
     """JPEG files, for pictures of 1 or 3 channels: those of the source where they have the pixels
     of the row, else encoded at `quality`, which loses."""
 
+    channels: ClassVar[tuple[int, ...]] = (1, 3)
     name: Literal["jpeg"] = "jpeg"
     quality: Annotated[int, Attribute(ge=1, le=100)] = 90
 
 
-AnyCodec = RawCodec | ZstdCodec | ImageCodec | JpegCodec
+class Raw420Codec(Declared):
+    """Plain bytes of Y, Cb and Cr, of which the last two have half the height and width, for
+    pictures in colours: half the bytes of `raw`, and some loss."""
+
+    channels: ClassVar[tuple[int, ...]] = (3,)
+    name: Literal["raw420"] = "raw420"
+
+
+LossyCodec = JpegCodec | Raw420Codec
+"""Codecs that change pixels. Each row is a chunk of its own."""
+
+AnyCodec = RawCodec | ZstdCodec | ImageCodec | LossyCodec
 CODEC_CLASSES: dict[Any, type[BaseModel]] = {
     codec.model_fields["name"].default: codec for codec in get_args(AnyCodec)
 }
@@ -103,9 +115,9 @@ class Field(Declared):
         Ops, in order. In a field that decodes, they see (H, W, C) arrays, and the result is stored
         as (C, H, W).
     codec
-        Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd``, ``raw`` or
-        ``jpeg``. By default ``image`` for decoded uint8 images, else ``zstd``, also for masks with
-        a `max_size`.
+        Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd``, ``raw``,
+        ``raw420`` or ``jpeg``. By default ``image`` for decoded uint8 images, else ``zstd``, also
+        for masks with a `max_size`.
     input
         Part of the sample that the ops start from: a column of a table, a suffix of members of tar
         archives, a folder of a pair, or an item of a dict or tuple. By default the image, or of a
@@ -161,22 +173,24 @@ class Field(Declared):
             raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
         if isinstance(self.codec, ImageCodec) and len(shape) != 3:
             raise ValueError(f"codec 'image' stores (C, H, W) rows, not {shape}; use zstd")
-        if isinstance(self.codec, JpegCodec) and (why := self._why_no_jpeg(spec)):
-            raise ValueError(f"codec 'jpeg' loses, and {why}; use image, raw or zstd")
+        if isinstance(self.codec, LossyCodec) and (why := self._why_no_loss(spec)):
+            raise ValueError(f"codec '{self.codec.name}' loses, and {why}; use image, raw or zstd")
         if self.kind is not None:
             self._require_kind(self.kind)
         return self
 
-    def _why_no_jpeg(self, spec: Spec) -> str:
-        """Return why rows cannot be JPEG files; empty if they may be."""
+    def _why_no_loss(self, spec: Spec) -> str:
+        """Return why a codec that loses cannot store the rows; empty if it may."""
         if spec.kind != "image":
             return f"keeps no values of a field of {'masks' if spec.kind == 'mask' else 'arrays'}"
         if any(getattr(op, "interpolation", None) == "nearest" for op in self.ops):
             return "interpolation 'nearest' says that values are to be kept, as those of masks"
         if spec.dtype not in (None, "uint8"):
             return f"stores uint8, not {spec.dtype}"
-        if spec.channels not in (None, 1, 3):
-            return f"stores 1 or 3 channels, not {spec.channels}"
+        assert isinstance(self.codec, LossyCodec)
+        if spec.channels not in (None, *self.codec.channels):
+            stored = " or ".join(map(str, self.codec.channels))
+            return f"stores {stored} channels, not {spec.channels}"
         return ""
 
     def _require_kind(self, kind: FieldKind) -> None:
@@ -247,7 +261,7 @@ class Field(Declared):
     def leaves_pixels_open(self) -> bool:
         """True if the user left the reading of pixels to defaults: of masks, or of 16 bits; or if
         samples say which pixels lose."""
-        return isinstance(self.codec, JpegCodec) or any(op.leaves_pixels_open for op in self.ops)
+        return isinstance(self.codec, LossyCodec) or any(op.leaves_pixels_open for op in self.ops)
 
     @property
     def fixed_ops(self) -> int:
@@ -443,7 +457,7 @@ class Recipe(Declared):
         flip: bool = False,
         interpolation: Interpolation | None = None,
         mode: Mode | None = None,
-        codec: Literal["image", "raw", "zstd", "jpeg"] | None = None,
+        codec: Literal["image", "raw", "raw420", "zstd", "jpeg"] | None = None,
         quality: int | None = None,
         seed: int = 0,
         variants: int | None = None,
@@ -474,8 +488,9 @@ class Recipe(Declared):
             Colours; by default ``RGB``; ``P`` for the values of masks; ``unchanged`` for all bits
             and channels.
         codec
-            ``image`` (lossless; default), ``raw`` (fastest, largest), ``zstd`` (any reader),
-            ``jpeg`` (smallest, slowest; loses, unless a photo's file can stay as it is).
+            ``image`` (lossless; default), ``raw`` (fastest, largest), ``raw420`` (half of its
+            bytes; loses), ``zstd`` (any reader), ``jpeg`` (smallest, slowest; loses, unless a
+            photo's file can stay as it is).
         quality
             Of codec ``jpeg`` for rows that are encoded anew, 1 to 100; by default 90.
         seed

@@ -25,14 +25,13 @@ from precache.codecs.chunk import (
     index_codecs,
 )
 from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION
-from precache.codecs.jpeg import JPEG
 from precache.errors import StoreError
 from precache.recipe.recipe import (
     CODEC_CLASSES,
     AnyCodec,
     Field,
     ImageCodec,
-    JpegCodec,
+    LossyCodec,
     ZstdCodec,
 )
 from precache.store.json_documents import Attributes
@@ -148,8 +147,8 @@ class Array:
         own: Json = {"dtype": row.dtype}
         if isinstance(self.codec, ImageCodec):
             own |= {"filter": IMAGE_FILTER, "filter_version": IMAGE_FILTER_VERSION}
-        if isinstance(self.codec, JpegCodec):
-            own |= {"filter": JPEG}
+        if isinstance(self.codec, LossyCodec):
+            own |= {"filter": self.codec.name}
         return array_document(shape, "bytes", chunks, codecs, ["row"], "", {"precache": own})
 
 
@@ -248,10 +247,11 @@ def _require_possible(array: Array, where: str) -> None:
     if not row.shape if row.ragged else 0 in row.shape:
         raise StoreError(f"{where} is damaged or forged: its rows are {row.shape}")
     images = row.dtype == "uint8" and (row.ragged or len(row.shape) > 2)
-    if isinstance(array.codec, ImageCodec | JpegCodec) and not images:
+    if isinstance(array.codec, ImageCodec | LossyCodec) and not images:
         raise StoreError(f"{where} stores {row} by codec {array.codec.name!r}: no uint8 images")
-    if isinstance(array.codec, JpegCodec) and not row.ragged:
-        raise StoreError(f"{where} stores {row} by codec 'jpeg', which stores ragged rows alone")
+    if isinstance(array.codec, LossyCodec) and not row.ragged:
+        codec = array.codec.name
+        raise StoreError(f"{where} stores {row} by codec {codec!r}, which stores ragged rows alone")
     nbytes = math.prod(max(1, length) for length in row.shape) * np.dtype(row.dtype).itemsize
     for count, unit, limit in (
         (max(array.rows, array.object_rows) * nbytes, "bytes", 2**63 - 1),

@@ -13,8 +13,9 @@ import xxhash
 
 from precache.codecs.chunk import Encode, ragged_encoder, require_plausible
 from precache.codecs.jpeg import decode_jpeg, encode_jpeg
+from precache.codecs.raw420 import planes_of, rgb_of
 from precache.errors import DamageError
-from precache.recipe.recipe import JpegCodec
+from precache.recipe.recipe import JpegCodec, LossyCodec
 from precache.storage.base import Buffer
 from precache.store.layout import CHECK_NBYTES, MISSING, encode_index
 from precache.store.receipts import ShardObject
@@ -146,8 +147,8 @@ class RaggedWriter(ShardWriter):
             self.advance()
 
 
-class JpegWriter(RaggedWriter):
-    """Collects rows as JPEG files.
+class LossyWriter(RaggedWriter):
+    """Collects rows by a codec that loses.
 
     Attributes
     ----------
@@ -155,13 +156,13 @@ class JpegWriter(RaggedWriter):
         Pixels of the next row, as a reader decodes them.
     """
 
-    def __init__(self, chunks: int, codec: JpegCodec) -> None:
+    def __init__(self, chunks: int, codec: LossyCodec) -> None:
         super().__init__("uint8", chunks, ragged_encoder(codec))
-        self._quality = codec.quality
-        self._file = b""
+        self._codec = codec
+        self._stored = b""
 
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
-        self._file = b""
+        self._stored = b""
         return super().room(shape)
 
     def choose(self, row: np.ndarray, given: Any) -> None:
@@ -170,12 +171,31 @@ class JpegWriter(RaggedWriter):
         Parameters
         ----------
         given
-            What the row was made of: it is kept if it is a JPEG file of the same pixels.
+            What the row was made of.
         """
-        self._file, self._row = jpeg_of(row, given, self._quality)
+        self._stored, self._row = lossy_row(self._codec, row, given)
 
     def advance(self) -> None:
-        self._encode_chunk(np.frombuffer(self._file, np.uint8))
+        self._encode_chunk(np.frombuffer(self._stored, np.uint8))
+
+
+def lossy_row(codec: LossyCodec, row: np.ndarray, given: Any) -> tuple[bytes, np.ndarray]:
+    """Return what a row of (C, H, W) uint8 is stored as, and its pixels then.
+
+    Parameters
+    ----------
+    given
+        What the row was made of: `jpeg` keeps it if it is a JPEG file of the same pixels.
+
+    Raises
+    ------
+    SampleError
+        The row is larger than a file can be.
+    """
+    if isinstance(codec, JpegCodec):
+        return jpeg_of(row, given, codec.quality)
+    planes = planes_of(row)
+    return planes.tobytes(), rgb_of(planes, row.shape)
 
 
 def jpeg_of(row: np.ndarray, given: Any, quality: int) -> tuple[bytes, np.ndarray]:

@@ -154,6 +154,56 @@ static void check_windows(const uint8_t *in, uint8_t *out)
                                  (Shape){channels, side, 60 - side}, way & 1, way >> 1);
 }
 
+/* A pixel of Cb or Cr at full size, in sixteenths less 2048. */
+static int plain_colour(const uint8_t *plane, int64_t y, int64_t x, int64_t height, int64_t width)
+{
+    int64_t next_y = y & 1 ? y / 2 + 1 : y / 2 - 1, next_x = x & 1 ? x / 2 + 1 : x / 2 - 1;
+    next_y = next_y < 0 || next_y == height ? y / 2 : next_y;
+    next_x = next_x < 0 || next_x == width ? x / 2 : next_x;
+    const uint8_t *near = plane + y / 2 * width, *next = plane + next_y * width;
+    return 3 * (3 * near[x / 2] + next[x / 2]) + 3 * near[next_x] + next[next_x] - 2048;
+}
+
+static int plain_level(int sixteenths)
+{
+    int value = sixteenths >> 4;
+    return value < 0 ? 0 : value > 255 ? 255 : value;
+}
+
+static void check_halves(const uint8_t *in, Shape shape)
+{
+    Window window = {in, shape, 0, 0, {1, shape.height - 2, 0, 1}, {0, 0, 0, 1}};
+    Py_ssize_t high = half_of(shape.height), wide = half_of(shape.width);
+    const uint8_t *blue = in + shape.height * shape.width, *red = blue + high * wide;
+    for (window.across.first = 0; window.across.first < 4; window.across.first++) {
+        Window rgb = window;
+        Scratch scratch = {NULL, 0};
+        rgb.across.size = shape.width - window.across.first - shape.width % 3;
+        require(as_rgb(&rgb, &scratch), "memory", 0, 0);
+        for (int64_t y = 0; y < rgb.down.size; y++)
+            for (int64_t x = 0; x < rgb.across.size; x++) {
+                int64_t from = window.across.first + x;
+                int luma = 16 * in[(y + 1) * shape.width + from] + 8;
+                int cb = plain_colour(blue, y + 1, from, high, wide) * 8;
+                int cr = plain_colour(red, y + 1, from, high, wide) * 8;
+                const uint8_t *out = rgb.pixels + y * rgb.shape.width + rgb.across.first + x;
+                size_t plane = (size_t)(rgb.shape.height * rgb.shape.width);
+                require(out[0] == plain_level(luma + (cr * 11485 >> 16)) &&
+                            out[plane] == plain_level(luma - (cb * 2819 >> 16) - (cr * 5850 >> 16)) &&
+                            out[2 * plane] == plain_level(luma + (cb * 14516 >> 16)),
+                        "colour", (size_t)shape.width, (size_t)from);
+            }
+        free(scratch.memory);
+    }
+}
+
+static void check_images(const uint8_t *in, uint8_t *out)
+{
+    check_windows(in, out);
+    for (Py_ssize_t width = 7; width < 120; width++)
+        check_halves(in, (Shape){3, 5 + width % 4, width});
+}
+
 int main(void)
 {
     static uint8_t in[ROOM + 64], out[ROOM];
@@ -168,11 +218,11 @@ int main(void)
             check_filter(in, out, (Shape){channels, 5, width});
     if (HAS_CRC32C)
         require(plain_crc((const uint8_t *)"123456789", 9) == 0xe3069283, "known checksum", 9, 0);
-    check_windows(in, out);
+    check_images(in, out);
 #if defined(USES_AVX2)
     with_avx2 = __builtin_cpu_supports("avx2") != 0;
-    check_windows(in, out);
+    check_images(in, out);
 #endif
-    printf("copies, filters, windows%s\n", HAS_CRC32C ? ", checksums" : "");
+    printf("copies, filters, windows, colours%s\n", HAS_CRC32C ? ", checksums" : "");
     return 0;
 }

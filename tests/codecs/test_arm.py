@@ -34,4 +34,4 @@ def test_kernels_do_what_plain_loops_do(machine: str, tmp_path: Path) -> None:
     subprocess.run([*command, *link, "-o", str(program)], check=True)
     done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert done.stdout == "copies, filters, windows, checksums\n"
+    assert done.stdout == "copies, filters, windows, colours, checksums\n"

@@ -24,7 +24,7 @@ from precache.recipe.ops import Decode
 from precache.recipe.recipe import Field, JpegCodec
 from precache.store.arrays import field_document
 from precache.store.layout import RowShape
-from precache.store.shard_writer import JpegWriter, jpeg_of
+from precache.store.shard_writer import LossyWriter, jpeg_of
 from precache_workers.ops.decoding import decode
 from tests.conftest import photo
 from tests.support.building import encoded
@@ -134,7 +134,7 @@ def test_zarr_python_reads_the_files_themselves(tmp_path: Path) -> None:
     (tmp_path / "image/c").mkdir(parents=True)
     (tmp_path / "image/zarr.json").write_text(json.dumps(document_of(len(rows))))
     for number, start in enumerate(range(0, len(rows), 8)):
-        writer = JpegWriter(8, JpegCodec())
+        writer = LossyWriter(8, JpegCodec())
         for name, row in zip(names[start : start + 8], rows[start : start + 8], strict=True):
             if name:
                 writer.choose(row, FILES[name])

@@ -206,6 +206,7 @@ def test_appended_and_changed_photos_make_what_a_fresh_build_makes(
 OTHER: dict[str, Callable[[], Recipe]] = {
     "image": lambda: recipe("image"),
     "raw": lambda: recipe("raw"),
+    "raw420": lambda: recipe("raw420"),
     "quality": lambda: recipe(quality=70),
     "more ops": lambda: recipe(crop=18),
     "more ops, raw": lambda: recipe("raw", crop=18),
@@ -315,6 +316,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "alpha": (lambda: recipe(mode="RGBA"), "stores 1 or 3 channels, not 4"),
     "floats": (
         lambda: Recipe.from_dict(field(DECODE, {"op": "to_dtype", "dtype": "float32"})),
+        "stores uint8, not float32",
+    ),
+    "masks at half the colours": (
+        lambda: Recipe.from_dict(field({**DECODE, "mode": "P"}, codec="raw420")),
+        "codec 'raw420' loses, and keeps no values of a field of masks; use image, raw or zstd",
+    ),
+    "grey at half the colours": (lambda: recipe("raw420", mode="L"), "stores 3 channels, not 1"),
+    "floats at half the colours": (
+        lambda: Recipe.from_dict(
+            field(DECODE, {"op": "to_dtype", "dtype": "float32"}, codec="raw420")
+        ),
         "stores uint8, not float32",
     ),
     "arrays": (lambda: Recipe.from_dict(field()), "keeps no values of a field of arrays"),

@@ -55,7 +55,7 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Stores of 40 photos of many shapes, by codec."""
     root = tmp_path_factory.mktemp("ragged")
     sizes = [(40 + 13 * n % 61, 37 + 7 * n % 83) for n in range(40)]
-    codecs: tuple[Any, ...] = ("raw", "image", "jpeg")
+    codecs: tuple[Any, ...] = ("raw", "raw420", "image", "jpeg")
     return {c: build(root, sizes, Recipe.image(max_size=90, codec=c)) for c in codecs}
 
 
@@ -125,7 +125,7 @@ def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
     return np.stack(images)
 
 
-@pytest.mark.parametrize("codec", ["raw", "image", "jpeg"])
+@pytest.mark.parametrize("codec", ["raw", "raw420", "image", "jpeg"])
 def test_rows_of_many_shapes_are_cropped_and_resized(codec: str, ragged: dict[str, Path]) -> None:
     with precache.Loader(ragged[codec], 8, transform=RandomResizedCrop(24), **OPTIONS) as loader:
         for epoch in range(2):
@@ -146,7 +146,7 @@ def test_evaluation_resizes_and_takes_the_centre(ragged: dict[str, Path]) -> Non
         assert float((resized - image).abs().max()) <= 0.6
 
 
-@pytest.mark.parametrize("codec", ["image", "jpeg"])
+@pytest.mark.parametrize("codec", ["raw420", "image", "jpeg"])
 def test_numpy_reads_what_compiled_code_reads(
     codec: str, ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +206,8 @@ def test_every_way_of_reading_gives_the_same_rows(
         ("raw", 500, True),
         ("raw", 0, False),
         ("raw", 5, False),
+        ("raw420", 500, True),
+        ("raw420", 5, False),
         ("image", 500, True),
         ("image", 500, False),
     ],

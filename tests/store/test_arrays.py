@@ -28,6 +28,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "filtered floats": ({"codec": "image", "dtype": "float32"}, "no uint8 images"),
     "filtered labels": ({"codec": "image", "shape": (5,)}, "no uint8 images"),
     "files of one shape": ({"codec": "jpeg"}, "stores ragged rows alone"),
+    "half colours of one shape": ({"codec": "raw420"}, "stores ragged rows alone"),
     "rows of nothing": ({"shape": (3, 0, 8)}, r"rows are \(3, 0, 8\)"),
     "ragged rows without axes": ({"shape": (), "ragged": True}, r"rows are \(\)"),
     "more bytes than numbers count": ({"codec": "raw", "shape": (2**62, 2)}, "bytes; precache"),

@@ -40,6 +40,7 @@ PEERS = (
 NAMES = tuple(peer.name for peer in PEERS)
 CROPS = (
     _peer("crops-raw", "precache Loader, raw", "precache_stores:CROPS_RAW"),
+    _peer("crops-raw420", "precache Loader, raw420", "precache_stores:CROPS_RAW420"),
     _peer("crops-image", "precache Loader, image", "precache_stores:CROPS_IMAGE"),
     _peer("crops-jpeg", "precache Loader, jpeg", "precache_stores:CROPS_JPEG"),
     _peer("crops-ffcv-raw", "FFCV, raw", "ffcv_beton:RAW_CROPS", "ffcv"),
@@ -129,7 +130,7 @@ def crops(
     """
     bench = Bench(work.folder, make_photos(work, rows), rounds, cold=False, install=install)
     measured = bench.in_turns(CROPS)
-    peers = [peer for peer in CROPS[3:] if not isinstance(measured[peer.name], str)]
+    peers = [peer for peer in CROPS[4:] if not isinstance(measured[peer.name], str)]
     table = Table(
         f"{rows:,} photos up to {LONGEST} px: RandomResizedCrop(224), flip",
         (

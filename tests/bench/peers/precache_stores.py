@@ -88,4 +88,5 @@ class _Crops(Peer):
 
 RAW, ZSTD, IMAGE = _Store("raw"), _Store("zstd"), _Store("image")
 DATASET, COLLATE = _DatasetStore("raw"), _DatasetStore("raw", plain=False)
-CROPS_RAW, CROPS_IMAGE, CROPS_JPEG = _Crops("raw"), _Crops("image"), _Crops("jpeg")
+CROPS_RAW, CROPS_RAW420 = _Crops("raw"), _Crops("raw420")
+CROPS_IMAGE, CROPS_JPEG = _Crops("image"), _Crops("jpeg")

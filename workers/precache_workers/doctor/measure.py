@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
-from precache.recipe.recipe import Codec, ImageCodec, JpegCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import Codec, ImageCodec, LossyCodec, RawCodec, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.runtime.usage import read_memory
 from precache.store.layout import rows_per_shard
@@ -94,11 +94,11 @@ class Examination:
             Of all samples, where a plan has estimated it.
         """
         for name, declared in self.request.recipe.fields.items():
-            if declared.differs or isinstance(declared.stored_as, JpegCodec):
+            if declared.differs or isinstance(declared.stored_as, LossyCodec):
                 raise UsageError(
                     f"doctor measures rows of one shape, and those of {name} keep the shapes of "
-                    "their images; give --resize and --crop, and no --codec jpeg, to it, or run "
-                    "plan without --rate"
+                    "their images; give --resize and --crop, and no --codec jpeg or raw420, to it, "
+                    "or run plan without --rate"
                 )
             if declared.kind is not None:
                 raise UsageError(

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xxhash
 
-from precache.codecs import jpeg
+from precache.codecs import jpeg, raw420
 from precache.errors import BuildError, MismatchError, missing_library
 from precache.recipe import ops as declared_ops
 from precache.recipe import resampling
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import Decode, Function, Operation, Spec
-from precache.recipe.recipe import Field, JpegCodec
+from precache.recipe.recipe import Field, JpegCodec, LossyCodec
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
@@ -108,9 +108,11 @@ def steps_of(field: Field) -> list[Step]:
         steps.append(
             Step(op.without_refusals(), before if fused else None, given.channels, given.dtype)
         )
-    if isinstance(field.stored_as, JpegCodec):
+    codec = field.stored_as
+    if isinstance(codec, LossyCodec):
         rows = field.specs()[-1]
-        steps.append(Step(_Jpeg(quality=field.stored_as.quality), None, rows.channels, rows.dtype))
+        encoding = _Jpeg(quality=codec.quality) if isinstance(codec, JpegCodec) else _Raw420()
+        steps.append(Step(encoding, None, rows.channels, rows.dtype))
     return steps if field.follow is None else steps + steps_of(field.follow.fields[0])
 
 
@@ -127,6 +129,15 @@ class _Jpeg(Operation):
     def __call__(self, value: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
         file = jpeg.encode_jpeg(value.transpose(2, 0, 1), self.quality)
         return np.frombuffer(file, np.uint8)
+
+
+class _Raw420(Operation):
+    """The encoding of rows by codec `raw420`, as an op."""
+
+    op: Literal["raw420"] = "raw420"
+
+    def __call__(self, value: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+        return raw420.planes_of(value.transpose(2, 0, 1))
 
 
 # --- probes -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.recipe.recipe import Field, JpegCodec, Recipe, mask_pairs
+from precache.recipe.recipe import Field, LossyCodec, Recipe, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
@@ -697,8 +697,8 @@ def _wanted_digests(spec: VersionSpec) -> dict[str, dict[str, int]]:
 
 def _counts(field: Field) -> Sequence[int]:
     """Return the numbers of first ops whose stored output can be a row, or be made one."""
-    # Whether a file is kept, and what a picture shows of it, is known by the sample alone.
-    if isinstance(field.stored_as, JpegCodec) or field.follow is not None:
+    # Whether a file is kept, what pixels lose, and what a picture shows, is known by samples alone.
+    if isinstance(field.stored_as, LossyCodec) or field.follow is not None:
         return [len(field.ops)]
     return range(len(field.ops), 0, -1) or [0]
 

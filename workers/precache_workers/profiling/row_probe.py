@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from precache.codecs.chunk import encoder, ragged_encoder
-from precache.codecs.jpeg import CHANNELS
 from precache.errors import RecipeError, SampleError, SourceError
 from precache.messages import SHOWN
 from precache.recipe.ops import DTYPES, ToDType
-from precache.recipe.recipe import Field, ImageCodec, JpegCodec, Recipe
+from precache.recipe.recipe import Field, ImageCodec, JpegCodec, LossyCodec, Recipe
 from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
-from precache.store.shard_writer import jpeg_of
+from precache.store.shard_writer import lossy_row
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.work_plan import MeasuredRows
@@ -116,7 +115,7 @@ def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
 
 def _evidence(
     task: FetchAllTask, recipes: Mapping[str, FieldRecipe], twice: bool
-) -> tuple[PixelReadings, *tuple[OwnDraws | _Files, ...]]:
+) -> tuple[PixelReadings, *tuple[OwnDraws | _Losses, ...]]:
     """Return the evidence, of no samples yet, that a recipe and a source may need."""
     job, recipe = task.job, task.job.recipe
     arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
@@ -124,19 +123,19 @@ def _evidence(
         {name: recipe.fields[array] for name, array in arrays.items()},
         {name: recipes[array] for name, array in arrays.items()},
     )
-    others: list[OwnDraws | _Files] = []
+    others: list[OwnDraws | _Losses] = []
     if twice and (isinstance(job.source, DatasetSource) or recipe.functions):
         others.append(OwnDraws(task, recipes))
-    if any(isinstance(field.stored_as, JpegCodec) for field in recipe.fields.values()):
-        others.append(_Files(recipe, recipes))
+    if any(isinstance(field.stored_as, LossyCodec) for field in recipe.fields.values()):
+        others.append(_Losses(recipe, recipes))
     return readings, *others
 
 
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
     readings, *others = evidence = _evidence(task, recipes, twice=True)
-    files = (other.nbytes for other in others if isinstance(other, _Files))
-    jpeg_nbytes = next(files, dict[str, int]())
+    losses = (other.nbytes for other in others if isinstance(other, _Losses))
+    lossy_nbytes = next(losses, dict[str, int]())
     parts = _Parts(job.fetch_labels)
 
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
@@ -166,7 +165,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 if name not in typical or not typical[name].size:
                     typical[name] = np.array(row[:1]) if row.ndim else row
             for name, row in rows.items():
-                stored[name] += jpeg_nbytes.get(name) or _stored_nbytes(job, name, row)
+                stored[name] += lossy_nbytes.get(name) or _stored_nbytes(job, name, row)
     for inputs in parts.inputs:
         _require_inputs(readings.fields, inputs, {*itertools.chain(*parts.inputs)})
         parts.leave_unread(readings.fields, inputs)
@@ -216,7 +215,7 @@ def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]])
         A row, and the shapes of all that were tried.
     """
     usual, shape = field.ragged_size, RowShape(row.shape, row.dtype.name)
-    if isinstance(field.stored_as, JpegCodec) and _is_image(shape):
+    if isinstance(field.stored_as, LossyCodec) and _is_image(shape):
         return RowShape((row.shape[0], *(usual or row.shape[1:])), shape.dtype, ragged=True)
     differs = len({*seen}) > 1 or field.differs
     pictures = {len(other) == 3 and other[0] == row.shape[0] for other in seen} == {True}
@@ -339,9 +338,10 @@ def _ragged_notes(
             continue
         sizes = sorted((w, h) for _, h, w in seen[name])
         such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
-        jpeg = isinstance(fields[name].stored_as, JpegCodec)
+        codec = fields[name].stored_as
+        jpeg, lossy = isinstance(codec, JpegCodec), isinstance(codec, LossyCodec)
         what = "are JPEG files" if jpeg else "keep the shapes of their images"
-        other = "another codec with --crop" if jpeg else "--crop"
+        other = "another codec with --crop" if lossy else "--crop"
         pictures.setdefault(
             f"{what}, such as {such}: a Loader reads them by a transform that begins with a crop, "
             f"such as RandomResizedCrop(224) ({other} stores rows of one shape)",
@@ -371,8 +371,8 @@ def _entry_notes(
     )
 
 
-class _Files:
-    """Rows that are stored as JPEG files, and how many of these stay as they came.
+class _Losses:
+    """Rows by codecs that lose: how much, or how many stay the JPEG files that they came as.
 
     Attributes
     ----------
@@ -382,37 +382,46 @@ class _Files:
 
     def __init__(self, recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> None:
         codecs = {name: field.stored_as for name, field in recipe.fields.items()}
-        self._codecs = {n: codec for n, codec in codecs.items() if isinstance(codec, JpegCodec)}
+        self._codecs = {n: codec for n, codec in codecs.items() if isinstance(codec, LossyCodec)}
         self._recipes = recipes
         self._tried, self._kept = Counter[str](), Counter[str]()
+        self._levels = defaultdict[str, float](float)
         self.nbytes: dict[str, int] = {}
 
     def look(self, key: str, sample: Sample) -> None:
         """Add a sample."""
         for name, codec in self._codecs.items():
             row = self._recipes[name](sample, key)
-            if row.dtype == np.uint8 and row.ndim == 3 and len(row) in CHANNELS:
+            if row.dtype == np.uint8 and row.ndim == 3 and len(row) in codec.channels:
                 given = self._recipes[name].input(sample)
-                file, _ = jpeg_of(row, given, codec.quality)
-                self.nbytes[name] = len(file)
+                stored, pixels = lossy_row(codec, row, given)
+                self.nbytes[name] = len(stored)
                 self._tried[name] += 1
-                self._kept[name] += isinstance(given, bytes) and file == given
+                self._kept[name] += isinstance(given, bytes) and stored == given
+                self._levels[name] += float(np.abs(row.astype(np.int16) - pixels).mean())
 
     def require_clear(self) -> None:
-        """Raise nothing: all files can be stored."""
+        """Raise nothing: all rows can be stored."""
 
     def notes(self) -> list[str]:
         """Return a line for each field."""
-        return [
-            f"{name}: {self._kept[name]} of {tried} samples tried stay the JPEG files that they are"
-            + (
-                f"; rows of the others are encoded at quality {self._codecs[name].quality}, which "
-                "loses (--codec image keeps all pixels)"
-                if self._kept[name] < tried
-                else ""
+        return [self._note(name, tried) for name, tried in self._tried.items()]
+
+    def _note(self, name: str, tried: int) -> str:
+        codec, kept = self._codecs[name], self._kept[name]
+        if not isinstance(codec, JpegCodec):
+            return (
+                f"{name}: codec {codec.name} halves height and width of colours, which loses: "
+                f"pixels of {tried} samples tried differ by {self._levels[name] / tried:.1f} "
+                "levels on average (--codec image keeps all)"
             )
-            for name, tried in self._tried.items()
-        ]
+        line = f"{name}: {kept} of {tried} samples tried stay the JPEG files that they are"
+        if kept == tried:
+            return line
+        return (
+            f"{line}; rows of the others are encoded at quality {codec.quality}, which loses "
+            "(--codec image keeps all pixels)"
+        )
 
 
 class _Parts:
@@ -578,12 +587,14 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
                 f"the ops of {name} make rows of {row}, and the recipe declares {declared}; "
                 "declare the dtype and shape of the function's result in its op"
             )
-        if isinstance(field.stored_as, JpegCodec) and not (
-            _is_image(row) and row.shape[0] in CHANNELS
+        codec = field.stored_as
+        if isinstance(codec, LossyCodec) and not (
+            _is_image(row) and row.shape[0] in codec.channels
         ):
+            channels = " or ".join(map(str, codec.channels))
             raise RecipeError(
-                f"the ops of {name} make rows of {row}, and codec jpeg stores uint8 (C, H, W) of 1 "
-                'or 3 channels; give the field codec = "zstd" or "raw"'
+                f"the ops of {name} make rows of {row}, and codec {codec.name} stores uint8 "
+                f'(C, H, W) of {channels} channels; give the field codec = "zstd" or "raw"'
             )
         if isinstance(field.stored_as, ImageCodec) and not _is_image(row):
             raise RecipeError(

@@ -13,12 +13,12 @@ import numpy as np
 
 from precache.codecs.chunk import MAX_EXPANDED, encoder, ragged_encoder, require_plausible
 from precache.errors import DamageError, SampleError
-from precache.recipe.recipe import Field, JpegCodec
+from precache.recipe.recipe import Field, LossyCodec
 from precache.storage.base import Buffer
 from precache.store.arrays import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
-from precache.store.shard_writer import JpegWriter, RaggedWriter, ShardWriter
+from precache.store.shard_writer import LossyWriter, RaggedWriter, ShardWriter
 from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Action, Compute, Take, Zeros
@@ -148,7 +148,6 @@ class FieldWriter:
         self._shape = shape
         self._chunk_rows = shape.chunk_rows(rows_per_shard)
         self._chunks = rows_per_shard // self._chunk_rows
-        self._as_jpeg = isinstance(field.stored_as, JpegCodec)
         self._ops = ops
         self._arrays, self._objects = arrays, objects
         self._sums = Sums(shape) if is_summed(field, shape) else None
@@ -161,13 +160,12 @@ class FieldWriter:
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
-        if self._as_jpeg:
-            assert isinstance(self._field.stored_as, JpegCodec)
-            return JpegWriter(self._chunks, self._field.stored_as)
+        codec = self._field.stored_as
+        if isinstance(codec, LossyCodec):
+            return LossyWriter(self._chunks, codec)
         if self._shape.ragged:
-            encode = ragged_encoder(self._field.stored_as)
-            return RaggedWriter(self._shape.dtype, self._chunks, encode)
-        encode = encoder(self._field.stored_as, self._shape.dtype)
+            return RaggedWriter(self._shape.dtype, self._chunks, ragged_encoder(codec))
+        encode = encoder(codec, self._shape.dtype)
         chunk_shape = (self._chunk_rows, *self._shape.shape)
         return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
 
@@ -187,8 +185,8 @@ class FieldWriter:
             case Compute():
                 assert self._ops is not None
                 assert sample is not None  # as the row is fetched
-                made = self._ops(sample, key)
-                self._stage(made, self._ops.input(sample) if self._as_jpeg else None)
+                lossy = isinstance(self._field.stored_as, LossyCodec)
+                self._stage(self._ops(sample, key), self._ops.input(sample) if lossy else None)
             case Take(number, shift, None):
                 assert self._ops is not None
                 array = self._arrays[number]
@@ -244,12 +242,12 @@ class FieldWriter:
             row = np.empty((0, *self._shape.shape[1:]), self._shape.dtype)  # of whatever dtype
         elif fault := fault_of(row, self._name, self._field, self._shape):
             raise SampleError(fault)
-        if self._shape.ragged and row.nbytes > MAX_EXPANDED and not self._as_jpeg:
-            self._require_plausible(row)
         self._copy_now()
-        if isinstance(self._writer, JpegWriter):
+        if isinstance(self._writer, LossyWriter):
             self._writer.choose(row, given)
         else:
+            if self._shape.ragged and row.nbytes > MAX_EXPANDED:
+                self._require_plausible(row)
             copy_row(row, self._writer.room(row.shape))
         self._staged = None
 
