@@ -29,7 +29,7 @@ from precache import Decode, Field, HorizontalFlip, RandomResizedCrop, Recipe, R
 from precache.cli import main as command_line
 from precache.errors import RecipeError
 from precache.recipe.recipe import draws_in_words
-from precache_workers.profiling.pixel_readings import PixelReadings
+from precache_workers.profiling.pixel_readings import Pixels
 from precache_workers.profiling.row_probe import PROBE_SAMPLES
 from tests.support.building import cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add
@@ -987,9 +987,9 @@ def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried = list[str]()
-    look = PixelReadings.look
+    look = Pixels.look
     monkeypatch.setattr(
-        PixelReadings,
+        Pixels,
         "look",
         lambda self, key, sample: (tried.append(key), look(self, key, sample)),
     )
