@@ -250,7 +250,6 @@ class _Profiler:
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
         from precache_workers.profiling.rates import (
-            TIMED,
             RatesTask,
             rows_to_time,
             time_rows,
@@ -263,7 +262,7 @@ class _Profiler:
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
         rows = rows_to_time(table, np.concatenate(fetches))
         read, *shards_read = samples_read(table, [rows, *fetches])
-        old = max(built, key=lambda shard: len(shard.taken))
+        old = max(built, key=lambda shard: shard.reused)
         task = RatesTask.of(
             self._job,
             table,
@@ -271,8 +270,7 @@ class _Profiler:
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
             samples_read=read,
-            stored=old.stored if len(old.taken) else None,
-            places=old.taken[:TIMED].tolist(),
+            stored=old.stored if old.reused else None,
             barred=self._barred,
         )
         times = time_rows(self._run, task)
