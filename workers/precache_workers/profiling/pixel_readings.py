@@ -49,8 +49,6 @@ NEARLY_ALL, NEAR, MOST_LEVELS = 0.95, 8, 4
 LEAST_BITS = (8, 10, 12, 14)
 """Bits of sensors, in files of 16 bits."""
 
-SHOWN_VALUES = 6
-
 _STORED = 'orientation = "stored"'
 
 
@@ -74,8 +72,7 @@ class Pixels(Reading):
     Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
     opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``). And of masks:
     ``palette`` of few values; ``blended`` by an op, of which some are grey images of 8 bits
-    (``grey``), or of many values in colours, as drawings are (``drawn``); ``wide mask`` of 16 bits;
-    ``noisy``, in a JPEG.
+    (``grey``), or of many values in colours, as drawings are (``drawn``); ``noisy``, in a JPEG.
     """
 
     def __init__(self, name: str, field: Field, recipe: FieldRecipe, flags: bool) -> None:
@@ -107,10 +104,8 @@ class Pixels(Reading):
         yield from ((name, file) for name, is_so in of_file.items() if is_so)
         if facts.widest is not None:
             self._widest = max(self._widest, (facts.widest, file))
-            if values := _wide_values(data):
-                yield "wide mask", f"{file} has the values {values}"
-            elif facts.values > FEW_VALUES:
-                return  # no mask, even if few of its values remain
+            if self._decode is not None and self._decode.bits not in (None, LEAST_BITS[0]):
+                return  # stated as a picture's
         yield from self._of_masks(file, sample, facts)
 
     def _of_masks(
@@ -141,8 +136,9 @@ class Pixels(Reading):
 
     def verdicts(self) -> Iterator[Verdict]:
         decode = self._decode
-        if decode is not None and self.seen["wide"] and not decode.keeps_values:
-            yield from self._of_16_bits(decode)
+        states = decode is None or decode.keeps_values or decode.bits is not None
+        if self.seen["wide"] and not states:
+            yield self._of_16_bits()
         if self.seen["blended"] or self.seen["palette"]:
             yield self._looks_like_masks()
         if decode is None:
@@ -166,38 +162,19 @@ class Pixels(Reading):
             text = self.said("animated", "are animated, and their first frame is stored")
             yield Verdict(f"{text}. A function in place of decode can read others")
 
-    def _of_16_bits(self, decode: Decode) -> Iterator[Verdict]:
-        """Yield the readings of 16 bits: masks, few bits that are used, or the highest 8 of all.
-
-        The fewest bits that hold all values of masks keep them; more bits would divide them.
-        """
+    def _of_16_bits(self) -> Verdict:
+        """Return the readings of 16 bits: the fewest that hold all values, all, or the values."""
         most, file = self._widest
-        states_bits, least = decode.bits is not None, LEAST_BITS[0]
-        bits = next((bits for bits in LEAST_BITS if not most >> bits), None)
-        settled = states_bits and (not self._blends or decode.bits == least)  # as those of 8 bits
-        if self.often("wide mask") and not settled:
-            stated = None if states_bits else bits or 16
-            keeps = {"bits": stated} if bits == least else {"mode": "unchanged"}
-            mask, picture = (
-                self._options("nearest", **keeps),
-                self._options("bilinear", bits=stated),
-            )
-            text = self.said("wide mask", "look like masks of 16 bits")
-            yield _either(text, mask, picture)
-        if states_bits:
-            return
+        least = next((bits for bits in LEAST_BITS if not most >> bits), 16)
+        by_bits = {bits: self._options(bits=bits) for bits in (least, 16)}
         unchanged = self._options(mode="unchanged")
-        if bits and most:
-            few, all_16 = self._options(bits=bits), self._options(bits=16)
-            text = (
-                f"{len(self.seen['wide'])} of {self.tried} samples tried have 16 bits, and values "
-                f"up to {most} alone ({file}), as of {bits} bits. Decoded as 16 bits they become 0 "
-                f"to {most >> 8}; state which they are. {bits} bits: {few}. 16 bits: {all_16}. To "
-                f"keep all values: {unchanged}"
-            )
-            yield Verdict(text, True, (few, all_16, unchanged))
-        text = self.said("wide", "have 16 bits, of which the highest 8 are kept")
-        yield Verdict(f"{text}. To keep all: {unchanged}")
+        text = (
+            f"{len(self.seen['wide'])} of {self.tried} samples tried have 16 bits, and values up "
+            f"to {most} ({file}), of which the highest 8 are kept; state how many count. "
+            + "".join(f"{bits} bits: {stated}. " for bits, stated in by_bits.items())
+            + f"To keep all values, as of masks: {unchanged}"
+        )
+        return Verdict(text, self.often("wide"), (*by_bits.values(), unchanged))
 
     def _looks_like_masks(self) -> Verdict:
         blended, palettes = self.seen["blended"], self.seen["palette"]
@@ -376,15 +353,6 @@ def _blends(op: Op | None) -> bool:
         and op.interpolation != "nearest"
         and not op.states("interpolation")
     )
-
-
-def _wide_values(data: Any) -> str:
-    """Return the first values of a grey image of 16 bits that is a mask; empty if it is none."""
-    pixels = np.asarray(data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data)))
-    if pixels.ndim != 2 or mask_values(pixels) in ("", ONE_VALUE):
-        return ""
-    values = np.unique(pixels).tolist()
-    return ", ".join(map(str, values[:SHOWN_VALUES])) + ", …" * (len(values) > SHOWN_VALUES)
 
 
 ONE_VALUE = "1 values"
