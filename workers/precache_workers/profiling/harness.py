@@ -53,15 +53,6 @@ class SampleRun:
             self.times[stage] = self.times.get(stage, TimeCost()) + cost
 
 
-def timed(
-    work: Callable[[], Result], clock: Callable[[], float] = time.thread_time
-) -> tuple[Result, TimeCost]:
-    """Return the result of some work and its time; see `SampleRun.time`."""
-    run = SampleRun()
-    result = run.time("", work, clock)
-    return result, run.times[""]
-
-
 def run_samples(
     samples: FetchedSamples,
     work: Callable[[SampleRun, Sample], Result],

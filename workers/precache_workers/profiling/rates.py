@@ -23,7 +23,7 @@ from precache_workers.planning.assembly import assemble, count_rows
 from precache_workers.planning.catalogue import StoredRows, has_row
 from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
-from precache_workers.profiling.harness import hole_reason, timed
+from precache_workers.profiling.harness import SampleRun, hole_reason
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import (
     FetchAllTask,
@@ -120,11 +120,13 @@ def time_rows(run: RunTasks, task: RatesTask) -> UnitTimes:
 def measure_rates(task: RatesTask) -> UnitTimes:
     """Build shards of the rows and drop them, and a few without a sample in a temporary folder."""
 
-    def fetch() -> tuple[list[tuple[str, Fetched]], TimeCost]:
-        with one_thread():
-            return timed(lambda: list(task.fetch()), time.process_time)
+    reading = SampleRun()
 
-    fetched, fetching = run_in_time(fetch, task.seconds)
+    def fetch() -> list[tuple[str, Fetched]]:
+        with one_thread():
+            return reading.time("fetch", lambda: list(task.fetch()), time.process_time)
+
+    fetched = run_in_time(fetch, task.seconds)
     keys, samples = [key for key, _ in fetched], [sample for _, sample in fetched]
     rows = max(1, sum(isinstance(sample, Sample) for sample in samples))
     computed, failed = dict[str, RowCost](), dict[str, str]()
@@ -148,7 +150,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
             computed[array] = RowCost(time_of_row, data / rows + INDEX_ENTRY_NBYTES / step)
     failed |= {key: hole_reason(why) for key, why in fetched if isinstance(why, Exception)}
     return UnitTimes(
-        fetch=fetching / max(1, task.samples_read),
+        fetch=reading.times["fetch"] / max(1, task.samples_read),
         nbytes=sum(sample.nbytes for sample in samples if isinstance(sample, Sample)) / rows,
         computed=computed,
         reused=_reuse(task),

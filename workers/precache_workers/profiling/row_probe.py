@@ -71,7 +71,9 @@ def run_readings(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
     """
 
     def read() -> tuple[str, ...]:
-        asked = _asked_of_pixels(task, recipes_of(task.job), twice)
+        recipes = recipes_of(task.job)
+        files = _JpegFiles(task.job.recipe, recipes)
+        asked = [*_asked_of_pixels(task, recipes, twice), files]
         show_samples(task, asked)
         return answers(asked)
 
