@@ -1,7 +1,6 @@
 """The harness that runs samples through ops and measures CPU and wall time by stage.
 
-The probe, the estimate of a plan and the doctor all run samples here; their figures are arithmetic
-on its results.
+The probe and the doctor run samples here; the rates of a plan come from shard tasks.
 """
 
 from __future__ import annotations
