@@ -298,6 +298,18 @@ def test_a_sample_without_its_input_is_a_hole_and_no_field_takes_another(
         assert stored == {str(n): n for n in range(count) if n % 7 != 4}
 
 
+def test_a_first_part_that_some_samples_lack_is_no_default(source: Module, tmp_path: Path) -> None:
+    name = source("{**({'photo': image(n)} if n % 3 else {}), 'depth': image(9), 'label': n}")
+    with pytest.raises(precache.RecipeError, match=r"'depth' in sample 0 and .*'photo' in sample"):
+        build(name, tmp_path / "store")
+    assert build(name, tmp_path / "store", fields(image="photo"), max_failures=9).failed == 2
+
+
+def test_a_dataset_without_a_sample_says_why(source: Module, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"none of the 6 samples tried has a row: 0: .*division"):
+        build(source("{'photo': 1 // 0, 'label': n}"), tmp_path / "store")
+
+
 def test_parts_in_two_orders_are_refused_until_a_field_names_one(
     source: Module, tmp_path: Path
 ) -> None:

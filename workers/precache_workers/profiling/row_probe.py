@@ -462,16 +462,20 @@ class _Parts(Question):
             Samples have different first parts.
         """
         starts: dict[str, Part] = {}
+        if not self._inputs or not isinstance(self._job.source, DatasetSource):
+            return ()
         for name, field in self._fields.items():
-            if field.input is not None or not isinstance(self._job.source, DatasetSource):
+            if field.input is not None:
                 continue
-            own = {self._start(name, parts): key for parts, key in reversed(self._inputs.items())}
-            [*others, (part, key)] = own.items()
+            first_keys: dict[Part, str] = {}
+            for parts, key in self._inputs.items():
+                first_keys.setdefault(self._start(name, parts), key)
+            (part, key), *others = first_keys.items()
             if others:
                 raise RecipeError(
                     f"field {name} names no input, and would start from {in_words(part)} in sample "
-                    f"{key} and from {in_words(others[-1][0])} in sample {others[-1][1]}: name "
-                    f"one, as input = {json.dumps(part)} in [fields.{name}]"
+                    f"{key} and from {in_words(others[0][0])} in sample {others[0][1]}: name one, "
+                    f"as input = {json.dumps(part)} in [fields.{name}]"
                 )
             starts[name] = part
         return tuple(starts.items())
