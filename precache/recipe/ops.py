@@ -290,9 +290,8 @@ class Decode(Operation):
         dtype. All images of a field must be alike in these. Palette images become holes.
     bits
         Significant bits of images that are stored with 16, of which the highest 8 are kept: 12 for
-        a camera of 12 bits. Larger values make a hole. By default 16 are taken, where that is safe:
-        a build is refused where the samples that it tries suggest fewer, and an image without
-        values from 2^12 up becomes a hole, as only 0 to 15 would be left of it, unless it is black.
+        a camera of 12 bits. Larger values make a hole. Where nobody states them, images of 16 bits
+        are holes, and a build is refused if many of the samples that it tries are such.
     max_pixels
         A larger image becomes a hole instead of filling the memory.
     scaled

@@ -499,8 +499,7 @@ class Recipe(Declared):
             Number of random realisations of each sample that are kept: epoch e reads number e
             modulo this; needed with random ops.
         bits
-            Significant bits of images that are stored with 16; by default 16, and dim images become
-            holes.
+            Significant bits of images that are stored with 16, which else become holes.
         truncated
             ``fill`` keeps images whose files are cut off, and fills the rest; by default they
             become holes.

@@ -37,7 +37,7 @@ DECODE, RESIZE = times("decode", 1, 1, 1, 5), times("resize", 1, 1, 1, 1)
 def unit_times(row_ms: float = 3.9) -> UnitTimes:
     """A tenth of a millisecond for a sample, and so much for a row."""
     row = RowCost(TimeCost(row_ms / 1e3, row_ms / 1e3), 8e4)
-    return UnitTimes(TimeCost(1e-4, 1e-4), 1e5, {"image": row}, {}, TimeCost(), 128, ())
+    return UnitTimes(TimeCost(1e-4, 1e-4), 1e5, {"image": row}, RowCost(), 128, ())
 
 
 def stages(*ops: Stage, samples: int = SAMPLES) -> list[Stage]:

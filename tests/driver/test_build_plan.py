@@ -17,7 +17,7 @@ import precache
 from precache.cli.main import main
 from precache_workers.planning import source_record
 from precache_workers.planning.assembly import Compute, FieldRows, Take
-from precache_workers.profiling.pixel_readings import PixelReadings
+from precache_workers.profiling import row_probe
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.sources.folder import FolderSource
 from tests.driver.test_incremental import (
@@ -50,18 +50,19 @@ def source(tmp_path: Path) -> Path:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys that this process fetches for shards, and not to try their pixels."""
     keys: list[str] = []
-    fetch, look = FolderSource.fetch, PixelReadings.look
+    fetch, show = FolderSource.fetch, row_probe.show_samples
 
     def noted(self: FolderSource, names: Any, sizes: Any, locations: Any = ()) -> Any:
         keys.extend(names)
         return fetch(self, names, sizes)
 
-    def tried(self: PixelReadings, key: str, sample: Any) -> None:
-        keys.remove(key)
-        look(self, key, sample)
+    def tried(*given: Any) -> list[str]:
+        before, failed = [*keys], show(*given)
+        keys[:] = before
+        return failed
 
     monkeypatch.setattr(FolderSource, "fetch", noted)
-    monkeypatch.setattr(PixelReadings, "look", tried)
+    monkeypatch.setattr(row_probe, "show_samples", tried)
     return keys
 
 

@@ -224,10 +224,12 @@ def test_sixteen_bits_keep_their_high_byte(
         0, 256, grey.shape, np.uint16
     )
     data = encoded(Image.fromarray(wide), kind)
-    found = decode(data, Decode())
+    found = decode(data, Decode(bits=16))
     assert found.shape == (*grey.shape, 3)
     assert all(np.array_equal(found[..., channel], grey) for channel in range(3))
-    assert np.array_equal(decode(data, Decode(mode="L"))[..., 0], grey)
+    assert np.array_equal(decode(data, Decode(mode="L", bits=16))[..., 0], grey)
+    with pytest.raises(SampleError, match=r"16 bits, of which decode would keep 8.*--bits 16"):
+        decode(data, Decode())
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
@@ -251,7 +253,7 @@ def test_colours_of_16_bits_in_planes_are_refused_but_where_values_are_kept(
 def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
     ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
     from_black, from_white = (
-        decode(encoded(ramp, "TIFF", tiffinfo={262: photometric}), Decode())
+        decode(encoded(ramp, "TIFF", tiffinfo={262: photometric}), Decode(bits=16))
         for photometric in (1, 0)
     )
     assert np.array_equal(from_black, 255 - from_white)
@@ -477,7 +479,7 @@ def test_sixteen_bits_of_colour() -> None:
     pixels = np.array([[[0x1234, 0x80FF, 0xFF00], [0, 0x0100, 0xFFFF]]], ">u2")
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
     data = png((2, 1, 16, 2), zlib.compress(lines))
-    assert decode(data, Decode()).tolist() == [[[0x12, 0x80, 0xFF], [0, 0x01, 0xFF]]]
+    assert decode(data, Decode(bits=16)).tolist() == [[[0x12, 0x80, 0xFF], [0, 0x01, 0xFF]]]
 
 
 def test_pillow_images_arrays_and_tensors_are_taken_as_they_are() -> None:

@@ -38,13 +38,12 @@ def test_cpus_that_are_late_take_later_tasks() -> None:
     assert makespan([], 2, late=1.5) == 0
 
 
-def shard(read: int, computed: int = 0, taken: int = 0) -> ShardWork:
+def shard(read: int, computed: int = 0, reused: int = 0) -> ShardWork:
     return ShardWork(
         read=read,
         fetched=min(read, computed),
         computed={"image": computed},
-        taken={"image": taken},
-        stored_nbytes=100,
+        reused=reused,
     )
 
 
@@ -52,8 +51,7 @@ RATES = UnitTimes(
     fetch=TimeCost(0.1, 0.01),
     nbytes=50.0,
     computed={"image": RowCost(TimeCost(0.04, 0.03), 10.0)},
-    taken={"image": RowCost(TimeCost(0.001, 0.001), 8.0)},
-    opened=TimeCost(0.01, 0.001),
+    reused=RowCost(TimeCost(0.001, 0.001), 8.0),
     samples=4,
     failed=(),
     shard_cpu=0.002,
@@ -65,9 +63,9 @@ def test_work_and_bytes_are_added_up() -> None:
     shards = [shard(10, 10, 5), shard(0, 0, 15)]
     found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
     assert (found.fetched, found.written) == (500, 260)
-    parts = 10 * (0.01 + 0.03), 20 * 0.001, 200 * 0.001, 2 * 0.002
+    parts = 10 * (0.01 + 0.03), 20 * 0.001, 2 * 0.002
     assert found.cpu_seconds == pytest.approx(sum(parts))
-    assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), "fetching is waited for"
+    assert found.seconds == pytest.approx(3 + 10 * 0.1), "fetching is waited for"
     assert (found.before_seconds, found.limited_by) == (3.0, "fetch")
 
 

@@ -288,19 +288,30 @@ def test_two_fields_do_not_start_from_the_first_part_by_default(
     assert pixels(tmp_path / "store", "image")["3"].ndim == 3
 
 
-@pytest.mark.parametrize(("name", "lacking"), [("image", 4), ("photo", 0)])
 def test_a_sample_without_its_input_is_a_hole_and_no_field_takes_another(
-    name: str, lacking: int, source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that a later build adds, which measures no rows."""
-    item = f"{{**({{'{name}': image(n)}} if n % 7 != {lacking} else {{}}), 'depth': image(9)}}"
+    item = "{**({'image': image(n)} if n % 7 != 4 else {}), 'depth': image(9)}"
     given, store = source(item), tmp_path / "store"
     data = f"{given.removeprefix('python:').replace(':', '.')}.__len__"
     for count, failed in (6, 1), (13, 2):
         monkeypatch.setattr(data, lambda self, count=count: count)
         assert build(given, store, max_failures=2, shard_samples=4).failed == failed
         stored = {key: row.max() for key, row in pixels(store).items()}
-        assert stored == {str(n): n for n in range(count) if n % 7 != lacking}
+        assert stored == {str(n): n for n in range(count) if n % 7 != 4}
+
+
+def test_a_first_part_that_some_samples_lack_is_no_default(source: Module, tmp_path: Path) -> None:
+    name = source("{**({'photo': image(n)} if n % 3 else {}), 'depth': image(9), 'label': n}")
+    with pytest.raises(precache.RecipeError, match=r"'depth' in sample 0 and .*'photo' in sample"):
+        build(name, tmp_path / "store")
+    assert build(name, tmp_path / "store", fields(image="photo"), max_failures=9).failed == 2
+
+
+def test_a_dataset_without_a_sample_says_why(source: Module, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"none of the 6 samples tried has a row: 0: .*division"):
+        build(source("{'photo': 1 // 0, 'label': n}"), tmp_path / "store")
 
 
 def test_parts_in_two_orders_are_refused_until_a_field_names_one(

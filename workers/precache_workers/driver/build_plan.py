@@ -229,7 +229,6 @@ class _Planner(SampleProbe):
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
         from precache_workers.profiling.rates import (
-            TIMED,
             RatesTask,
             rows_to_time,
             time_rows,
@@ -242,7 +241,7 @@ class _Planner(SampleProbe):
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
         rows = rows_to_time(table, np.concatenate(fetches))
         read, *shards_read = samples_read(table, [rows, *fetches])
-        old = max(built, key=lambda shard: len(shard.taken))
+        old = max(built, key=lambda shard: shard.reused)
         task = RatesTask.of(
             self.job(),
             table,
@@ -250,8 +249,7 @@ class _Planner(SampleProbe):
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
             samples_read=read,
-            stored=old.stored if len(old.taken) else None,
-            places=old.taken[:TIMED].tolist(),
+            stored=old.stored if old.reused else None,
             barred=self.barred,
         )
         times = time_rows(self.run_tasks, task)

@@ -237,7 +237,9 @@ def computed(step: Step) -> Outputs:
 
     outputs: dict[str, str] = {}
     for op in step.op.tried():
-        ops = (op,) if step.before is None else (step.before, op)
+        ops: tuple[Operation, ...] = (op,) if step.before is None else (step.before, op)
+        if isinstance(op, Decode):  # which refuses what bits do not decide
+            ops = (op.model_copy(update={"bits": op.bits or 16}),)
         recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
         for name, value in _probes(step):
             for draw in range(DRAWS if op.is_random else 1):

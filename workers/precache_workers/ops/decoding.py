@@ -67,9 +67,6 @@ MOST_RUN_LENGTH_PIXELS = 16 << 20
 MOST_BYTES_A_PIXEL = 64
 """Most bytes of a TIFF's values, for each pixel of the limit."""
 
-MOST_DIM = (1 << 12) - 1
-"""Largest value of an image of 16 bits for which its recipe must say how many of these count."""
-
 _ORIENTATION = 0x0112
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC, _SAMPLE_FORMAT = 0x0106, 0x0153
@@ -417,11 +414,8 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             if op.mode == "unchanged" and raw == "LA;16B":
                 return _wide_grey_alpha(data, image, op)
             if not op.keeps_values and _low_bytes(raw):
-                high = (np.asarray(image.getchannel(colour)).max() for colour in "RGB")
-                if op.bits is None and max(high) <= MOST_DIM >> 8:
-                    colours = (strip[..., :3] for strip in _wide_colours(data, op))
-                    _require_bright(max(int(values.max()) for values in colours))
-                if op.bits is not None and op.bits < 16:
+                _require_bits(op)
+                if op.bits != 16:
                     return _to_array(_narrowed(image, data, op), op)
             _turn(image, op)
             return _to_array(image, op)
@@ -521,8 +515,8 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
     rows = max(1, STRIP_PIXELS // image.width)
     tops = range(0, image.height, rows)
     boxes = [(0, top, image.width, min(top + rows, image.height)) for top in tops]
-    if wide and op.bits is None:
-        _require_bright(max(int(np.asarray(image.crop(box)).max()) for box in boxes))
+    if wide:
+        _require_bits(op)
     if len(boxes) == 1:
         return _strip(image, op, wide, inverted, profile)
     array = np.empty((image.height, image.width, op.channels or 0), np.uint8)
@@ -568,13 +562,13 @@ def _highest(values: np.ndarray, bits: int) -> np.ndarray:
     return high
 
 
-def _require_bright(widest: int) -> None:
-    """Raise `SampleError` for an image of 16 bits of whose values nearly nothing would be kept."""
-    if 0 < widest <= MOST_DIM:
+def _require_bits(op: Decode) -> None:
+    """Raise `SampleError` where nobody stated which of 16 bits are kept."""
+    if op.bits is None:
         raise SampleError(
-            f"has 16 bits, and values up to {widest}, of which the highest 8 bits are 0 to "
-            f"{widest >> 8}; state how many bits count: 12 by bits = 12 in decode (--bits 12), "
-            "or 16 by bits = 16 (--bits 16)"
+            "has 16 bits, of which decode would keep 8; state how many count: 12 by bits = 12 in "
+            "decode (--bits 12), or 16 by bits = 16 (--bits 16); or keep its values with "
+            f"{_mode('unchanged')}"
         )
 
 
@@ -801,8 +795,6 @@ class PictureFacts:
         Pillow's name of its mode; empty if it is no image.
     widest
         Largest value of an image of 16 bits, without its alpha; None for other images.
-    values
-        Number of different values of an image of 16 bits, in the strip that has most.
     transparent
         Some of its pixels are not opaque.
     animated
@@ -811,7 +803,6 @@ class PictureFacts:
 
     mode: str = ""
     widest: int | None = None
-    values: int = 0
     transparent: bool = False
     animated: bool = False
 
@@ -835,8 +826,7 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
             facts = replace(facts, animated=b"acTL" in before_pixels)
         if low is None:
             return facts
-        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(data, op)]
-    return replace(facts, widest=_most(strips), values=max(map(len, strips)))
+        return replace(facts, widest=max(int(s[..., :3].max()) for s in _wide_colours(data, op)))
 
 
 def _facts(image: Image.Image) -> PictureFacts:
@@ -846,11 +836,5 @@ def _facts(image: Image.Image) -> PictureFacts:
         transparent = bool((np.asarray(alpha.getchannel("A")) < 255).any())
     facts = PictureFacts(image.mode, transparent=transparent)
     if _is_wide(image):
-        values = np.unique(np.asarray(image))
-        facts = replace(facts, widest=_most([values]), values=len(values))
+        facts = replace(facts, widest=int(np.asarray(image).max()))
     return replace(facts, animated=getattr(image, "is_animated", False) and not image.tell())
-
-
-def _most(values: Sequence[np.ndarray]) -> int:
-    """Return the largest of several sorted arrays' values."""
-    return max(int(array[-1]) for array in values)

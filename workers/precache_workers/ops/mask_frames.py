@@ -110,7 +110,8 @@ class MaskFrames:
                 (_, rows, others), (_, height, width) = of_mask, of_image
                 return (
                     f"its mask has not the size of its image: {others} x {rows} px in {mask}, and "
-                    f"{width} x {height} in {image}"
+                    f"{width} x {height} in {image}; bring both to one height and width, as by "
+                    "size = [224, 224] in the resize of both"
                 )
         return ""
 

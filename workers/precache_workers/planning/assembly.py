@@ -129,12 +129,6 @@ class Assembly:
         return [place for run in self.runs if run.fetches for place in run.places]
 
     @property
-    def taken(self) -> list[int]:
-        """Places of rows of which some field is taken, as far as is known."""
-        reused = (run for run in self.runs if run.reuses and not run.hole)
-        return [place for run in reused for place in run.places]
-
-    @property
     def links(self) -> dict[str, tuple[StoredArray, int]]:
         """Field -> array and shard of an object that has all of its rows, and no others."""
         whole = {}
@@ -277,6 +271,11 @@ class FieldRows:
     copied: int = 0
     resumed: int = 0
     computed: int = 0
+
+    @property
+    def reused(self) -> int:
+        """Rows that are copied or resumed."""
+        return self.copied + self.resumed
 
     @classmethod
     def total(cls, parts: Iterable[FieldRows]) -> FieldRows:

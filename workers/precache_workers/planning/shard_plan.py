@@ -29,8 +29,8 @@ class ShardPlan:
         What other versions have of its rows.
     linked
         Whether the shard is linked as a whole, unread.
-    fetched, taken
-        Places of rows whose samples are fetched; of rows of which some field is reused.
+    fetched
+        Places of rows whose samples are fetched.
     compared
         Fetched rows that are reused all the same where the content is what it was.
     rows_reused
@@ -45,7 +45,6 @@ class ShardPlan:
     stored: StoredRows
     linked: bool
     fetched: np.ndarray
-    taken: np.ndarray
     compared: int
     rows_reused: int
     retried: int
@@ -53,6 +52,11 @@ class ShardPlan:
     read_nbytes: int
     linked_nbytes: int
     fields: Mapping[str, FieldRows]
+
+    @property
+    def reused(self) -> int:
+        """Rows that are copied or resumed, of all fields."""
+        return sum(rows.reused for rows in self.fields.values())
 
 
 def plan_shards(work: Work) -> Iterator[ShardPlan]:
@@ -107,7 +111,6 @@ def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
         stored=stored,
         linked=assembly.linked,
         fetched=np.array(fetched, np.int64),
-        taken=np.array(assembly.taken, np.int64),
         compared=sum(assembly.with_sample(p, stored.contents[p]).reuses for p in guessed),
         rows_reused=len(rows) - len(fetched) - len(removed),
         retried=len(work.retried.intersection(rows)),

@@ -1,5 +1,4 @@
-"""Measured times of samples by stage and op, and the estimates computed from them.
+"""A few samples before a build: what they answer, how long they take, and estimates from that.
 
-Offers one harness to the probe, the plan's estimate and the doctor. Imports `shards` and lower
-layers; `measurements` and `estimate` are pure.
+Imports `shards` and lower layers; `estimate` is pure.
 """

@@ -55,17 +55,16 @@ class ShardWork:
         Samples that it reads, as `planning.rows.samples_read` counts them.
     fetched
         Samples of its rows.
-    computed, taken
-        Rows that are computed, and reused, by array.
-    stored_nbytes
-        Bytes of stored objects that are read.
+    computed
+        Rows that are computed, by array.
+    reused
+        Rows that are copied or resumed, of all arrays.
     """
 
     read: int
     fetched: int
     computed: Mapping[str, int]
-    taken: Mapping[str, int]
-    stored_nbytes: int = 0
+    reused: int = 0
 
     @classmethod
     def of(cls, shard: ShardPlan, read: int) -> Self:
@@ -74,14 +73,13 @@ class ShardWork:
             read=read,
             fetched=len(shard.fetched),
             computed={name: rows.computed for name, rows in shard.fields.items()},
-            taken={name: rows.copied + rows.resumed for name, rows in shard.fields.items()},
-            stored_nbytes=shard.read_nbytes,
+            reused=shard.reused,
         )
 
     @classmethod
     def new(cls, rows: int, arrays: Iterable[str]) -> Self:
         """Return the work of a shard whose rows are all computed."""
-        return cls(read=rows, fetched=rows, computed=dict.fromkeys(arrays, rows), taken={})
+        return cls(read=rows, fetched=rows, computed=dict.fromkeys(arrays, rows))
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,10 @@ class UnitTimes:
     ----------
     fetch
         Cost of reading a sample while the next ones are read, too; `nbytes` is its size.
-    computed, taken
-        Rows of each array that are computed, or reused; ops and encoding.
-    opened
-        Cost of reading and checking a byte of stored objects.
+    computed
+        Rows of each array that are computed; ops and encoding.
+    reused
+        Row of an array that is copied or resumed, the reading of its object included.
     samples
         Number of samples that were measured.
     failed
@@ -107,8 +105,7 @@ class UnitTimes:
     fetch: TimeCost
     nbytes: float
     computed: Mapping[str, RowCost]
-    taken: Mapping[str, RowCost]
-    opened: TimeCost
+    reused: RowCost
     samples: int
     failed: tuple[tuple[str, str], ...]
     shard_cpu: float = 0.0
@@ -175,10 +172,8 @@ def estimate(
     CPU time of both; then its objects are put. Shards go to the first CPU that is free.
     """
     work = [_work(shard, times) for shard in shards]
-    opened = [times.opened * shard.stored_nbytes for shard in shards]
     fetches = [shard.read * times.fetch.wall for shard in shards]
-    parts = zip(work, fetches, opened, strict=True)
-    walls = [max(cost.wall, wait) + first.wall for cost, wait, first in parts]
+    walls = [max(cost.wall, wait) for cost, wait in zip(work, fetches, strict=True)]
     put = SHARD_ROUND_TRIPS * round_trip
     busy = makespan((wall + put for wall in walls), cpus, start)
     delivered = sum(shard.read for shard in shards) / fetched_per_s
@@ -188,7 +183,7 @@ def estimate(
         seconds=listing + start + max(busy, delivered) + BUILD_ROUND_TRIPS * round_trip,
         before_seconds=listing + start,
         limited_by="fetch" if waiting else "cpu",
-        cpu_seconds=sum(cost.cpu for cost in (*work, *opened)),
+        cpu_seconds=sum(cost.cpu for cost in work),
         fetched=int(sum(shard.fetched for shard in shards) * times.nbytes),
         written=int(sum(_written(shard, times) for shard in shards)),
         samples=times.samples,
@@ -222,9 +217,8 @@ def _written(shard: ShardWork, times: UnitTimes) -> float:
 
 
 def _rows(shard: ShardWork, times: UnitTimes) -> Iterator[tuple[RowCost, int]]:
-    """Yield the cost of a row, and the number of such rows, of each array."""
+    """Yield the cost of a row, and the number of such rows: those reused, and of each array."""
+    yield times.reused, shard.reused
     for name, count in shard.computed.items():
         if count:
             yield times.computed[name], count
-    for name, count in shard.taken.items():
-        yield times.taken.get(name, RowCost()), count

@@ -1,7 +1,6 @@
 """The harness that runs samples through ops and measures CPU and wall time by stage.
 
-The probe, the estimate of a plan and the doctor all run samples here; their figures are arithmetic
-on its results.
+The probe and the doctor run samples here; the rates of a plan come from shard tasks.
 """
 
 from __future__ import annotations
@@ -51,15 +50,6 @@ class SampleRun:
         finally:
             cost = TimeCost(time.perf_counter() - wall, clock() - cpu)
             self.times[stage] = self.times.get(stage, TimeCost()) + cost
-
-
-def timed(
-    work: Callable[[], Result], clock: Callable[[], float] = time.thread_time
-) -> tuple[Result, TimeCost]:
-    """Return the result of some work and its time; see `SampleRun.time`."""
-    run = SampleRun()
-    result = run.time("", work, clock)
-    return result, run.times[""]
 
 
 def run_samples(

@@ -9,7 +9,7 @@ that is stored.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.profiling.questions import Question
 from precache_workers.shards.samples import FetchAllTask, FetchedSamples
 from precache_workers.sources.base import Sample
 from precache_workers.sources.dataset import DatasetSource
@@ -28,7 +29,7 @@ MADE_TWICE = 8
 """Samples that are made twice: a flip of half of all images is missed once in 256 builds."""
 
 
-class OwnDraws:
+class OwnDraws(Question):
     """Rows and labels of a few samples, to be compared with those of a second time.
 
     Fields that state ``variants = 1`` are left out. Several variants are no consent to one draw of
@@ -55,15 +56,12 @@ class OwnDraws:
             inputs = sample.inputs if self._dataset is None else {}
             self._first[key] = replace(sample, inputs=inputs, unread={}), rows
 
-    def require_clear(self) -> None:
+    def findings(self) -> Iterable[str]:
         """Make the samples again, and raise `RecipeError` if one has another row or label."""
         with contextlib.closing(run_samples(self._again(), self._drawn)) as runs:
             for _, drawn in runs:
                 if isinstance(drawn, str):
                     raise RecipeError(drawn)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return no lines: what draws is refused."""
         return ()
 
     def _again(self) -> FetchedSamples:

@@ -7,21 +7,20 @@ the build is refused.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from precache.errors import RecipeError
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
 from precache_workers.ops.decoding import PictureFacts, frame_of, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.ops.mask_frames import MaskFrames, Pair
+from precache_workers.ops.mask_frames import MaskFrames
+from precache_workers.profiling.questions import Reading, Stated, Verdict, is_often
 from precache_workers.sources.base import Sample
 
 FEW_VALUES, PIXELS_A_VALUE = 32, 8
@@ -44,12 +43,6 @@ those are said and not refused."""
 PART = 1024
 """Pixels of a side that are looked at for it."""
 
-MASKS = 4
-"""A build is refused if one sample in so many of those that are tried is read in two ways."""
-
-MOST_COUNTED = 4096
-"""Values of a blended mask that are counted for the message."""
-
 NEARLY_ALL, NEAR, MOST_LEVELS = 0.95, 8, 4
 """A JPEG is a mask if so many of its pixels are near to one of so few values."""
 
@@ -59,207 +52,147 @@ LEAST_BITS = (8, 10, 12, 14)
 _STORED = 'orientation = "stored"'
 
 
-class Stated(NamedTuple):
-    """Options that state a reading: as a recipe has them, and as flags, none if these cannot."""
-
-    options: str
-    flags: Sequence[str]
-
-    def __str__(self) -> str:
-        return f"{' '.join(self.flags)} ({self.options})" if self.flags else self.options
-
-
-Refusal = tuple[str, *tuple[Stated, ...]]
-"""Two readings of pixels, in words, and the options that state each."""
-
-
-class PixelReadings:
-    """Evidence on the meaning of pixels, from the samples that a build tries first.
-
-    Attributes
-    ----------
-    fields
-        By name, without variants.
-    """
-
-    def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
-        self.fields = fields
-        flags = [*fields] == ["image"]
-        self._seen = [
-            _Places(name, field.kind, recipes[name])
+def readings(fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> list[Reading]:
+    """Return the questions about fields, by name, without variants."""
+    flags, frames = [*fields] == ["image"], MaskFrames(fields, recipes)
+    return [
+        *(Frames(mask, image, frames) for mask, image in frames.pairs),
+        *(
+            Places(name, field.kind, recipes[name])
             if field.kind in ("boxes", "keypoints")
-            else _Pixels(name, field, recipes[name], flags)
+            else Pixels(name, field, recipes[name], flags)
             for name, field in fields.items()
-        ]
-        self._frames = MaskFrames(fields, recipes)
-        self._masks: dict[str, _Frames] = {}
-
-    def look(self, key: str, sample: Sample) -> None:
-        """Add a sample; one that cannot be decoded is left to the ops, which say why."""
-        for seen in self._seen:
-            with contextlib.suppress(Exception):
-                seen.look(sample, key)
-        key = ", ".join(sample.files.values()) or key
-        for pair in self._frames.of(sample) if self._frames.pairs else ():
-            masks = self._masks.setdefault(pair.mask, _Frames(pair.mask, self._frames))
-            masks.look(pair, key)
-
-    def require_clear(self) -> None:
-        """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
-        evidence: list[_Frames | _Pixels | _Places] = [*self._masks.values(), *self._seen]
-        for seen in evidence:
-            for refusal, *stated in seen.refusals():
-                ways = [way.flags for way in stated if way.flags]
-                raise RecipeError(f"field {seen.name}: {refusal}", ways=ways)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return a line for each default that decided pixels, and finding that is not refused."""
-        evidence: list[_Frames | _Pixels | _Places] = [*self._seen, *self._masks.values()]
-        return tuple(f"{seen.name}: {line}" for seen in evidence for line in seen.notes())
+        ),
+    ]
 
 
-class _Pixels:
-    """Evidence on one field: texts on samples, and counts of them.
+class Pixels(Reading):
+    """Whether the pixels of a field are those of pictures, of masks, or of 12 bits in 16.
 
-    Attributes
-    ----------
-    jpegs
-        Number of JPEG files.
-    coloured
-        Number of other files of images in colours.
-    palettes, blended
-        Palette images of few values; samples of few values of which an op makes others.
-    drawn
-        Number of the latter that are images in colours, of many values: drawings are like them.
-    grey
-        The latter are all grey images of 8 bits.
-    widest
-        Largest value of images of 16 bits, and the key that has it.
-    wide_masks
-        Key and values of each image of 16 bits that has few.
-    noisy
-        JPEGs that are masks.
+    Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
+    opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``). And of masks:
+    ``palette`` of few values; ``blended`` by an op, of which some are grey images of 8 bits
+    (``grey``), or of many values in colours, as drawings are (``drawn``); ``noisy``, in a JPEG.
     """
 
     def __init__(self, name: str, field: Field, recipe: FieldRecipe, flags: bool) -> None:
         """Parameters are those of the field; `flags` can describe the whole recipe."""
-        self.name, self._ops, self._recipe, self._flags = name, field.ops, recipe, flags
+        super().__init__(name)
+        self._ops, self._recipe, self._flags = field.ops, recipe, flags
         self._decode = field.decode
         self._blends = any(map(_blends, self._ops))
-        self.tried = self.jpegs = self.coloured = self.drawn = self.wide = 0
-        self.transparent = self.animated = 0
-        self.palettes, self.blended, self.noisy = list[str](), list[str](), list[str]()
-        self.grey, self.widest = True, (0, "")
-        self.wide_masks: list[tuple[str, list[int]]] = []
+        self._widest = 0, ""
 
-    def look(self, sample: Sample, key: str) -> None:
-        """Add a sample."""
-        recipe = self._recipe
-        file = sample.files.get(recipe.part(sample), key)
+    def evidence(self, key: str, sample: Sample) -> Iterator[tuple[str, str]]:
         self.tried += 1
-        data = recipe.input(sample)
-        facts = PictureFacts()
+        file = sample.files.get(self._recipe.part(sample), key)
+        data, facts = self._recipe.input(sample), PictureFacts()
         if self._decode is not None:
             if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
                 # A JPEG: no palette, at most 12 bits, and no values that are exact.
-                self.jpegs += 1
+                yield "jpeg", file
                 if levels := _levels(data):
-                    self.noisy.append(f"{file} has nearly all pixels near {levels}")
+                    yield "noisy", f"{file} has nearly all pixels near {levels}"
                 return
             facts = picture_facts(data, self._decode)
-        self.coloured += facts.mode in COLOURED
-        self.transparent += facts.transparent
-        self.animated += facts.animated
-        wide = list[int]()
+        of_file = {
+            "coloured": facts.mode in COLOURED,
+            "transparent": facts.transparent,
+            "animated": facts.animated,
+            "wide": facts.widest is not None,
+        }
+        yield from ((name, file) for name, is_so in of_file.items() if is_so)
         if facts.widest is not None:
-            self.wide += 1
-            self.widest = max(self.widest, (facts.widest, file))
-            wide = _wide_values(data)
-        if wide:
-            self.wide_masks.append((file, wide))
-        elif facts.values > FEW_VALUES:
-            return  # no mask, even if few of its values remain
+            self._widest = max(self._widest, (facts.widest, file))
+            if self._decode is not None and self._decode.bits not in (None, LEAST_BITS[0]):
+                return  # stated as a picture's
+        yield from self._of_masks(file, sample, facts)
+
+    def _of_masks(
+        self, file: str, sample: Sample, facts: PictureFacts
+    ) -> Iterator[tuple[str, str]]:
+        """Yield evidence of values that the ops do not keep."""
         is_palette = facts.mode in ("P", "PA")
         if not is_palette and not self._blends:
             return
-        plain: np.ndarray | None = None
-        for number, (op, value) in enumerate(recipe.steps(sample, file)):
+        before = np.empty(0)
+        for op, value in self._recipe.steps(sample, file):
+            array = np.asarray(value)
             if isinstance(op, Decode) and is_palette and not op.states("mode"):
-                values = _values(np.asarray(value))
+                values = mask_values(array)
                 if values and not op.keeps_values:
-                    self.palettes.append(f"{file} is a palette image of {values}")
-            if _blends(op) and plain is not None:
-                assert op is not None
-                if made := _blended(plain, np.asarray(value)):
-                    self.blended.append(f"{file} has {made.format(op.op)}")
-                    self.grey &= facts.mode == "L"
-                    coloured = facts.mode in COLOURED or (not facts.mode and plain.shape[-1] > 2)
-                    self.drawn += coloured and made.startswith(MANY_VALUES)
+                    yield "palette", f"{file} is a palette image of {values}"
+            if op is not None and _blends(op) and not np.array_equal(before, array):
+                values = mask_values(before)
+                if values and values != ONE_VALUE:
+                    yield "blended", f"{file} has {values}, which {op.op} blends"
+                    if facts.mode == "L":
+                        yield "grey", file
+                    coloured = facts.mode in COLOURED or (not facts.mode and before.shape[-1] > 2)
+                    if coloured and values == MANY_VALUES:
+                        yield "drawn", file
                     return
-            if number < len(self._ops) and _blends(self._ops[number]):
-                plain = np.array(value)
+            before = np.array(array)
 
-    def refusals(self) -> Iterator[Refusal]:
-        """Yield the readings that refuse a build, with both ways out."""
+    def verdicts(self) -> Iterator[Verdict]:
         decode = self._decode
-        if self.wide and decode is not None and not decode.keeps_values:
-            yield from self._wide_masks(decode)
-            if decode.bits is None:
-                yield from self._narrow()
-        masks = max(len(self.blended) - self.drawn, len(self.palettes))
-        if masks and masks * MASKS >= self.tried:
+        states = decode is None or decode.keeps_values or decode.bits is not None
+        if self.seen["wide"] and not states:
+            yield self._of_16_bits()
+        if self.seen["blended"] or self.seen["palette"]:
             yield self._looks_like_masks()
-
-    def notes(self) -> Iterator[str]:
-        """Yield a line for each default that decided pixels of the samples."""
-        if self.blended or self.palettes:  # that are not refused
-            yield self._looks_like_masks()[0]
-        decode = self._decode
         if decode is None:
             return
         resized = [op for op in self._ops if isinstance(op, Resampling)]
         is_mask = self._blends or all(op.interpolation == "nearest" for op in resized)
-        if is_mask and self.noisy and len(self.noisy) * MASKS >= self.tried:
+        if is_mask and self.often("noisy"):
             nearest, bilinear = (self._options(way) for way in ("nearest", "bilinear"))
-            yield (
-                f"{len(self.noisy)} of {self.tried} samples tried look like masks in JPEG files, "
-                f"which do not keep values: {self.noisy[0]}. Masks: "
+            what = "look like masks in JPEG files, which do not keep values"
+            yield Verdict(
+                f"{self.said('noisy', what)}. Masks: "
                 + f"{nearest}, and " * self._blends
                 + "round the values behind the loader"
                 + f". Pictures: {bilinear}" * self._blends
             )
-        if self.transparent and not decode.states("mode"):
-            yield (
-                f"{self.transparent} of {self.tried} samples tried have transparent pixels, which "
-                f"get the colours stored beneath; to keep alpha: {self._options(mode='RGBA')}"
-            )
-        if self.animated:
-            yield (
-                f"{self.animated} of {self.tried} samples tried are animated, and their first "
-                "frame is stored; a function in place of decode can read others"
-            )
-        if self.wide and decode.bits is None and not decode.keeps_values:
-            yield (
-                f"{self.wide} of {self.tried} samples tried have 16 bits, of which the highest 8 "
-                f"are kept; to keep all: {self._options(mode='unchanged')}"
-            )
+        if self.seen["transparent"] and not decode.states("mode"):
+            what = "have transparent pixels, which get the colours stored beneath"
+            keeps = self._options(mode="RGBA")
+            yield Verdict(f"{self.said('transparent', what)}. To keep alpha: {keeps}")
+        if self.seen["animated"]:
+            text = self.said("animated", "are animated, and their first frame is stored")
+            yield Verdict(f"{text}. A function in place of decode can read others")
 
-    def _looks_like_masks(self) -> Refusal:
-        looks = max(self.blended, self.palettes, key=len)
-        is_open = self._decode is not None and not self._decode.states("mode")
-        keeps = "P" if is_open and (self.palettes or self.grey) else None
-        if keeps and (self.jpegs or self.coloured):
-            keeps = "RGB" if self.palettes else None
-        mask = self._options("nearest", mode=keeps)
-        picture = self._options("bilinear", mode="RGB" if self.palettes else None)
+    def _of_16_bits(self) -> Verdict:
+        """Return the readings of 16 bits: the fewest that hold all values, all, or the values."""
+        most, file = self._widest
+        least = next((bits for bits in LEAST_BITS if not most >> bits), 16)
+        by_bits = {bits: self._options(bits=bits) for bits in (least, 16)}
+        unchanged = self._options(mode="unchanged")
         text = (
-            f"{len(looks)} of {self.tried} samples tried look like masks: {looks[0]}. State which "
-            f"they are. Masks: {mask}. Pictures: {picture}"
+            f"{len(self.seen['wide'])} of {self.tried} samples tried have 16 bits, and values up "
+            f"to {most} ({file}), of which the highest 8 are kept; state how many count. "
+            + "".join(f"{bits} bits: {stated}. " for bits, stated in by_bits.items())
+            + f"To keep all values, as of masks: {unchanged}"
         )
-        for count, what in ((self.jpegs, "JPEG files"), (self.coloured, "images in colours")):
-            if count and is_open and (self.palettes or self.grey):
-                text += f". {count} are {what}, which mode P does not take: build masks apart"
-        return text, mask, picture
+        return Verdict(text, self.often("wide"), (*by_bits.values(), unchanged))
+
+    def _looks_like_masks(self) -> Verdict:
+        blended, palettes = self.seen["blended"], self.seen["palette"]
+        is_open = self._decode is not None and not self._decode.states("mode")
+        by_mode = is_open and (palettes or len(self.seen["grey"]) == len(blended))
+        others = {"JPEG files": self.seen["jpeg"], "images in colours": self.seen["coloured"]}
+        keeps = ("RGB" if palettes else None) if any(others.values()) else "P"
+        mask = self._options("nearest", mode=keeps if by_mode else None)
+        picture = self._options("bilinear", mode="RGB" if palettes else None)
+        looks = max("blended", "palette", key=lambda name: len(self.seen[name]))
+        verdict = _either(self.said(looks, "look like masks"), mask, picture)
+        text = verdict.text + "".join(
+            f". {len(some)} are {what}, which mode P does not take: build masks apart"
+            for what, some in others.items()
+            if some and by_mode
+        )
+        masks = max(len(blended) - len(self.seen["drawn"]), len(palettes))
+        return verdict._replace(text=text, refused=is_often(masks, self.tried))
 
     def _options(self, interpolation: str = "", **of_decode: str | int | None) -> Stated:
         """Return options that state a reading, as a recipe has them; with the flags if these can
@@ -280,188 +213,114 @@ class _Pixels:
         flags += ["--interpolation", interpolation] * bool(ops)
         return Stated(" and ".join(options), flags if self._flags else ())
 
-    @property
-    def _bits(self) -> int | None:
-        """Fewest bits of a sensor that hold all values of 16 bits; None if all 16 are used."""
-        return next((bits for bits in LEAST_BITS if not self.widest[0] >> bits), None)
 
-    def _wide_masks(self, decode: Decode) -> Iterator[Refusal]:
-        """Yield the reading of masks of 16 bits, unless what becomes of their values is stated.
-
-        The fewest bits that hold all values keep them; more bits would divide them.
-        """
-        states_bits, least = decode.bits is not None, LEAST_BITS[0]
-        settled = states_bits and (not self._blends or decode.bits == least)  # as those of 8 bits
-        if len(self.wide_masks) * MASKS < self.tried or settled:
-            return
-        key, values = max(self.wide_masks, key=lambda mask: len(mask[1]))
-        stated = None if states_bits else self._bits or 16
-        keeps = {"bits": stated} if self._bits == least else {"mode": "unchanged"}
-        shown = ", ".join(map(str, values[:6])) + ", …" * (len(values) > 6)
-        mask, picture = self._options("nearest", **keeps), self._options("bilinear", bits=stated)
-        text = (
-            f"{len(self.wide_masks)} of {self.tried} samples tried look like masks of 16 bits: "
-            f"{key} has the values {shown}. State which they are. Masks: {mask}. Pictures: "
-            f"{picture}"
-        )
-        yield text, mask, picture
-
-    def _narrow(self) -> Iterator[Refusal]:
-        """Yield the reading of 16 bits of which few are used."""
-        bits, (most, key) = self._bits, self.widest
-        if bits and most:
-            few, all_16 = self._options(bits=bits), self._options(bits=16)
-            unchanged = self._options(mode="unchanged")
-            text = (
-                f"{self.wide} of {self.tried} samples tried have 16 bits, and values up to {most} "
-                f"alone ({key}), as of {bits} bits. Decoded as 16 bits they become 0 to "
-                f"{most >> 8}; state which they are. {bits} bits: {few}. 16 bits: {all_16}. To "
-                f"keep all values: {unchanged}"
-            )
-            yield text, few, all_16, unchanged
+def _either(text: str, mask: Stated, picture: Stated) -> Verdict:
+    text += f". State which they are. Masks: {mask}. Pictures: {picture}"
+    return Verdict(text, True, (mask, picture))
 
 
-class _Frames:
-    """Evidence on one mask beside its image, a key and a pair for each sample.
+class Frames(Reading):
+    """Whether masks lie on their images.
 
-    Attributes
-    ----------
-    unlike
-        The mask does not lie on the image.
-    turned
-        EXIF turns the image alone, and the mask may lie on it either way.
-    scaled
-        The mask has another resolution.
-    apart
-        Ops take other parts for the mask than for the image.
+    Evidence: the mask does not lie on its image (``unlike``; ``as stored`` if it lies on the
+    image's stored pixels); EXIF turns the image alone, and the mask may lie on it either way
+    (``turned``); the mask has another resolution (``scaled``); ops take other parts of both
+    (``apart``).
     """
 
-    def __init__(self, name: str, frames: MaskFrames) -> None:
-        self.name, self._frames, self.tried = name, frames, 0
-        self.unlike, self.turned, self.scaled, self.apart = (
-            list[tuple[str, Pair]]() for _ in range(4)
-        )
+    def __init__(self, name: str, image: str, frames: MaskFrames) -> None:
+        super().__init__(name)
+        self._image, self._frames = image, frames
 
-    def look(self, pair: Pair, key: str) -> None:
-        """Add a sample."""
-        self.tried += 1
-        if not pair.fits:
-            self.unlike.append((key, pair))
-            return
-        is_open = not pair.decodes[1].states("orientation")
-        if is_open and pair.is_turned and pair.fits_as_stored:
-            self.turned.append((key, pair))
-        if pair.sizes[0] != pair.sizes[1]:
-            self.scaled.append((key, pair))
-        if self._frames.are_apart(pair):
-            self.apart.append((key, pair))
+    def evidence(self, key: str, sample: Sample) -> Iterator[tuple[str, str]]:
+        for pair in (each for each in self._frames.of(sample) if each.mask == self.name):
+            self.tried += 1
+            text = f"{', '.join(sample.files.values()) or key} has {pair}"
+            if not pair.fits:
+                yield "unlike", text
+                if pair.fits_as_stored:
+                    yield "as stored", text
+                return
+            is_open = not pair.decodes[1].states("orientation")
+            if is_open and pair.is_turned and pair.fits_as_stored:
+                yield "turned", text
+            if pair.sizes[0] != pair.sizes[1]:
+                yield "scaled", text
+            if self._frames.are_apart(pair):
+                yield "apart", text
 
-    def refusals(self) -> Iterator[Refusal]:
-        """Yield the readings that refuse a build, with their ways out in words."""
-        if MASKS * len(self.unlike) >= self.tried:
-            yield (self._unlike(),)
-        if MASKS * len(self.turned) >= self.tried:
-            yield (self._turned(),)
-
-    def notes(self) -> Iterator[str]:
-        """Yield a line for each finding."""
-        if self.unlike:
-            yield self._unlike()
-        if self.turned:
-            yield self._turned()
-        if self.scaled:
-            what = "have masks of another resolution than their images, which are taken to"
-            yield self._some(self.scaled, f"{what} show the same scene")
-        if self.apart:
-            what = f"show another part of the scene than in {self.apart[0][1].image}"
-            yield f"{self._some(self.apart, what)}; give both fields the same resize and crop"
-
-    def _some(self, some: list[tuple[str, Pair]], what: str) -> str:
-        key, pair = some[0]
-        return f"{len(some)} of {self.tried} samples tried {what}: {key} has {pair}"
-
-    def _unlike(self) -> str:
-        what = "have masks that do not lie on their images, and are bad"
-        text, image = self._some(self.unlike, what), self.unlike[0][1].image
-        if all(pair.fits_as_stored for _, pair in self.unlike):
-            stored = f"{_STORED} in decode of {image}"
-            return f"{text}. If masks lie on photos as these are stored: {stored}"
-        return f"{text}. Pair the files that belong together, or bring them to one height and width"
-
-    def _turned(self) -> str:
-        text = self._some(self.turned, "have images that EXIF turns, without their masks")
-        return (
-            f"{text}. State in decode of {self.turned[0][1].image} which masks these are. Drawn on "
-            f'upright photos: orientation = "exif". Drawn on photos as they are stored: {_STORED}'
-        )
+    def verdicts(self) -> Iterator[Verdict]:
+        if unlike := self.seen["unlike"]:
+            text = self.said("unlike", "have masks that do not lie on their images, and are bad")
+            way = "Pair the files that belong together, or bring them to one height and width"
+            if len(self.seen["as stored"]) == len(unlike):
+                way = f"If masks lie on photos as these are stored: {_STORED} in decode of "
+                way += self._image
+            yield Verdict(f"{text}. {way}", self.often("unlike"))
+        if self.seen["turned"]:
+            text = self.said("turned", "have images that EXIF turns, without their masks")
+            yield Verdict(
+                f"{text}. State in decode of {self._image} which masks these are. Drawn on upright "
+                f'photos: orientation = "exif". Drawn on photos as they are stored: {_STORED}',
+                self.often("turned"),
+            )
+        if self.seen["scaled"]:
+            what = "have masks of another resolution than their images, which are taken to show the"
+            yield Verdict(self.said("scaled", f"{what} same scene"))
+        if self.seen["apart"]:
+            what = f"show another part of the scene than in {self._image}"
+            text = self.said("apart", what)
+            yield Verdict(f"{text}; give both fields the same resize and crop")
 
 
-class _Places:
-    """Evidence on one field of boxes or keypoints, a key and a text for each sample.
+class Places(Reading):
+    """Whether boxes or keypoints are pixels of their pictures as these are decoded.
 
-    Attributes
-    ----------
-    tried
-        Samples that have boxes, or keypoints other than 0, 0, as those without a label are.
-    fractions
-        All coordinates are from 0 to 1.
-    turned
-        EXIF turns the picture, and boxes or keypoints may be drawn on it either way.
-    outside
-        Some box or keypoint reaches outside of the picture.
+    Samples without boxes, or with keypoints at 0, 0 alone, as those without a label are, do not
+    count. Evidence: all coordinates are from 0 to 1 (``fractions``); EXIF turns the picture, and
+    they may be drawn on it either way (``turned``); some reach outside of the picture
+    (``outside``).
     """
 
     def __init__(self, name: str, kind: str, recipe: FieldRecipe) -> None:
-        self.name, self._kind, self._recipe = name, kind, recipe
-        self.tried, self._picture = 0, ""
-        self.fractions, self.turned, self.outside = (list[str]() for _ in range(3))
+        super().__init__(name)
+        self._kind, self._recipe = kind, recipe
 
-    def look(self, sample: Sample, key: str) -> None:
-        """Add a sample."""
+    def evidence(self, key: str, sample: Sample) -> Iterator[tuple[str, str]]:
         boxes, data, decode = self._recipe.unmoved(sample, key)
         if self._kind == "keypoints":
             boxes = boxes.reshape(-1, boxes.shape[-1])[:, :2]
             boxes = boxes[boxes.any(1)]
         if not len(boxes):
             return
-        frame, self._picture = frame_of(data, decode), self._recipe.picture
+        frame = frame_of(data, decode)
         width, height = frame.decoded(decode)
         self.tried += 1
         far = np.maximum(-boxes[:, :2].min(1), (boxes[:, -2:] - [width, height]).max(1))
         if float(boxes.max()) <= 1:
-            self.fractions.append(f"{key} has {boxes[0].tolist()}")
+            yield "fractions", f"{key} has {boxes[0].tolist()}"
         if float(far.max()) > 1:
-            text = f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
-            self.outside.append(text)
+            yield "outside", f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
         if frame.orientation != 1 and not decode.states("orientation"):
-            self.turned.append(f"{key} has EXIF orientation {frame.orientation}")
+            yield "turned", f"{key} has EXIF orientation {frame.orientation}"
 
-    def refusals(self) -> Iterator[Refusal]:
-        """Yield the readings that refuse a build, with their ways out."""
-        if self.tried and len(self.fractions) == self.tried:
-            text = self._some(self.fractions, f"have {self._kind} of 0 to 1, as fractions are")
-            yield (f"{text}. They are pixels: multiply x by the width and y by the height",)
-        if self.turned and MASKS * len(self.turned) >= self.tried:
-            yield (self._turned(),)
-
-    def notes(self) -> Iterator[str]:
-        """Yield a line for each finding."""
-        if self.turned:
-            yield self._turned()
-        if self.outside:
-            clipped = ", and are clipped" if self._kind == "boxes" else ""
-            text = f"have {self._kind} that reach outside of their pictures{clipped}"
-            yield self._some(self.outside, text)
-
-    def _some(self, some: list[str], what: str) -> str:
-        return f"{len(some)} of {self.tried} samples tried {what}: {some[0]}"
-
-    def _turned(self) -> str:
-        text = self._some(self.turned, "have pictures that EXIF turns")
-        return (
-            f"{text}. State in decode of {self._picture} on which pixels {self._kind} were drawn. "
-            f'Upright photos: orientation = "exif". Photos as they are stored: {_STORED}'
-        )
+    def verdicts(self) -> Iterator[Verdict]:
+        if self.tried and len(self.seen["fractions"]) == self.tried:
+            text = self.said("fractions", f"have {self._kind} of 0 to 1, as fractions are")
+            way = "They are pixels: multiply x by the width and y by the height"
+            yield Verdict(f"{text}. {way}", True)
+        if self.seen["turned"]:
+            text = self.said("turned", "have pictures that EXIF turns")
+            yield Verdict(
+                f"{text}. State in decode of {self._recipe.picture} on which pixels {self._kind} "
+                'were drawn. Upright photos: orientation = "exif". Photos as they are stored: '
+                f"{_STORED}",
+                self.often("turned"),
+            )
+        if self.seen["outside"]:
+            clipped = ", and are clipped" * (self._kind == "boxes")
+            what = f"have {self._kind} that reach outside of their pictures{clipped}"
+            yield Verdict(self.said("outside", what))
 
 
 def _levels(data: Any) -> str:
@@ -496,46 +355,33 @@ def _blends(op: Op | None) -> bool:
     )
 
 
-def _wide_values(data: Any) -> list[int]:
-    """Return the values of a grey image of 16 bits that is a mask; empty if it is none."""
-    image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
-    pixels = np.asarray(image)
-    values, counts = np.unique(pixels, return_counts=True)
-    if pixels.ndim != 2 or pixels.dtype.kind not in "iu" or len(values) < 2:
-        return []
-    few = len(values) <= FEW_VALUES and np.median(counts) >= PIXELS_A_VALUE
-    return values.tolist() if few or has_sharp_areas(pixels) else []
+ONE_VALUE = "1 values"
 
 
-def _values(array: np.ndarray) -> str:
-    """Return how many values a mask has; empty if the array is none."""
-    values = few_values(array)
-    if values is None:
-        return MANY_VALUES if has_sharp_areas(array) else ""
-    return f"{len(values)} values"
-
-
-def _blended(before: np.ndarray, after: np.ndarray) -> str:
-    """Say what an op made of the values of a mask; empty if it is none, or was not blended.
-
-    Of class numbers that follow each other, a blend makes others of the same: 1 and 3 become 2.
-    """
-    if np.array_equal(before, after):
+def mask_values(array: np.ndarray) -> str:
+    """Say how many values, or colours, an array (H, W, C) or (H, W) has; empty if it is no mask."""
+    if array.ndim not in (2, 3) or not array.size or array.dtype.kind not in "buif":
         return ""
-    values = few_values(before)
-    if values is None:
-        return f"{MANY_VALUES}, which {{}} blends" if has_sharp_areas(before) else ""
-    made = _counts(after, MOST_COUNTED)
-    if made is None or not made.keys() <= values:
-        count = f"over {MOST_COUNTED}" if made is None else len(made)
-        return f"{len(values)} values, of which {{}} makes {count}"
-    return "" if len(values) == 1 else f"{len(values)} values, which {{}} blends"
+    sparse = _counts(array[:: max(1, len(array) // 16)])  # spares a look at all of it
+    counts = _counts(array) if sparse else []
+    if counts and np.median(counts) >= PIXELS_A_VALUE:
+        return f"{len(counts)} values"
+    return MANY_VALUES if array.dtype.kind != "b" and _has_sharp_areas(array) else ""
 
 
-def has_sharp_areas(array: np.ndarray) -> bool:
+def _counts(array: np.ndarray) -> list[int]:
+    """Count the pixels of each value, or colour, of an array; empty if there are too many."""
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype == np.uint8 and channels in (1, 3, 4):
+        pixels = array.reshape(array.shape[:2]) if channels == 1 else array
+        colours = Image.fromarray(np.ascontiguousarray(pixels)).getcolors(FEW_VALUES)
+        return [count for count, _ in colours or ()]
+    counts: list[int] = np.unique(array, return_counts=True)[1].tolist()
+    return counts if len(counts) <= FEW_VALUES else []
+
+
+def _has_sharp_areas(array: np.ndarray) -> bool:
     """Return whether an array (H, W, C) or (H, W) of more than `FEW_VALUES` values is a mask."""
-    if array.ndim not in (2, 3) or not array.size or array.dtype.kind not in "uif":
-        return False
     top, left = (max(0, (side - PART) // 2) for side in array.shape[:2])
     part = array[top : top + PART, left : left + PART]
     part = part.reshape(*part.shape[:2], -1).astype(np.result_type(part.dtype, np.int32))
@@ -551,30 +397,3 @@ def has_sharp_areas(array: np.ndarray) -> bool:
     least = max(np.ptp(part) / STEPS, 0 if array.dtype.kind == "f" else 2)
     alone = sides.all(0).sum() / max(1, sides.any(0).sum())
     return bool(alone < ALONE and (steps <= least).mean() < GRADUAL)
-
-
-def few_values(array: np.ndarray) -> set[object] | None:
-    """Return the values, or colours, of an array (H, W, C) or (H, W) if they are as few as a mask's
-    are; else None."""
-    if array.ndim not in (2, 3) or not array.size or array.dtype.kind not in "buif":
-        return None
-    step = max(1, len(array) // 16)
-    if _counts(array[::step], FEW_VALUES) is None:  # spares a look at all of it
-        return None
-    counts = _counts(array, FEW_VALUES)
-    if counts is None or np.median([*counts.values()]) < PIXELS_A_VALUE:
-        return None
-    return {*counts}
-
-
-def _counts(array: np.ndarray, most: int) -> dict[object, int] | None:
-    """Count the pixels of each value, or colour, of an array; None if there are more than `most`
-    of these."""
-    channels = array.shape[2] if array.ndim == 3 else 1
-    if array.dtype == np.uint8 and channels in (1, 3, 4):
-        pixels = array.reshape(array.shape[:2]) if channels == 1 else array
-        colours = Image.fromarray(np.ascontiguousarray(pixels)).getcolors(most)
-        return None if colours is None else {colour: count for count, colour in colours}
-    values, counts = np.unique(array, return_counts=True)
-    few = len(values) <= most
-    return dict(zip(values.tolist(), counts.tolist(), strict=True)) if few else None

@@ -1,37 +1,30 @@
-"""Unit times of a build on this machine, from a few rows that are built and dropped."""
+"""Unit times of a build on this machine, from shards of a few rows that are built and dropped."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from precache.errors import PrecacheError
-from precache.recipe.recipe import Field
+from precache.errors import PrecacheError, SampleError
 from precache.recipe.variants import variants_of
 from precache.runtime.spread import Spread
+from precache.storage.base import Buffer
 from precache.storage.local import LocalFolder
 from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
+from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import RunTasks
-from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.assembly import Assembly, Compute, Take, Zeros, assemble
-from precache_workers.planning.catalogue import StoredRows
+from precache_workers.planning.assembly import assemble, count_rows
+from precache_workers.planning.catalogue import StoredRows, has_row
 from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
-from precache_workers.profiling.harness import (
-    SampleRun,
-    hole_reason,
-    run_samples,
-    timed,
-)
-from precache_workers.runtime.time_limit import FETCHING, run_in_time
-from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
+from precache_workers.profiling.harness import SampleRun, hole_reason
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,
@@ -41,7 +34,6 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_task import ShardTask, run_shard
-from precache_workers.shards.stored_rows import DamagedObjectError, StoredObjects
 from precache_workers.sources.base import Fetched, Sample
 
 TIMED, LEAST_TIMED = 128, 8
@@ -60,16 +52,31 @@ class RatesTask(FetchAllTask):
     samples_read
         Samples that are read to fetch these, as `planning.rows.samples_read` counts them.
     stored
-        Stored rows of a shard that are reused.
-    places
-        Places of these rows in the shard.
+        What is stored of the rows of one shard; None if none is reused.
     """
 
     shapes: Mapping[str, RowShape]
     rows_per_shard: int
     samples_read: int
     stored: StoredRows | None = None
-    places: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasuredShard(ShardTask):
+    """A shard of samples that were fetched before; others fail."""
+
+    samples: Sequence[Fetched] = ()
+
+    def fetch(self, places: Sequence[int] | None = None) -> FetchedSamples:
+        samples = self.samples or [SampleError("")] * len(self.keys)
+        yield from ((self.keys[at], samples[at]) for at in places or ())
+
+
+class _Nowhere(LocalFolder):
+    """A folder that keeps nothing."""
+
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -111,142 +118,96 @@ def time_rows(run: RunTasks, task: RatesTask) -> UnitTimes:
 
 
 def measure_rates(task: RatesTask) -> UnitTimes:
-    """Build the rows in memory, and a few shards without a sample in a temporary folder."""
-    times = run_in_time(partial(_measure, task), task.job.sample_seconds)
-    return replace(times, shard_cpu=_shard_cpu(task))
+    """Build shards of the rows and drop them, and a few without a sample in a temporary folder."""
 
+    reading = SampleRun()
 
-def _shard_cpu(task: RatesTask) -> float:
-    seconds = []
-    with tempfile.TemporaryDirectory(prefix="precache-plan-") as name:
-        for number in range(EMPTY_SHARDS):
-            shard = ShardTask(
-                task.job,
-                [""],
-                [0],
-                barred={"": FETCHING},
-                folder=LocalFolder(Path(name)),
-                shapes=task.shapes,
-                rows_per_shard=1,
-                shard=number,
-            )
-            seconds.append(run_shard(shard).cpu_seconds)
-    return Spread.of(seconds).median
+    def fetch() -> list[tuple[str, Fetched]]:
+        with one_thread():
+            return reading.time("fetch", lambda: list(task.fetch()), time.process_time)
 
+    fetched = run_in_time(fetch, task.seconds)
+    keys, samples = [key for key, _ in fetched], [sample for _, sample in fetched]
+    rows = max(1, sum(isinstance(sample, Sample) for sample in samples))
+    computed, failed = dict[str, RowCost](), dict[str, str]()
+    for arrays in variants_of(task.job.recipe.fields).values() if keys else ():
 
-def _measure(task: RatesTask) -> UnitTimes:
-    recipes = recipes_of(task.job)
-    with one_thread():
-        samples, fetch = timed(lambda: list(task.fetch()), time.process_time)
-        computed, nbytes, failed = _compute(task, recipes, samples)
-        try:
-            opened, taken = _reuse(task, recipes)
-        except DamagedObjectError:  # the build makes its rows again
-            opened, taken = TimeCost(), {}
+        def build(part: slice, arrays: Sequence[str] = arrays) -> Receipt:
+            shard = _shard_of(task, arrays, keys[part])
+            receipt = run_shard(replace(shard, samples=samples[part]))
+            failed.update({shard.keys[row]: why for row, why in receipt.holes.items()})
+            return receipt
+
+        build(slice(1))  # the first row of a process is slower
+        firsts = range(0, len(keys), task.rows_per_shard)
+        receipts = [build(slice(first, first + task.rows_per_shard)) for first in firsts]
+        # Each of several variants, which have ops in common, costs its share of all of them.
+        time_of_row = sum(map(_time, receipts), TimeCost()) / (rows * len(arrays))
+        for array in arrays:
+            step = task.shapes[array].chunk_rows(task.rows_per_shard)
+            index = INDEX_ENTRY_NBYTES * (task.rows_per_shard // step)
+            data = sum(receipt.objects[array].size - index for receipt in receipts)
+            computed[array] = RowCost(time_of_row, data / rows + INDEX_ENTRY_NBYTES / step)
+    failed |= {key: hole_reason(why) for key, why in fetched if isinstance(why, Exception)}
     return UnitTimes(
-        fetch=fetch / max(1, task.samples_read),
-        nbytes=nbytes,
+        fetch=reading.times["fetch"] / max(1, task.samples_read),
+        nbytes=sum(sample.nbytes for sample in samples if isinstance(sample, Sample)) / rows,
         computed=computed,
-        taken=taken,
-        opened=opened,
-        samples=len(task.keys),
-        failed=failed,
+        reused=_reuse(task),
+        samples=len(keys),
+        failed=tuple(failed.items()),
+        shard_cpu=_shard_cpu(task),
     )
 
 
-def _compute(
-    task: RatesTask, recipes: Mapping[str, FieldRecipe], samples: Sequence[tuple[str, Fetched]]
-) -> tuple[dict[str, RowCost], float, tuple[tuple[str, str], ...]]:
-    """Return the cost of a row of each array, bytes of a sample, and failures.
-
-    Each of several variants, which have ops in common, costs its share of all of them.
-    """
-    writers = {
-        name: FieldWriter(*_written(task, recipe), ops=recipe) for name, recipe in recipes.items()
-    }
-
-    def compute(name: str, key: str, sample: Sample) -> None:
-        writers[name].stage(Compute(), 0, key, sample)
-        writers[name].keep(range(1))
-
-    def compute_rows(run: SampleRun, sample: Sample) -> None:
-        for name in writers:
-            run.time(name, partial(compute, name, run.key, sample), time.process_time)
-
-    fetched: FetchedSamples = (pair for pair in samples)
-    runs = list(run_samples(fetched, compute_rows, barred=task.barred, warm_up=recipes))
-    rows = max(1, sum(isinstance(sample, Sample) for _, sample in samples))
-    computed: dict[str, RowCost] = {}
-    for arrays in variants_of(recipes).values():
-        times = [run.times.get(name, TimeCost()) for run, _ in runs for name in arrays]
-        finish = partial(_stored, [writers[name] for name in arrays], rows)
-        stored, finishing = timed(finish, time.process_time)
-        cost = sum(times, finishing) / (rows * len(arrays))
-        computed |= {n: RowCost(cost, nbytes) for n, nbytes in zip(arrays, stored, strict=True)}
-    failed = [(run.key, hole_reason(error)) for run, error in runs if isinstance(error, Exception)]
-    return computed, sum(run.nbytes for run, _ in runs) / rows, tuple(failed)
-
-
-def _reuse(
-    task: RatesTask, recipes: Mapping[str, FieldRecipe]
-) -> tuple[TimeCost, dict[str, RowCost]]:
-    """Return the cost of opening a byte of stored objects, and of reusing a row of each array.
-
-    Arrays are reused together, as variants share what they have in common; each costs the mean.
-    """
-    if task.stored is None or not task.places:
-        return TimeCost(), {}
-    assembly = assemble(task.job.recipe, task.stored)
-    objects = StoredObjects(assembly)
-    nbytes, opening = timed(objects.open_all, time.process_time)
-    first = task.places[0]
-    actions = assembly.with_sample(first, task.stored.contents[first]).fields
-    arrays = task.stored.arrays
-    writers = {
-        name: FieldWriter(
-            *_written(task, recipes[name]), ops=recipes[name], arrays=arrays, objects=objects
+def _shard_cpu(task: RatesTask) -> float:
+    shard = _shard_of(task, task.shapes, [""])
+    with tempfile.TemporaryDirectory(prefix="precache-plan-") as name:
+        shards = (
+            replace(shard, folder=LocalFolder(Path(name)), shard=number)
+            for number in range(EMPTY_SHARDS)
         )
-        for name, action in actions.items()
-        if isinstance(action, Take)
-    }
-    stored, cost = timed(partial(_reuse_rows, task, assembly, writers), time.process_time)
-    cost /= max(1, len(task.places) * len(writers))
-    taken = {name: RowCost(cost, each) for name, each in zip(writers, stored, strict=True)}
-    return opening / max(1, nbytes), taken
+        return Spread.of([run_shard(shard).cpu_seconds for shard in shards]).median
 
 
-def _reuse_rows(
-    task: RatesTask, assembly: Assembly, writers: Mapping[str, FieldWriter]
-) -> list[float]:
-    """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
-
-    Rows between them are left as holes.
-    """
-    places, rows = {*task.places}, assembly.rows
-    hole = dict.fromkeys(writers, Zeros())
-    for place in range(max(places) + 1):
-        actions = assembly.with_sample(place, rows.contents[place]).fields
-        actions = {name: actions[name] for name in writers}
-        if place not in places or stage_rows(actions, writers, place, str(place)):
-            stage_rows(hole, writers, place)
-        keep_rows(writers, range(place, place + 1))
-    return _stored(writers.values(), len(places))
-
-
-def _written(task: RatesTask, ops: FieldRecipe) -> tuple[str, Field, RowShape, int]:
-    """Return what a writer of the measured rows writes, in chunks as large as the build's."""
-    shape = task.shapes[ops.name]
-    step = shape.chunk_rows(task.rows_per_shard)
-    most = max(len(task.keys), max(task.places, default=-1) + 1)
-    chunks = -(-most // step)
-    rows = step * (chunks | 1)  # a power of two times an odd number
-    return ops.name, task.job.recipe.fields[ops.name], shape, rows
+def _reuse(task: RatesTask) -> RowCost:
+    """Return the cost of a row of one array that is reused, by all such rows of a shard."""
+    stored = task.stored
+    if stored is None:
+        return RowCost()
+    assembly = assemble(task.job.recipe, stored)
+    fields = {n: held for n, held in stored.fields.items() if count_rows(n, assembly).reused}
+    taken = np.logical_and.reduce([stored.known, *map(has_row, fields.values())])
+    receipt = run_shard(
+        replace(
+            _shard_of(task, fields, [*map(str, range(len(taken)))]),
+            stored=replace(stored, fields=fields),
+            removed=frozenset(np.flatnonzero(~taken).tolist()),
+        )
+    )
+    nbytes = sum(receipt.objects[name].size for name in fields)
+    rows = max(1, len(fields) * int(taken.sum()))
+    return RowCost(_time(receipt) / rows, nbytes / rows)
 
 
-def _stored(writers: Iterable[FieldWriter], rows: int) -> list[float]:
-    """Finish shards; returns the stored bytes per row of each."""
-    finished = [writer.finish().parts or [b""] for writer in writers]
-    return [
-        (sum(map(len, parts[:-1])) + INDEX_ENTRY_NBYTES * (len(parts) - 1)) / max(1, rows)
-        for parts in finished
-    ]
+def _shard_of(task: RatesTask, arrays: Collection[str], keys: Sequence[str]) -> _MeasuredShard:
+    """Return a shard of some arrays, that is built and dropped."""
+    recipe = task.job.recipe
+    own = recipe.model_copy(update={"fields": {name: recipe.fields[name] for name in arrays}})
+    return _MeasuredShard(
+        replace(task.job, recipe=own),
+        keys,
+        [0] * len(keys),
+        barred=task.barred,
+        folder=_Nowhere(Path()),
+        shapes={name: task.shapes[name] for name in arrays},
+        rows_per_shard=task.rows_per_shard,
+        shard=0,
+        accept_missing=True,
+    )
+
+
+def _time(receipt: Receipt) -> TimeCost:
+    """Return the time of a shard's rows, without that of their fetching."""
+    wall, cpu = receipt.seconds["ops"] + receipt.seconds["encode"], receipt.cpu_seconds
+    return TimeCost(max(wall, cpu), cpu)

@@ -247,13 +247,3 @@ class StoredObjects:
             )
             self._opened[key] = StoredObject(self, array, shard, planned)
         return self._opened[key]
-
-    def open_all(self) -> int:
-        """Read and check all objects of which rows are taken; returns their bytes."""
-        nbytes = 0
-        for place, shard in self._planned:
-            [array, *_] = [array for array in self._arrays if array.place == place]
-            stored = self.object(array, shard)
-            stored.open()
-            nbytes += stored.leaf.size
-        return nbytes
