@@ -104,8 +104,6 @@ class Pixels(Reading):
         yield from ((name, file) for name, is_so in of_file.items() if is_so)
         if facts.widest is not None:
             self._widest = max(self._widest, (facts.widest, file))
-            if self._decode is not None and self._decode.bits not in (None, LEAST_BITS[0]):
-                return  # stated as a picture's
         yield from self._of_masks(file, sample, facts)
 
     def _of_masks(
