@@ -1343,8 +1343,8 @@ REFUSED = {
     "two columns of stems": "the columns 'index', 'image_id' of labels.csv name the samples",
     "two columns of names of files": "the columns 'image', 'pair' of labels.csv name the samples",
     "two columns of keys, and two of labels": "Choose: `--key-column index --label-column x`; or",
-    "a column for each class": "Choose: `--label-column MEL,NV,BCC` (a class each); or",
-    "columns of 0 and 1 that are no classes": "young,smiling` (several classes of a sample); or",
+    "a column for each class": "Choose: `--label-column MEL,NV,BCC` if each is a class; or",
+    "columns of 0 and 1 that are no classes": "young,smiling` if each is a class; or",
     "columns of 1 and -1": "or `--label-column young --label-kind name`; or",
     "several findings": "Choose: `--label-separator '|'` if they are",
     "a usage": "column 'Usage' of labels.csv has 'PrivateTest', 'PublicTest', 'Training', which",
@@ -1696,7 +1696,8 @@ def test_a_header_of_other_names_and_blank_rows_need_no_flag(
     rows = [f"{name}{mark}{expected[name]}" for name in "abc"]
     put_csv(builds.root / "labels.csv", header, *rows, end, end, mark="\ufeff")
     assert builds.labels("in --labels labels.csv") == expected
-    assert f"the names of its columns: {header.split(mark, maxsplit=1)[0]!r}" in caplog.text
+    key, label = header.split(mark)
+    assert f"labels are the column {label!r} of labels.csv, for the keys in {key!r}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -1714,7 +1715,7 @@ def test_a_first_line_that_may_be_of_a_sample_is_no_header(
     put_csv(builds.root / "labels.csv", first, "a,cat")
     builds.labels("in --labels labels.csv", "--accept-unmatched")
     assert said in caplog.text
-    assert "the names of its columns" not in caplog.text
+    assert "labels are the column" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels.jsonl", "labels.parquet"])
@@ -1764,9 +1765,8 @@ def test_a_file_of_labels_in_another_form_is_refused_with_the_way(builds: Builds
     ]
     put_csv(builds.root / "labels.csv", ",file,label", "0,a.png,1")
     assert builds.labels("in --labels labels.csv") == {"a": "1"}
-    put_csv(builds.root / "labels.csv", ",0,1", "0,a.png,1")
-    with pytest.raises(SourceError, match=r"or the first line names the columns"):
-        precache.build("in", "a.store", address="serial", labels="labels.csv")
+    put_csv(builds.root / "labels.csv", ",0,1", "0,a.png,1")  # as of a DataFrame without names
+    assert builds.labels("in --labels labels.csv") == {"a": "1"}
 
 
 def test_flags_for_text_apply_to_names_that_the_folders_have(builds: Builds) -> None:

@@ -214,15 +214,6 @@ def masks(root: Path) -> tuple[str, Labels]:
     return "data", dict.fromkeys("ab")
 
 
-def numbered_birds(root: Path) -> tuple[str, Labels]:
-    keys = [f"{number % 3 + 1:03}.Bird/b{number}.png" for number in range(6)]
-    put(root / "CUB/images", *keys)
-    put_csv(root / "CUB/images.txt", *(f"{n + 1} {key}" for n, key in enumerate(keys)))
-    put_csv(root / "CUB/image_class_labels.txt", *(f"{n + 1} {n % 3 + 1}" for n in range(6)))
-    labels = {f"b{number}": str(number % 3 + 1) for number in range(6)}
-    return "CUB/images --labels CUB/image_class_labels.txt", labels
-
-
 def food(root: Path) -> tuple[str, Labels]:
     put(root / "food-101", *(f"images/{label}/{name}.png" for name, label in ANIMALS.items()))
     put_csv(root / "food-101/meta/train.txt", *(f"{c}/{n}" for n, c in ANIMALS.items()))
@@ -355,7 +346,7 @@ PLAIN: list[Layout] = [
     image_folder, jupyter_folder, one_split, validation_split, flat_folder, nested_classes,
     img2dataset_tars, webdataset, tar_of_a_folder, hub_parquet, saved_dataset, voc, coco, birds,
     digits, spreadsheet, semicolons, labels_beside, kaggle, mac_zip, regression, metadata_lines,
-    plain_parquet, numbered_birds, food, splits_with_metadata,
+    plain_parquet, food, splits_with_metadata,
 ]  # fmt: skip
 REFUSED: list[Layout] = [
     splits, hub_parquet_of_two_splits, masks, several_joined, one_hot, pandas_integers,

@@ -6,7 +6,6 @@ import csv
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import ChoiceError, SourceError
 from precache.store.row_table import RowTable
-from precache_workers.planning.class_maps import freeze_classes, read_classes, without_numbers
+from precache_workers.planning.class_maps import freeze_classes, read_classes, require_names
 from precache_workers.planning.labels import override_labels
 from precache_workers.sources.base import LabelRules
 from tests.support.building import build_here, labels, write
@@ -88,11 +87,15 @@ def test_class_names_are_one_however_their_letters_are_composed(relabel: Relabel
     assert set(found.values()) == {COMPOSED}
 
 
-def test_a_line_that_fits_two_keys_is_refused_with_both(relabel: Relabel) -> None:
-    with pytest.raises(SourceError, match=r"line 2 .*'caf\\xe9.jpg' and 'cafe\\u0301.jpg'"):
-        relabel([f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"], f"b.jpg,x\n{APART}.jpg,x\n")
+def test_a_line_that_fits_two_keys_fits_none_which_is_counted(
+    relabel: Relabel, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = [f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"]
-    assert relabel(keys, "b.jpg,x\n")["b.jpg"] == "x"  # no line names the two
+    assert relabel(keys, f"b.jpg,x\n{APART}.jpg,x\n") == dict(
+        zip(keys, [None, None, "x"], strict=True)
+    )
+    assert "1 of 2 lines of " in caplog.text
+    assert f"fit no sample, such as line 2 with {APART + '.jpg'!r}; 2 of 3 samples" in caplog.text
 
 
 def test_a_key_is_not_given_two_labels(relabel: Relabel) -> None:
@@ -119,7 +122,7 @@ def test_a_file_name_alone_names_the_one_image_that_has_it(
     labels = ["cat", "p1", "p2", "eel", "p2"]
     found = relabel(keys, "x.jpg,cat\ny.jpg,dog\nz.jpg,eel\nw,fox\n")
     assert found == dict(zip(keys, labels, strict=True))
-    assert "names samples by file name alone, such as 'x.jpg'" in caplog.text
+    assert "names samples by the ends of their keys, such as 'x.jpg'" in caplog.text
     assert "2 of 4 lines of" in caplog.text
     assert "fit no sample, such as line 2 with 'y.jpg'" in caplog.text
     assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": "p1", "x.jpg": "cat"}
@@ -186,15 +189,13 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
     assert relabel(keys, "cat/7.jpg,dog\n")["cat/8.jpg"] == "cat"
 
 
-def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel: Relabel) -> None:
+def test_numbers_beside_the_classes_that_other_samples_keep_are_refused(relabel: Relabel) -> None:
     keys = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"]
     counted_from_1 = "cat/1.jpg,1\ndog/3.jpg,2\n"
-    with pytest.raises(ChoiceError, match=r"number 2, and .* the classes 0 to 1 \('cat', 'dog'\)"):
+    with pytest.raises(ChoiceError, match=r"class numbers, and samples .* \('cat', 'dog'\)\. Ch"):
         relabel(keys, counted_from_1)
     named = relabel(keys, counted_from_1, rules=LabelRules(kind="name"))
     assert named == {"cat/1.jpg": "1", "cat/2.jpg": "cat", "dog/3.jpg": "2"}
-    with pytest.raises(ChoiceError, match="gives 1 of 1 samples another number than that of their"):
-        relabel(keys, "cat/1.jpg,1\n")
 
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
@@ -203,25 +204,10 @@ def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
     assert relabel(["a.jpg", "b.jpg"], text) == {"a.jpg": COMPOSED, "b.jpg": "x"}
 
 
-def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_that_are_numbers_of_another_file_are_refused(relabel: Relabel) -> None:
     """As those of CUB-200."""
-    keys = [f"{n}.A/b {n}.jpg" for n in range(1, 5)]
-    names = [f"{n} {key}\n" for n, key in enumerate(keys, 1)]
-    (tmp_path / "images.txt").write_text("".join(names))
-    (tmp_path / "split.txt").write_text("1 0\n2 1\n3 0\n4 1\n")
-    (tmp_path / "labels.txt").write_text("1 1\n2 1\n3 2\n4 2\n")
-    labelled = override_labels(table_of(keys), str(tmp_path / "labels.txt"))
-    assert labelled.labels.tolist() == [1, 1, 2, 2]
-    assert f"that images.txt gives these: 1 is '{keys[0]}'" in caplog.text
-    below = table_of([f"images/{key}" for key in keys])
-    labelled = override_labels(below, str(tmp_path / "labels.txt"))
-    assert labelled.labels.tolist() == [1, 1, 2, 2]
-    assert "names samples by paths below the folder that holds all of them" in caplog.text
-    (tmp_path / "images.txt").unlink()
     with pytest.raises(SourceError, match="as another file may give them by number"):
-        override_labels(table_of(keys), str(tmp_path / "labels.txt"))
+        relabel(["1.A/b.jpg", "2.A/b.jpg"], "1 1\n2 2\n")
 
 
 def test_labels_of_the_images_of_another_folder_are_said(
@@ -239,23 +225,24 @@ def test_labels_of_the_images_of_another_folder_are_said(
     assert "test/metadata.csv has labels" not in caplog.text
 
 
-def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    classes = ("1 cat", "2 sea lion", "3 dog")
-    stripped, first = without_numbers(classes, ["dog"], "classes.txt")
-    assert (stripped, first) == (("cat", "sea lion", "dog"), 1)
-    assert "classes.txt have their numbers before them: 1 is 'cat'" in caplog.text
-    table = RowTable.of_keys(["a", "b"], labels=np.array([1, 2]))
-    frozen = freeze_classes(table, stripped, "classes.txt", first=first)
-    assert frozen.labels.tolist() == [0, 1]
-    with pytest.raises(SourceError, match="class number 0, and c numbers its names from 1"):
-        freeze_classes(replace(table, labels=np.array([0, 2])), stripped, "c", first=first)
-    for unsorted in (("1 eel", "0 cat", "2 dog"), ("eel 1", "cat 0", "dog,2")):
-        assert without_numbers(unsorted, [], "c") == (("cat", "eel", "dog"), 0)
-    same = (["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))
-    for known, names in (*same, ([], ("tier 1", "tier 2")), ([], ("A 319", "A 320"))):
-        assert without_numbers(names, known, "classes.txt") == (names, None)
-    with pytest.raises(SourceError, match=r"begins with 'id.tname', .* remove it if it names col"):
-        without_numbers(("id\tname", "0\tcat", "1\tdog"), [], "classes.txt")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("1 cat", "2 sea lion", "3 dog"),
+        ("1 eel", "0 cat", "2 dog"),
+        ("eel 1", "cat 0", "dog,2"),
+        ("id\tname", "0\tcat", "1\tdog"),
+    ],
+)
+def test_names_of_a_class_map_beside_their_numbers_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(SourceError, match=r"names of c have their numbers beside .*write the name"):
+        require_names(names, ["dog"], "c")
+
+
+def test_names_of_a_class_map_may_have_numbers() -> None:
+    require_names(("1 cat", "2 dog"), ["1 cat"], "c")  # as the source has it
+    for names in ("1 cat", "3 dog"), ("2 cat", "3 dog"), ("A 319", "A 320"):
+        require_names(names, [], "c")
 
 
 def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
@@ -278,11 +265,11 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         ("a.jpg,17\nb.jpg,cat\n", "are numbers but 'cat'. Choose: `--no-label cat` if .*; or `--"),
         ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'17' is sorted before '3' as text"),
         ("a.jpg,1\nb.jpg,-2\n", "some are below -1, such as -2. Choose: .*--no-label=-2"),
-        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2 .* its label is a text of more than 4,096 char"),
+        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2 .*column 2 is a text of more than 4,096 char"),
         ("a.jpg,1\nb.jpg,100001\n", r"'b.jpg' the class number 100001; .* to 100,000, .*\. N"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
         ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, sep"),
-        ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label, .*or the first line names"),
+        ("a.jpg,x\nb.jpg,y,z\n", "line 2 of .*labels.csv has 3 cells, and the first line 2"),
         ("a.jpg,x\nb.jpg,y\0\n", "line 2 has bytes that are not UTF-8, or NUL, as UTF-16 has"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16")[:-1], "labels.csv is damaged: .* truncated data"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has bytes that .* or NUL"),
@@ -290,7 +277,7 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 .* is not CSV: unexpected end of data"),
         ('a.jpg,x\n"b".jpg,y\n', "line 2 .* is not CSV"),
         (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
-        (f"a.jpg,x\n{'b' * 50_000}\n", r"line 2 .*\(50,004 characters\); each line"),
+        (f"{'b' * 50_000}\na.jpg,x\n", r"line 1 .*\(50,004 characters\); each line"),
         ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", r"the label of a\.jpg is .*, which is no list in JSON"),
         ("a.jpg,\"('x', 'y')\"\nb.jpg,x\n", r"is \('x', 'y'\), which is no list in JSON"),
         ("a.jpg,{'x': 1}\nb.jpg,x\n", r"such as .\{.x.: 1\}. are objects"),

@@ -217,11 +217,10 @@ def test_of_many_files_the_folder_is_listed(
         ("../secret.jpg", "leads out of the folder of its table"),
         ("in/../../secret.jpg", "leads out of the folder of its table"),
         ("", "has no path"),
-        ("a\\tb.jpg", "has a tab"),
     ],
 )
 def test_paths_that_lead_out_are_refused(photos: Path, uri: str, why: str) -> None:
-    text = json.dumps({"path": uri.replace("\\t", "\t")})
+    text = json.dumps({"path": uri})
     with pytest.raises(SourceError, match=f"line 1 of .*{why}"):
         listed(table(photos / "in", text, "list.jsonl"))
 
@@ -243,14 +242,17 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("path,label\nin/0.jpg\n", "line 2 of .* has not as many cells as the first line"),
-        ("path,label\nin/0.jpg,a,b\n", "line 2 of .* has not as many cells as the first line"),
+        ("path,label\nin/0.jpg\n", "line 2 of .* has 1 cells, and the first line 2"),
+        ("path,label\nin/0.jpg,a,b\n", "line 2 of .* has 3 cells, and the first line 2"),
         ("path,label\nin/0.jpg,0.5\nin/1.jpg,1e99\n", "in/1.jpg is 1e\\+99, which is no finite"),
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
         ('path\n"in/0.jpg\n', "line 2 of .* is not CSV: .*; correct its quotes"),
-        ("path|label\nin/0.jpg|a\n", r"'\|' does not separate columns; commas do, semicolons if"),
+        (
+            "path|label\nin/0.jpg|a\n",
+            r"first line names 'path\|label'\. Choose one by --image-column",
+        ),
         ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
         (
             "path,label\nin/0.jpg,\"['a', 'b']\"\n",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +21,10 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
-from precache_workers.planning.label_keys import composed
 from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import in_order
+from precache_workers.sources.sample_keys import composed
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def freeze_classes(
     where: str,
     *,
     grows: bool = False,
-    first: int | None = None,
+    from_0: bool = False,
 ) -> RowTable:
     """Number the labels by a given class map.
 
@@ -54,8 +55,8 @@ def freeze_classes(
     ----------
     grows
         Classes that the map lacks are added to it.
-    first
-        The number of the first class where class numbers have no names; None to find it.
+    from_0
+        Class numbers without names are from 0.
 
     Raises
     ------
@@ -69,7 +70,7 @@ def freeze_classes(
     labels, several = table.labels, table.labels.ndim == 2
     used = np.flatnonzero(labels.any(axis=0)) if several else np.unique(labels[labels >= 0])
     if not (several or table.classes) and len(used) and not {*map(str, used)} <= {*classes}:
-        return _named_by_number(table, classes, where, first)
+        return _named_by_number(table, classes, where, from_0=from_0)
     known = table.classes or (classes if several else ())
     names = {n: known[n] if n < len(known) else str(n) for n in used.tolist()}
     numbers = {composed(name): i for i, name in enumerate(classes)}
@@ -104,73 +105,19 @@ def freeze_classes(
     return replace(table, labels=frozen, classes=tuple(classes))
 
 
-_NUMBERED = {
-    "before": re.compile(r"(?P<number>[0-9]+)[\s:,.;)]+(?P<name>\S.*)"),
-    "behind": re.compile(r"(?P<name>.*\S)[\s:,;]+(?P<number>[0-9]+)"),
-}
-"""Where names of a class map may have their numbers."""
-
-
-def without_numbers(
-    classes: tuple[str, ...], known: Sequence[str], where: str
-) -> tuple[tuple[str, ...], int | None]:
-    """Leave out the numbers of names such as ``0 ant`` or ``ant 0``, by which these are sorted.
-
-    Returns the first number, too; None if there are none.
-
-    Parameters
-    ----------
-    known
-        Names of classes, of which some may be such names.
-    """
-    if not {*classes}.isdisjoint(known):
-        return classes, None
-    if len(classes) > 2 and _by_numbers(classes[1:]) and not _by_numbers(classes):
-        raise SourceError(
-            f"{where} begins with {classes[0]!a}, and all other lines have a number: remove it if "
-            "it names columns, or number it as well"
-        )
-    if (found := _by_numbers(classes)) is None:
-        return classes, None
-    place, named = found
-    first = next(iter(named))
-    log.warning(
-        "names of %s have their numbers %s them: %s is %a", where, place, first, named[first]
-    )
-    return tuple(named.values()), first
-
-
-def _by_numbers(classes: Sequence[str]) -> tuple[str, dict[int, str]] | None:
-    """Return where names have their numbers, and the names by these; None if they have none."""
-    for place, pattern in _NUMBERED.items():
-        found = [match for name in classes if (match := pattern.fullmatch(name))]
-        named = dict(sorted((int(match["number"]), match["name"]) for match in found))
-        first = next(iter(named), -1)
-        counted = first in (0, 1) and [*named] == [*range(first, first + len(classes))]
-        if counted and len({*named.values()}) == len(classes):
-            return place, named
-    return None
-
-
 def _named_by_number(
-    table: RowTable, classes: Sequence[str], where: str, first: int | None
+    table: RowTable, classes: Sequence[str], where: str, *, from_0: bool
 ) -> RowTable:
     """Give class numbers the names of a map in its order."""
     used = table.labels[table.labels >= 0]
     lowest, highest, count = int(used.min()), int(used.max()), len(classes)
-    is_open = first is None
-    if first is None:
-        first = 1 if lowest > 0 and highest == count else 0
-    if lowest < first:
-        raise SourceError(
-            f"the source has the class number {lowest}, and {where} numbers its names from {first}"
-        )
+    first = int(not from_0 and lowest > 0 and highest == count)
     if highest - first >= count:
         raise SourceError(
             f"the source has the class number {highest}, and {where} names {count:,} classes; give "
             "a name for each, or build without --classes"
         )
-    if lowest > 0 and is_open and not first:
+    if lowest > 0 and not (first or from_0):
         text = (
             f"class numbers of the source are from {lowest} to {highest}, and may be those of the "
             f"{count:,} names of {where} counted from 0 or from 1"
@@ -181,6 +128,29 @@ def _named_by_number(
     log.warning("class numbers are those of the names of %s: %s is %a", where, first, classes[0])
     labels = np.where(table.labels < 0, -1, table.labels - first)
     return replace(table, labels=labels, classes=tuple(classes))
+
+
+_NUMBERED = (r"([0-9]+)[\s:,.;)]+\S.*", r".*\S[\s:,;]+([0-9]+)")
+"""Names of a class map with their numbers before or behind them."""
+
+
+def require_names(classes: Sequence[str], known: Collection[str], where: str) -> None:
+    """Raise `SourceError` for lines such as ``0 ant`` or ``ant 0``, also below others.
+
+    Parameters
+    ----------
+    known
+        Names of classes, of which some may be such names.
+    """
+    for pattern, below in itertools.product(_NUMBERED, (0, 1)):
+        found = [re.fullmatch(pattern, name) for name in classes[below:]]
+        numbers = sorted(int(match[1]) for match in found if match)
+        is_counted = numbers in ([*range(len(found))], [*range(1, len(found) + 1)])
+        if len(found) > 1 and is_counted and {*classes}.isdisjoint(known):
+            raise SourceError(
+                f"names of {where} have their numbers beside them, such as {classes[-1]!a}: write "
+                "the names alone, one a line, in the order of the numbers"
+            )
 
 
 def read_classes(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from precache.messages import shown
 from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.planning.label_files import LabelFile, read_label_file, short
-from precache_workers.planning.label_keys import FORMS, SampleKeys, composed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
 from precache_workers.sources.evidence import flag, quoted
 from precache_workers.sources.label_evidence import NAME, decide
 from precache_workers.sources.label_readings import doubts_of_classes, note_of_order
 from precache_workers.sources.labels import Column, column_of, encode, in_order, texts_of_labels
+from precache_workers.sources.sample_keys import FORMS, SampleKeys, composed
 from precache_workers.sources.splits import splits_of
 
 log = logging.getLogger(__name__)
@@ -54,9 +53,8 @@ def override_labels(
 ) -> RowTable:
     """Give samples the labels of a table of keys and labels; other samples keep their class.
 
-    Class numbers become the classes of a source with names, and each gets a name, unless the names
-    of the source's classes are numbers. If samples may have several classes, those without a line
-    get none.
+    Each class number gets a name, which is that of a map of classes if the user gives one. If
+    samples may have several classes, those without a line get none.
 
     Parameters
     ----------
@@ -85,7 +83,7 @@ def override_labels(
     """
     import pyarrow as pa
 
-    where, classes = shown(path), [*classes]
+    where, classes = shown(path), (*classes,)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
     line_of, unmatched = _matched(table, file, keys, where)
@@ -110,7 +108,9 @@ def override_labels(
         )
     names = file.classes
     if are_numbers:
-        given, names = _with_numbers(table, given, lines, where, classes, of_folders=of_folders)
+        given, names = _with_numbers(
+            table, given, lines, where, classes, keeps=unlisted > 0, of_folders=of_folders
+        )
     elif merges:
         given, names = _with_names(table, given, lines, where, rules, names)
     encoded = encode(replace(column, values=given, keys=table.keys, classes=names))
@@ -121,7 +121,7 @@ def override_labels(
     none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
     bare = [row for row in none if row not in line_of]
     notes = [*column.notes]
-    if are_numbers and not (classes and not labelled.classes):
+    if are_numbers and not classes:
         had_fraction = any("." in text for text in texts_of_labels(file.labels))
         value = "; --label-kind value: numbers" * had_fraction
         notes.append(
@@ -183,23 +183,20 @@ def _matched(
     if fit.form:
         how = FORMS[fit.form]
         log.warning("%s names samples %s, such as %s", where, how, short(file.keys[0]))
-    line_of: dict[int, int] = {}
+    line_of, unmatched = dict[int, int](), list[int]()
     labels = file.labels.to_pylist()
     for line, row in enumerate(fit.rows):
-        if row in keys.twins:
-            raise SourceError(
-                f"line {file.lines[line]} of {where} fits two samples, whose keys differ only in "
-                f"how their letters are composed: {table.keys[row]!a} and "
-                f"{table.keys[keys.twins[row]]!a}; rename one"
-            )
-        before = line_of.setdefault(row, line) if row >= 0 else line
+        if row < 0:
+            unmatched.append(line)
+            continue
+        before = line_of.setdefault(row, line)
         one, other = labels[before], labels[line]
         if composed(str(one)) != composed(str(other)):
             raise SourceError(
                 f"{where} gives {short(file.keys[line])} two labels: {short(one)} in line "
                 f"{file.lines[before]} and {short(other)} in line {file.lines[line]}"
             )
-    return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
+    return line_of, unmatched
 
 
 def _note_of_others(path: str, source: str, key: str, where: str) -> None:
@@ -227,11 +224,9 @@ def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) ->
     name = ",".join(file.columns)
     if not given and splits_of(name, texts) == "sure":
         text = f"labels of {column.where} are {quoted(sorted(texts))}, which look like splits"
-        way = flag("--label-column", name) if name else NAME
-        another = (), "another file of labels"
-        raise choice_error([Doubt.of(text, (way, "if they are classes"), another)])
-    columns = file.columns if len(file.columns) > 1 else ()
-    decided = decide(replace(column, classes=columns))
+        way = flag("--label-column", name), "if they are classes"
+        raise choice_error([Doubt.of(text, way, ((), "another file of labels"))])
+    decided = decide(replace(column, classes=file.classes))
     doubts = [doubt for doubt in decided.doubts if not (doubt.by_classes and has_map)]
     if doubts:
         raise choice_error(doubts)
@@ -243,16 +238,19 @@ def _with_numbers(
     given: Any,
     lines: Any,
     where: str,
-    classes: Sequence[str],
+    classes: tuple[str, ...],
     *,
+    keeps: bool,
     of_folders: bool,
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return class numbers of all rows, which are those of the source's classes, and the names.
+    """Return class numbers of all rows, and their names unless a map of classes has these.
 
     Parameters
     ----------
     classes
         Names of the numbers, if the user gives a map of classes.
+    keeps
+        Some samples without a line have a class.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -265,58 +263,31 @@ def _with_numbers(
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
             "classes without gaps, or give names"
         )
-    own, kept = table.labels, table.classes if lines.null_count else ()
-    by_map = bool(classes) and {*kept} <= {*classes}
-    if kept and by_map:  # which has a number for each, so that the source's own do not count
-        own = np.append([classes.index(name) for name in kept], -1)[own]
-        kept = tuple(classes)
-    own = pa.array(own, mask=own < 0)
-    numbers = pc.if_else(lines.is_valid(), given, own)
-    are_same = pc.equal(given, own).drop_null()
-    same, both, text = pc.sum(are_same).as_py() or 0, len(are_same), ""
-    if kept and (pc.max(given).as_py() or 0) >= len(kept):
-        text = (
-            f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
-            f"the classes 0 to {len(kept) - 1} ({quoted(kept)})"
-        )
-    elif other := _numbered_otherwise(table, given, kept or classes, [0] if kept else [0, 1]):
-        text = f"{where} numbers classes otherwise than {quoted(kept or classes)}: {other}"
-    elif kept and 2 * same < both:
-        text = (
-            f"{where} gives {both - same:,} of {both:,} samples another number than that of their "
-            f"class ({quoted(kept)}), and samples without a line keep theirs"
-        )
+    own, text = pa.array(table.labels, mask=table.labels < 0), ""
+    if table.classes:  # their numbers count by the map alone
+        number = {name: number for number, name in enumerate(classes)}
+        own = pa.array(map(number.get, table.classes), pa.int64()).take(own)
+        may_be_from_1 = not keeps and (pc.min(given).as_py() or 0) > 0
+        counted = (pc.sum(pc.equal(given, pc.add(own, n))) for n in range(1 + may_be_from_1))
+        same = max(count.as_py() or 0 for count in counted)
+        both = len(given) - pc.add(given, own).null_count
+        if keeps and not {*table.classes} <= {*classes}:
+            text = "has class numbers, and samples without a line keep one of the classes"
+        elif 2 * same < both:
+            text = (
+                f"gives {both - same:,} of {both:,} samples another number than that of their class"
+            )
     if text:
+        names = classes or table.classes
         beside = (NAME, "if each number is a class beside these")
-        no_folder = ("--label-level", "0", *["--accept-unmatched"] * bool(kept))
+        no_folder = ("--label-level", "0", *["--accept-unmatched"] * keeps)
         alone = no_folder, "for the labels of the file alone"
-        write = (), f"write names, or numbers from 0, which is {(kept or classes)[0]!a}"
+        write = (), "write names"
         ways = [*[beside] * (not classes), *[alone] * of_folders, write]
-        raise choice_error([Doubt.of(text, *ways)])
-    top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
-    named = not by_map and (kept or not classes)
-    return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named else ()
-
-
-def _numbered_otherwise(
-    table: RowTable, given: Any, names: Sequence[str], firsts: Sequence[int]
-) -> str:
-    """Return how the numbers of a file differ from the order of names, counted from one of
-    `firsts`, if nearly all samples of each number are of one class; else an empty text."""
-    counts = Counter(
-        (number, table.classes[own])
-        for number, own in zip(given.to_pylist(), table.labels.tolist(), strict=True)
-        if number is not None and 0 <= own < len(table.classes)
-    )
-    main = dict(pair for pair, _ in reversed(counts.most_common()))
-    of_main = sum(counts[pair] for pair in main.items())
-    known = {*main.values()} <= {*names}
-    if not known or len({*main.values()}) < max(2, len(main)) or of_main < 0.9 * counts.total():
-        return ""
-    starts = {number - names.index(name) for number, name in main.items()}
-    number, name = min(main.items())
-    is_same = any(starts == {first} for first in firsts)
-    return "" if is_same else f"{number} has the samples of {name!a}"
+        raise choice_error([Doubt.of(f"{where} {text} ({quoted(names)})", *ways)])
+    numbers = pc.if_else(lines.is_valid(), given, own)
+    top = -1 if numbers.null_count == len(numbers) else pc.max(numbers).as_py()
+    return numbers, () if classes else tuple(map(str, range(top + 1)))
 
 
 def _with_names(

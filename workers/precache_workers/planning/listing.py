@@ -30,7 +30,7 @@ from precache_workers.planning.class_maps import (
     class_folders,
     freeze_classes,
     read_classes,
-    without_numbers,
+    require_names,
 )
 from precache_workers.planning.compared_samples import (
     DatasetReader,
@@ -652,11 +652,10 @@ def _labelled(
     ChoiceError
         They leave two readings.
     """
-    frozen, first = None, 0 if request.label_kind == "number" else None
+    frozen = None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
-        frozen, numbered = without_numbers(frozen, table.classes, shown(request.classes))
-        first = numbered if first is None else first
+        require_names(frozen, table.classes, shown(request.classes))
     doubts = [*listing.doubts, *of_names]
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
@@ -693,7 +692,8 @@ def _labelled(
             )
         store, _ = split_uri(request.classes, request.storage_options)
         own = recordable_source(store) == recordable_source(request.store)
-        table = freeze_classes(table, frozen, shown(request.classes), grows=own, first=first)
+        from_0 = request.label_kind == "number"
+        table = freeze_classes(table, frozen, shown(request.classes), grows=own, from_0=from_0)
     if request.labels is not None or request.classes is not None:
         return table
     return replace(table, labels_with_samples=source.labels_with_samples)

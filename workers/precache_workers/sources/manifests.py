@@ -14,7 +14,7 @@ identity before they are fetched.
 
 from __future__ import annotations
 
-import glob
+import itertools
 import json
 import math
 import os
@@ -71,6 +71,7 @@ from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.listings import Members
+from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
@@ -88,6 +89,9 @@ URI_NAMES = (
     "image_path", "image_url", "img", "img_path", "photo",
 )  # fmt: skip
 """Usual names of the column of URIs; the first that a table has is used."""
+
+MOST_LOOKED_AT = 1 << 18
+"""Files and folders beside a table among which those that it names are looked for."""
 
 FEW_FILES = 64
 """Up to so many files of a bucket are looked up one by one; for more, their folder is listed."""
@@ -177,39 +181,22 @@ class ManifestSource(Source):
         )
 
     def _doubt_of_place(self, locations: Texts, is_there: bool, table: RowTable) -> Sequence[Doubt]:
-        """Return the doubt about a table whose first file lies in another folder below its own.
-
-        A path may begin with that of the table's folder.
-        """
+        """Return the doubt about a table whose first file is not there, and that names images in
+        another folder below its own."""
         root, location = self.folder.local(""), locations[0]
         if root is None or "://" in location or is_there:
             return []
-        location = location.replace("\\", "/")  # a path of Windows
-        beside, _, name = location.rpartition("/")
-        parts = location.split("/")
-        below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
-        is_absolute = not parts[0] or parts[0].endswith(":")
-        if below and (is_absolute or below[0] == parts):
-            ends = [path.replace("\\", "/").split("/") for path in (min(locations), max(locations))]
-            same = common_start([path[:-1] for path in ends])[len(parts) - len(below[0]) :]
-            folders = [root.joinpath(*same)]
-        else:
-            folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
-            folders += sorted(path for path in root.glob("*/") if (path / location).is_file())
-        folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
-        if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
-            folders.append(root / beside)
-        which = "which is not beside it, but in"
-        if not folders and (of_stems := _folder_of_stems(root, (location, locations[-1]))):
-            folders, which = [of_stems], "without a suffix, of images in"
-        if not folders:
+        if (folder := _folder_named(root, [locations])) is None:
             return []
-        text = f"{self} names {printable(location)!r}, {which} {folders[0]}"
+        text = (
+            f"{self} names {printable(location)!r}, which is not there, as images in {folder} are "
+            "called"
+        )
         kind = []  # as numbers in a file of labels can be read otherwise
         if not table.classes and self.spec.rules.kind is None and has_label(table.labels).any():
             kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
         way: tuple[Sequence[str], str]
-        named = str(folders[0]), "--labels", str(self), *kind
+        named = str(folder), "--labels", str(self), *kind
         way = named, "builds that folder, labelled by the table"
         if self.spec.columns.image or self.spec.columns.key:  # which no folder has
             way = (), f"{shlex.join(way[0])} {way[1]}"
@@ -304,8 +291,6 @@ class ManifestSource(Source):
         """Return a URL, an absolute path, or a path below the folder of the tables."""
         scheme, mark, path = uri.partition("://")
         path = unquote(path) if mark else uri
-        if "\t" in path:
-            raise SourceError(f"{where}: {printable(uri)} has a tab")
         if mark and scheme != "file":
             return uri.partition("#")[0] if scheme in WEB else uri
         local = self.folder.local("")
@@ -408,12 +393,6 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     lower = {plain_name(name): name for name in reversed(names)}
     if named := [lower[name] for name in URI_NAMES if name in lower]:
         return named[0]
-    marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
-    if marks:
-        raise SourceError(
-            f"{where}: {marks[0]!r} does not separate columns; commas do, semicolons if the first "
-            "line has no comma, and in .tsv tabs"
-        )
     firsts = {name: values[0] for name, values in batch.columns.items()} if batch else {}
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
     if len(named) == 1 and not any(map(is_image, names)):
@@ -421,25 +400,28 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
     name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
     if batch is not None and beside is not None:
-        for cells in batch.columns.values():
-            if folder := _folder_of_stems(beside, (str(cells[0]), str(cells[-1]))):
-                words = str(folder), "--labels", where
-                labelled = words, "labels the images of that folder by its rows"
-                raise choice_error([Doubt.of(text, labelled, ((), name_it))])
+        columns = ([*map(str, cells)] for cells in batch.columns.values())
+        if (folder := _folder_named(beside, columns)) is not None:
+            words = str(folder), "--labels", where
+            labelled = words, "labels the images of that folder by its rows"
+            raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     raise SourceError(
         f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
         "folder, build that folder with --labels"
     )
 
 
-def _folder_of_stems(root: Path, names: Sequence[str]) -> Path | None:
-    """Return the folder below one that has the images which have these names without a suffix."""
-    stems = {name.strip().strip("/") for name in names} - {""}
-    patterns = [f"{below}{glob.escape(stem)}.*" for below in ("", "*/", "*/*/") for stem in stems]
-    found = [path for some in patterns for path in root.glob(some) if is_image(path.name)]
-    if not found or {path.stem for path in found} != {Path(stem).name for stem in stems}:
-        return None
-    return Path(os.path.commonpath([path.parent for path in found]))
+def _folder_named(root: Path, columns: Iterable[Sequence[str]]) -> Path | None:
+    """Return the folder of images below one that most values of a column name; None for none."""
+    paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
+    images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
+    keys = SampleKeys(images, str(root))
+    for values in columns:
+        fit = keys.fit(values)
+        if fit is not None and 2 * fit.samples > len({*values}):
+            named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
+            return root.joinpath(*common_start([folder.split("/") for folder in named]))
+    return None
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:

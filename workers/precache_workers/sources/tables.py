@@ -41,27 +41,13 @@ class Batch(NamedTuple):
     typed: Any = None
 
 
-def joined_batches(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches as one; cells of columns that some lack are None."""
-    import pyarrow as pa
-
-    names = dict.fromkeys(name for batch in batches for name in batch.columns)
-    cells = {
-        name: [cell for b in batches for cell in b.columns.get(name, [None] * len(b.lines))]
-        for name in names
-    }
-    lines = [line for batch in batches for line in batch.lines]
-    if not batches or batches[0].typed is None:
-        return Batch(lines, cells)
-    table = pa.Table.from_batches([batch.typed for batch in batches]).unify_dictionaries()
-    return Batch(lines, cells, table.combine_chunks().to_batches()[0])
-
-
 def read_batches(
     stream: BinaryIO,
     name: str,
     where: str,
     wanted: Callable[[Any], Iterable[str]] = lambda schema: schema.names,
+    *,
+    whole: bool = False,
 ) -> Iterator[Batch]:
     """Yield the rows of a table, whose kind follows from its name.
 
@@ -69,13 +55,19 @@ def read_batches(
     ----------
     wanted
         Returns the columns of an Arrow schema to read of Parquet; of others, all are read.
+    whole
+        Yield all rows of Parquet or JSON lines as one batch.
     """
     if name.lower().endswith(".parquet"):
         with damaged(where):
             table = open_table(stream)
             names = list(dict.fromkeys(wanted(table.schema_arrow)))
             number = 1
-            for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
+            batches = table.iter_batches(LISTED_ROWS, columns=names, use_threads=False)
+            if whole:
+                read = table.read(names, use_threads=False).unify_dictionaries()
+                batches = read.combine_chunks().to_batches()
+            for batch in batches:
                 columns = map(values_of, batch.columns)
                 cells = dict(zip(batch.schema.names, columns, strict=True))
                 yield Batch(range(number, number + len(batch)), cells, batch)
@@ -83,29 +75,42 @@ def read_batches(
         return
     if name.lower().endswith(JSON_LINES):
         objects = _json_rows(_lines(stream, where), where)
-        while taken := list(itertools.islice(objects, LISTED_ROWS)):
+        while taken := list(itertools.islice(objects, None if whole else LISTED_ROWS)):
             named = dict.fromkeys(name for _, row in taken for name in row)
             cells = {name: [row.get(name) for _, row in taken] for name in named}
             yield Batch([number for number, _ in taken], cells)
         return
     rows = csv_rows(stream, name, where)
-    _, header = next(rows, (1, []))
-    while header and not header[-1]:
-        del header[-1]
+    _, header = next(rows, (1, [""]))
+    header = header[: width_of(header)]
     if twice := [name for name, count in Counter(header).items() if name and count > 1]:
         raise SourceError(
             f"{where} has several columns {printable(twice[0])!r}; rename all but one"
         )
     while some := list(itertools.islice(rows, LISTED_ROWS)):
-        for number, row in some:
-            if len(row) < len(header) or any(row[len(header) :]):
-                raise SourceError(
-                    f"line {number} of {where} has not as many cells as the first line, which "
-                    "names the columns"
-                )
-        columns = map(list, zip(*(row for _, row in some), strict=False))
-        cells = dict(zip(header, columns, strict=False))
-        yield Batch([number for number, _ in some], cells)
+        yield by_column(header, some, where)
+
+
+def width_of(row: Sequence[str]) -> int:
+    """Return the number of cells of a line without blank ones at its end."""
+    return max((place for place, cell in enumerate(row, 1) if cell.strip()), default=0)
+
+
+def by_column(names: Sequence[str], rows: Sequence[tuple[int, list[str]]], where: str) -> Batch:
+    """Return lines of CSV by column.
+
+    Raises
+    ------
+    SourceError
+        A line has fewer cells than there are columns, or more that are not blank.
+    """
+    for number, row in rows:
+        if len(row) < len(names) or width_of(row) > len(names):
+            raise SourceError(
+                f"line {number} of {where} has {len(row)} cells, and the first line {len(names)}"
+            )
+    columns = {name: [row[place] for _, row in rows] for place, name in enumerate(names)}
+    return Batch([number for number, _ in rows], columns)
 
 
 def csv_rows(stream: BinaryIO, name: str, where: str) -> Iterator[tuple[int, list[str]]]:
@@ -180,7 +185,7 @@ def read_labels(
         with damaged(where):
             return typed_column(batch.typed.column(columns[0]), columns[0])
     rows: list[Any] = []
-    of = f"its {columns[0]} " if len(columns) == 1 else ""
+    of = f"its column {columns[0]} " if len(columns) == 1 else ""
     for line, row in zip(batch.lines, zip(*cells, strict=True), strict=False):
         try:
             if of:
@@ -193,34 +198,13 @@ def read_labels(
 
 
 def _label_of(value: Any) -> Label | None:
-    text = text_of(value) if isinstance(value, str | dict) else ""
-    return text if text.startswith("[") else label_of(text or value)  # it may be a list
+    value = text_of(value) if isinstance(value, str | dict) else value
+    is_list = isinstance(value, str) and value.startswith("[") and is_utf8(value)  # of any length
+    return value if is_list else label_of(value)
 
 
 def text_of(value: Any) -> str:
-    """Return a cell without a type as text, a list as JSON; empty for none.
-
-    Raises
-    ------
-    ValueError
-        The value cannot be a label or a key.
-    """
-    match value:
-        case None:
-            return ""
-        case str() if is_utf8(value):
-            return value.strip()
-        case str():
-            raise ValueError(
-                f"is {printable(repr(value)[:60])}, which is not UTF-8; save it as UTF-8"
-            )
-        case bool():
-            return str(int(value))
-        case int() | float():
-            return repr(value)
-        case list() | dict():
-            with contextlib.suppress(TypeError):
-                return json.dumps(value)
-    raise ValueError(
-        f"is {printable(repr(value)[:60])}; a label is a class, a number, or a list of classes"
-    )
+    """Return a cell as text, a number or a list as JSON; empty for none."""
+    if isinstance(value, str):
+        return value.strip()
+    return "" if value is None else json.dumps(int(value) if isinstance(value, bool) else value)
