@@ -96,8 +96,9 @@ def build(
         ``local`` (worker processes on this machine), ``serial`` (this process), or a running
         cluster: ``auto``, ``host:6379`` or ``ray://host:10001``.
     labels
-        Table of keys and labels (CSV, TSV, JSON Lines or Parquet) that override the source's
-        labels. Keys are compared in Unicode's NFC; a key may occur twice, but not with two labels.
+        Table of keys and labels (CSV, TSV, JSON Lines or Parquet) that replace the source's
+        labels; a sample without a line gets none. Keys are compared in Unicode's NFC; a key may
+        occur twice, but not with two labels.
     classes
         Store, file, or folder of class folders, whose class map is used, so that training and
         validation agree.

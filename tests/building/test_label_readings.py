@@ -1262,6 +1262,14 @@ TABLES: dict[str, tuple[list[str], list[str]]] = {
         ["Unnamed: 0,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
         ["eel, dog, cat"],
     ),
+    "row numbers beside absolute paths": (
+        ["index,path,label", "0,ROOT/in/2.png,cat", "1,ROOT/in/1.png,dog", "2,ROOT/in/0.png,eel"],
+        ["eel, dog, cat"],
+    ),
+    "paths of another computer, and numbers that are stems of samples": (
+        ["C:\\x\\in\\2.png,0", "C:\\x\\in\\0.png,1", "C:\\x\\in\\1.png,2"],
+        ["1, 2, 0"],
+    ),
     "two columns of stems": (
         ["index,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
         ["cat, dog, eel", "eel, dog, cat"],
@@ -1480,35 +1488,6 @@ def test_class_numbers_are_those_of_a_class_map(
             assert [builds.labels(line)] == expected
 
 
-def test_class_numbers_and_folders_that_disagree_are_refused(builds: Builds) -> None:
-    """Samples without a line would keep classes of other numbers than those with one."""
-    names = [f"{name}{number}" for name in ("ant", "bee", "cat") for number in range(8)]
-    put(builds.root / "in", *(f"{name[:3]}/{name}.png" for name in names))
-    numbers = {"ant": 1, "bee": 2, "cat": 0}
-    rows = [f"{n[:3]}/{n}.png,{numbers[n[:3]]}" for n in names if not n.endswith("7")]
-    put_csv(builds.root / "labels.csv", "path,label", *rows)
-    beside, alone = builds.choices("in --labels labels.csv")
-    assert (alone["ant7"], alone["ant0"]) == (None, "1")
-    assert (beside["ant7"], beside["ant0"]) == ("ant", "1")
-    # A map of classes has one number for each, unless it gives the numbers to others.
-    write(builds.root / "classes.txt", b"cat\nant\nbee\n")
-    labels = builds.labels("in --labels labels.csv --classes classes.txt")
-    assert labels == {name: name[:3] for name in names}
-    write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
-    [alone] = builds.choices("in --labels labels.csv --classes classes.txt")
-    assert (alone["ant7"], alone["ant0"]) == (None, "bee")
-
-
-def test_a_map_of_classes_settles_the_folders_of_samples_without_a_line(builds: Builds) -> None:
-    put(builds.root / "in", "a/1.png", "a/2.png", "c/3.png")
-    write(builds.root / "in/b/x.jxl", b"x")
-    put_csv(builds.root / "labels.csv", "path,label", "a/1.png,c")
-    put_csv(builds.root / "classes.txt", "a", "b", "c")
-    expected = {"1": "c", "2": "a", "3": "c"}
-    assert builds.choices("in --labels labels.csv") == [expected] * 2
-    assert builds.labels("in --labels labels.csv --classes classes.txt") == expected
-
-
 def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:
     put(builds.root / "in", "ant/0.png", "ant/1.png", "bee/2.png", "bee/3.png")
     rows = [f"{key}.png,{number}" for key, number in zip(["0", "1", "2", "3"], "1100", strict=True)]
@@ -1663,15 +1642,14 @@ def test_labels_that_differ_in_nearly_every_sample_are_refused(builds: Builds, t
         assert "differ in nearly every sample (20 texts" in builds.printed
 
 
-def test_samples_without_a_line_keep_no_class_that_is_in_doubt(builds: Builds) -> None:
-    put(builds.root / "in/train/cat", "a.png")
-    put(builds.root / "in/val/cat", "b.png")
+def test_a_part_of_the_folders_is_offered_where_the_others_have_no_line(builds: Builds) -> None:
+    put(builds.root / "in", "train/cat/a.png", "val/cat/b.png")
     put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel")
-    build = ("build", "in", "in.store", "--labels", "labels.csv", "--address", "serial")
-    assert builds.run(*build) == 2
-    assert "1 of 2 samples have no line in labels.csv" in builds.printed
+    choices = builds.choices("in --labels labels.csv")
+    assert choices[0] == {"a": "eel"}
+    assert all(labels == {"a": "eel", "b": None} for labels in choices[1:])
+    assert "1 of 2 samples have no line in labels.csv, and" in builds.printed
     assert "look like splits" in builds.printed
-    assert builds.labels("in --labels labels.csv", "--label-level", "2") == {"a": "eel", "b": "cat"}
     put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel", "val/cat/b.png,ant")
     assert builds.labels("in --labels labels.csv") == {"a": "eel", "b": "ant"}
 
@@ -1817,8 +1795,9 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
 ) -> None:
     put(builds.root / "in", "0/a.png", "1/b.png", "10/c.png", "2/d.png")
     put_csv(builds.root / "labels.csv", "key,label", "0/a.png,2")
-    labels = builds.labels("in --labels labels.csv")
-    assert labels == {"a": "2", "b": "1", "c": "10", "d": "2"}
+    labels = builds.labels("in --labels labels.csv --accept-unmatched")
+    assert labels == {"a": "2", "b": None, "c": None, "d": None}
+    assert precache.open(builds.root / "1.store").classes == ("2",)
 
 
 # --- names of classes ---------------------------------------------------------------------------

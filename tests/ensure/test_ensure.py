@@ -193,9 +193,7 @@ def test_what_is_there_is_opened_and_nothing_is_written(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", os.fspath(tmp_path / "cache")
-    )  # tests clear the shared one
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))  # tests clear the shared one
     source, store = write_jpegs(tmp_path / "in", 6), tmp_path / "store"
     first = build_here(source, store, precache.Recipe.image(resize=24)).version
     build_here(source, store, precache.Recipe.image(resize=20))

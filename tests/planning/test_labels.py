@@ -19,7 +19,6 @@ from precache.errors import ChoiceError, SourceError
 from precache.store.row_table import RowTable
 from precache_workers.planning.class_maps import freeze_classes, read_classes, require_names
 from precache_workers.planning.labels import override_labels
-from precache_workers.sources.base import LabelRules
 from tests.support.building import build_here, labels, write
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
@@ -82,7 +81,7 @@ def test_keys_are_compared_however_their_letters_are_composed(
 
 def test_class_names_are_one_however_their_letters_are_composed(relabel: Relabel) -> None:
     found = relabel([f"{APART}/1.jpg", "b/2.jpg", "b/3.jpg"], f"b/2.jpg,{COMPOSED}\n")
-    assert found == {f"{APART}/1.jpg": APART, "b/2.jpg": APART, "b/3.jpg": "b"}
+    assert found == {f"{APART}/1.jpg": None, "b/2.jpg": APART, "b/3.jpg": None}
     found = relabel(["1.jpg", "2.jpg"], f"1.jpg,{COMPOSED}\n2.jpg,{APART}\n")
     assert set(found.values()) == {COMPOSED}
 
@@ -119,13 +118,13 @@ def test_a_file_name_alone_names_the_one_image_that_has_it(
     relabel: Relabel, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = ["p1/x.jpg", "p1/y.jpg", "p2/y.jpg", "p2/z.jpg", "p2/w"]
-    labels = ["cat", "p1", "p2", "eel", "p2"]
+    labels = ["cat", None, None, "eel", None]
     found = relabel(keys, "x.jpg,cat\ny.jpg,dog\nz.jpg,eel\nw,fox\n")
     assert found == dict(zip(keys, labels, strict=True))
     assert "names samples by the ends of their keys, such as 'x.jpg'" in caplog.text
     assert "2 of 4 lines of" in caplog.text
     assert "fit no sample, such as line 2 with 'y.jpg'" in caplog.text
-    assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": "p1", "x.jpg": "cat"}
+    assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": None, "x.jpg": "cat"}
 
 
 @given(
@@ -157,12 +156,11 @@ def test_a_few_that_do_not_fit_are_counted(
     keys = [f"{n}.jpg" for n in range(20)] + ["cat/a.jpg", "dog/b.jpg"]
     with caplog.at_level(logging.WARNING):
         found = relabel(keys, lines_of(17) + "typo.jpg,x\ncat/typo.jpg,x\ncat/a.jpg,cat\n")
-    assert [found["19.jpg"], found["dog/b.jpg"]] == [None, "dog"]
+    assert [found["19.jpg"], found["dog/b.jpg"]] == [None, None]
     [line] = caplog.messages
     assert "2 of 20 lines of " in line
     assert "fit no sample, such as line 18 with 'typo.jpg'" in line
-    assert "3 of 22 samples get no label, such as '17.jpg'" in line
-    assert "1 of 22 samples have no line in " in line
+    assert "4 of 22 samples get no label, such as '17.jpg'" in line
 
 
 def test_lines_that_fit_no_sample_are_refused_above_a_few(relabel: Relabel) -> None:
@@ -184,18 +182,12 @@ def test_samples_without_a_label_are_refused_above_a_few(relabel: Relabel) -> No
     assert relabel(keys, minus)["99.jpg"] is None  # as the file says
 
 
-def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
+def test_samples_without_a_line_do_not_keep_their_folder_as_a_class(relabel: Relabel) -> None:
     keys = [f"cat/{n}.jpg" for n in range(100)]
-    assert relabel(keys, "cat/7.jpg,dog\n")["cat/8.jpg"] == "cat"
-
-
-def test_numbers_beside_the_classes_that_other_samples_keep_are_refused(relabel: Relabel) -> None:
-    keys = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"]
-    counted_from_1 = "cat/1.jpg,1\ndog/3.jpg,2\n"
-    with pytest.raises(ChoiceError, match=r"class numbers, and samples .* \('cat', 'dog'\)\. Ch"):
-        relabel(keys, counted_from_1)
-    named = relabel(keys, counted_from_1, rules=LabelRules(kind="name"))
-    assert named == {"cat/1.jpg": "1", "cat/2.jpg": "cat", "dog/3.jpg": "2"}
+    with pytest.raises(SourceError, match=r"99 of 100 samples get no label, such as 'cat/0\.jpg'"):
+        relabel(keys, "cat/7.jpg,dog\n")
+    found = relabel(keys, "cat/7.jpg,dog\n", accept_unmatched=True)
+    assert (found["cat/7.jpg"], found["cat/8.jpg"]) == ("dog", None)
 
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
@@ -241,7 +233,7 @@ def test_names_of_a_class_map_beside_their_numbers_are_refused(names: tuple[str,
 
 def test_names_of_a_class_map_may_have_numbers() -> None:
     require_names(("1 cat", "2 dog"), ["1 cat"], "c")  # as the source has it
-    for names in ("1 cat", "3 dog"), ("2 cat", "3 dog"), ("A 319", "A 320"):
+    for names in ("1 cat", "3 dog"), ("2 cat", "3 dog"), ("tier 1", "tier 2"), ("A 319", "A 320"):
         require_names(names, [], "c")
 
 
@@ -289,6 +281,11 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     with pytest.raises(SourceError, match=error) as caught:
         relabel(["a.jpg", "b.jpg"], text)
     assert len(str(caught.value)) < 600
+
+
+def test_a_chosen_column_of_two_is_refused(relabel: Relabel) -> None:
+    with pytest.raises(SourceError, match="has several columns 'label'; rename all but one"):
+        relabel(["a.jpg"], "id,label,label\na.jpg,x,y\n", label_column="label")
 
 
 @pytest.mark.parametrize("text", ["a b.jpg 3\nc d.jpg 5\n", "id,w,breed\nx,3,cat\ny,4,dog\n"])

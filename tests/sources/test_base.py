@@ -370,7 +370,7 @@ KEYS = ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
         (["tiger", "ant", "wolf"], None, ["tiger", "ant", "wolf"]),
         (["4", " 0", "2"], None, ["4", "0", "2"]),
         (["10", "-1", "2"], "number", ["10", None, "2"]),  # -1 is none, as in a store
-        ([None, None, "wolf"], None, ["cat", "cat", "wolf"]),  # others keep their class
+        ([None, None, "wolf"], None, [None, None, "wolf"]),  # others get none
     ],
 )
 def test_labels_of_a_file(
@@ -396,9 +396,9 @@ def test_commas_and_quotes_in_keys(tmp_path: Path) -> None:
     ("text", "error"),
     [
         ("", "holds no label; each line is key,label"),
-        ("key,label\n", "holds no label"),
+        ("key,label\n", "no key of .*labels.csv is in the source; its first is 'key'"),
         ("cat/1.jpg\n", r"line 1 of .*labels.csv is \['cat/1.jpg'\]; each line is key,label"),
-        ("cat/1.jpg,a\ncat/2.jpg,a,b\n", "line 2 of .*labels.csv is .*'b'"),
+        ("cat/1.jpg,a\ncat/2.jpg,a,b\n", "line 2 of .*labels.csv has 3 cells, and the first"),
         ("key,label\n\ncat/1.jpg,a\ncat/2.jpg\n", "line 4 "),
         ("cats/1.jpg,a\n", "no key of .*labels.csv is in the source; its first is 'cats/1.jpg'"),
         (b"cat/1.jpg,\xff\xfe\n", "cannot read labels from .*labels.csv"),

@@ -100,6 +100,15 @@ def test_labels_of_parquet_are_taken_by_type(
         listed(str(photos / "list.parquet"), kind="manifest")
 
 
+def test_later_lines_of_json_without_the_column_of_paths_are_refused(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache_workers.sources.tables.LISTED_ROWS", 1)
+    source = table(photos, '{"path": "in/0.jpg"}\n{"label": "cat"}\n', "list.jsonl")
+    with pytest.raises(SourceError, match=r"line 2 of .* has no path, which must be a path"):
+        listed(source)
+
+
 @pytest.mark.parametrize("column", [None, "label"])
 def test_lines_of_json_may_leave_out_labels(photos: Path, column: str | None) -> None:
     rows = [{"path": "in/0.jpg"}, {"path": "in/1.jpg", "label": "cat"}, {"path": "in/2.jpg"}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -130,12 +129,14 @@ def _named_by_number(
     return replace(table, labels=labels, classes=tuple(classes))
 
 
-_NUMBERED = (r"([0-9]+)[\s:,.;)]+\S.*", r".*\S[\s:,;]+([0-9]+)")
+_NUMBERED = (
+    r"(?P<number>[0-9]+)[\s:,.;)]+(?P<name>\S.*)", r"(?P<name>.*\S)[\s:,;]+(?P<number>[0-9]+)",
+)  # fmt: skip
 """Names of a class map with their numbers before or behind them."""
 
 
 def require_names(classes: Sequence[str], known: Collection[str], where: str) -> None:
-    """Raise `SourceError` for lines such as ``0 ant`` or ``ant 0``, also below others.
+    """Raise `SourceError` for lines such as ``0 ant`` or ``ant 0``, also below a line of others.
 
     Parameters
     ----------
@@ -143,10 +144,11 @@ def require_names(classes: Sequence[str], known: Collection[str], where: str) ->
         Names of classes, of which some may be such names.
     """
     for pattern, below in itertools.product(_NUMBERED, (0, 1)):
-        found = [re.fullmatch(pattern, name) for name in classes[below:]]
-        numbers = sorted(int(match[1]) for match in found if match)
-        is_counted = numbers in ([*range(len(found))], [*range(1, len(found) + 1)])
-        if len(found) > 1 and is_counted and {*classes}.isdisjoint(known):
+        found = [match for name in classes[below:] if (match := re.fullmatch(pattern, name))]
+        numbers = {int(match["number"]) for match in found}
+        counted = [{*range(first, first + len(classes) - below)} for first in (0, 1)]
+        differ = len({match["name"] for match in found}) == len(found) > 1
+        if differ and numbers in counted and {*classes}.isdisjoint(known):
             raise SourceError(
                 f"names of {where} have their numbers beside them, such as {classes[-1]!a}: write "
                 "the names alone, one a line, in the order of the numbers"
@@ -195,9 +197,8 @@ def _by_number(numbered: Mapping[str, Any]) -> list[Any] | None:
         (value, name) if type(value) is int else (int(name) if name.isdecimal() else -1, value)
         for name, value in numbered.items()
     ]
-    pairs.sort(key=operator.itemgetter(0))
-    is_whole = [number for number, _ in pairs] == [*range(len(pairs))]
-    return [name for _, name in pairs] if is_whole else None
+    named, numbers = dict(pairs), range(len(pairs))
+    return [*map(named.get, numbers)] if {*named} == {*numbers} else None
 
 
 def class_folders(path: Path) -> list[str]:

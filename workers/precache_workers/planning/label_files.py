@@ -159,20 +159,18 @@ def _by_column(
             f"line {numbers[0]} of {where} is {short(rows[0])}; {_LINE}, separated by a comma, a "
             "tab or a space, or the first line names the columns"
         )
-    names = map(str, range(1, max(width_of(rows[0]), 2) + 1))
-    table = by_column([*names], [*zip(numbers, rows, strict=True)], where)
+    lines, width = [*zip(numbers, rows, strict=True)], max(width_of(rows[0]), 2)
+    table = by_column([*map(str, range(1, width + 1))], lines, where)
     header = [cells[0].strip() for cells in table.columns.values()]
-    if not _names_columns(table, header, columns, keys):
-        return table
-    named = zip(header, table.columns.values(), strict=True)
-    return Batch(table.lines[1:], {name: cells[1:] for name, cells in named})
+    named = _names_columns(table, header, columns, keys)
+    return by_column(header, lines[1:], where) if named else table
 
 
 def _names_columns(table: Batch, header: Sequence[str], columns: Columns, keys: SampleKeys) -> bool:
     """Return whether the first line names the columns: it has a chosen name, or texts that no
     sample and no other line has. pandas names all columns but the first, by numbers, too."""
     of_sample = keys.fit([cell for cell in header if not cell.isdecimal()]) is not None
-    wanted = [*columns.labels(header), *{columns.key} & {*header}]
+    wanted = [*columns.labels(header), *(cell for cell in header if cell == columns.key)]
     if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
         return True
     again = any(name.strip() in map(str.strip, cells) for name, *cells in table.columns.values())
@@ -270,8 +268,8 @@ def _label_columns(
     pairs = ({*zip(cells[named[0]], cells[name], strict=True)} for name in named[1:])
     if named and not any(map(disagree, pairs)):
         return [(named[0],)]
-    names = dict.fromkeys([*named, *others])
-    names = [name for name in names if not splits_of(name, cells[name])] or [*others]
+    able = dict.fromkeys([*named, *others])
+    names = [name for name in able if not splits_of(name, cells[name])] or [*others]
     bits = tuple(name for name in names if _has_bits(cells[name]))
     several = len(bits) > 1 and not any("," in name for name in bits)
     several &= any(bit_of(cell) for name in bits for cell in cells[name])

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from precache.errors import SourceError
 from precache.messages import shown
 from precache.store.labels import are_classes
@@ -24,9 +22,8 @@ from precache_workers.planning.label_files import LabelFile, read_label_file, sh
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
 from precache_workers.sources.evidence import flag, quoted
-from precache_workers.sources.label_evidence import NAME, decide
-from precache_workers.sources.label_readings import doubts_of_classes, note_of_order
-from precache_workers.sources.labels import Column, column_of, encode, in_order, texts_of_labels
+from precache_workers.sources.label_evidence import decide
+from precache_workers.sources.labels import Column, encode, texts_of_labels
 from precache_workers.sources.sample_keys import FORMS, SampleKeys, composed
 from precache_workers.sources.splits import splits_of
 
@@ -51,10 +48,9 @@ def override_labels(
     of_folders: bool = False,
     doubts: Sequence[Doubt] = (),
 ) -> RowTable:
-    """Give samples the labels of a table of keys and labels; other samples keep their class.
+    """Give samples the labels of a table of keys and labels; those without a line get none.
 
-    Each class number gets a name, which is that of a map of classes if the user gives one. If
-    samples may have several classes, those without a line get none.
+    Each class number gets a name, which is that of a map of classes if the user gives one.
 
     Parameters
     ----------
@@ -73,7 +69,7 @@ def override_labels(
     of_folders
         Classes of the source are names of folders, which need not be taken.
     doubts
-        Doubts about the classes of the source, which no sample then may keep.
+        Doubts about which samples there are, if some have no line.
 
     Raises
     ------
@@ -82,6 +78,7 @@ def override_labels(
         source badly.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     where, classes = shown(path), (*classes,)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
@@ -91,52 +88,37 @@ def override_labels(
     column = Column(file.labels, file.keys, where, rules, typed=file.typed, is_file=True)
     column = replace(column, known={*table.classes, *classes})
     column = _decided(column, file, chosen=label_column is not None, has_map=bool(classes))
-    lines = pa.array([line_of.get(row) for row in range(len(table))], pa.int64())
-    given = column.values.take(lines)
-    if not are_classes(table.labels):  # of another kind than those of the file
-        table = replace(table, labels=np.full(len(table), -1), classes=())
-    are_numbers, merges = column.kind == "numbers", column.kind in (None, "names", "numbers")
-    keep = [row for row in np.flatnonzero(table.labels >= 0).tolist() if row not in line_of]
-    unlisted = len(keep) * merges
-    lack = f"{unlisted:,} of {len(table):,} samples have no line in {where}, and"
-    if unlisted and doubts:
-        text = (
-            f"{lack} would keep a class that is in doubt. Give each a line (an empty label is none)"
-        )
-        raise choice_error(
-            [replace(one, what=f"{text}, or settle this: {one.what}") for one in doubts]
-        )
-    names = file.classes
-    if are_numbers:
-        given, names = _with_numbers(
-            table, given, lines, where, classes, keeps=unlisted > 0, of_folders=of_folders
-        )
-    elif merges:
-        given, names = _with_names(table, given, lines, where, rules, names)
+    if column.kind == "names":  # one that the source has is written as there
+        spelt = {composed(name): name for name in table.classes}
+        texts = map(str, column.labels)
+        column = column.mapped([spelt.setdefault(composed(text), text) for text in texts])
+    lines = pa.array(map(line_of.get, range(len(table))), pa.int64())
+    given, names = column.values.take(lines), file.classes
+    if column.kind == "numbers":
+        _require_numbers(table, given, where, classes, of_folders=of_folders)
+        top = pc.max(given).as_py()
+        names = () if classes or top is None else tuple(map(str, range(top + 1)))
     encoded = encode(replace(column, values=given, keys=table.keys, classes=names))
-    labelled = replace(table, labels=encoded.values, classes=encoded.classes)
-    are_codes = rules.kind == "name"
-    if not classes and (alike := doubts_of_classes(labelled.classes, where, are_codes=are_codes)):
-        raise choice_error(alike)
-    none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
-    bare = [row for row in none if row not in line_of]
+    if encoded.doubts and not classes:
+        raise choice_error(encoded.doubts)
     notes = [*column.notes]
-    if are_numbers and not classes:
-        had_fraction = any("." in text for text in texts_of_labels(file.labels))
-        value = "; --label-kind value: numbers" * had_fraction
+    if column.kind == "numbers" and not classes:
         notes.append(
-            f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
+            f"labels of {where} are class numbers (--label-kind name: names of classes; "
+            "--label-kind value: numbers)"
         )
-    elif labelled.classes != table.classes and not file.classes:  # else said of the source
-        notes += note_of_order(labelled.classes)
+    elif encoded.classes != table.classes:  # else said of the source
+        notes = [*encoded.notes]
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
+    bare = [row for row in range(len(table)) if row not in line_of]
+    if bare and doubts and not accept_unmatched:
+        lack = f"{len(bare):,} of {len(table):,} samples have no line in {where}"
+        raise choice_error([replace(one, what=f"{lack}, and {one.what}") for one in doubts])
     notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
-    if unlisted:
-        notes.append(f"{lack} keep their class")
     if notes:
         log.warning("%s", "; ".join(notes))
-    return labelled
+    return replace(table, labels=encoded.values, classes=encoded.classes)
 
 
 def _notes_of_fit(
@@ -233,24 +215,15 @@ def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) ->
     return decided
 
 
-def _with_numbers(
-    table: RowTable,
-    given: Any,
-    lines: Any,
-    where: str,
-    classes: tuple[str, ...],
-    *,
-    keeps: bool,
-    of_folders: bool,
-) -> tuple[Any, tuple[str, ...]]:
-    """Return class numbers of all rows, and their names unless a map of classes has these.
+def _require_numbers(
+    table: RowTable, given: Any, where: str, classes: tuple[str, ...], *, of_folders: bool
+) -> None:
+    """Raise `SourceError` for class numbers that are too large, or are not those of a map.
 
     Parameters
     ----------
     classes
         Names of the numbers, if the user gives a map of classes.
-    keeps
-        Some samples without a line have a class.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -263,43 +236,20 @@ def _with_numbers(
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
             "classes without gaps, or give names"
         )
-    own, text = pa.array(table.labels, mask=table.labels < 0), ""
-    if table.classes:  # their numbers count by the map alone
-        number = {name: number for number, name in enumerate(classes)}
-        own = pa.array(map(number.get, table.classes), pa.int64()).take(own)
-        may_be_from_1 = not keeps and (pc.min(given).as_py() or 0) > 0
-        counted = (pc.sum(pc.equal(given, pc.add(own, n))) for n in range(1 + may_be_from_1))
-        same = max(count.as_py() or 0 for count in counted)
-        both = len(given) - pc.add(given, own).null_count
-        if keeps and not {*table.classes} <= {*classes}:
-            text = "has class numbers, and samples without a line keep one of the classes"
-        elif 2 * same < both:
-            text = (
-                f"gives {both - same:,} of {both:,} samples another number than that of their class"
-            )
-    if text:
-        names = classes or table.classes
-        beside = (NAME, "if each number is a class beside these")
-        no_folder = ("--label-level", "0", *["--accept-unmatched"] * keeps)
-        alone = no_folder, "for the labels of the file alone"
-        write = (), "write names"
-        ways = [*[beside] * (not classes), *[alone] * of_folders, write]
-        raise choice_error([Doubt.of(f"{where} {text} ({quoted(names)})", *ways)])
-    numbers = pc.if_else(lines.is_valid(), given, own)
-    top = -1 if numbers.null_count == len(numbers) else pc.max(numbers).as_py()
-    return numbers, () if classes else tuple(map(str, range(top + 1)))
-
-
-def _with_names(
-    table: RowTable, given: Any, lines: Any, where: str, rules: LabelRules, first: Sequence[str]
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the names of classes of all rows, and those of all classes: `first`, then in order."""
-    known = dict(enumerate(table.classes))
-    names = [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
-    spelt = {composed(name): name for name in names if name is not None}
-    texts, has_line = given.to_pylist(), lines.is_valid().to_pylist()
-    for row in np.flatnonzero(has_line).tolist():
-        text = texts[row]
-        names[row] = None if text is None else spelt.setdefault(composed(text), text)
-    others = in_order({name for name in names if name} - {*first}, rules.order, where)
-    return column_of(names), (*first, *others)
+    if not (classes and table.classes and are_classes(table.labels)):
+        return
+    number = {name: number for number, name in enumerate(classes)}
+    own = pa.array(map(number.get, table.classes), pa.int64())
+    own = own.take(pa.array(table.labels, mask=table.labels < 0))
+    may_be_from_1 = (pc.min(given).as_py() or 0) > 0
+    counted = (pc.sum(pc.equal(given, pc.add(own, n))) for n in range(1 + may_be_from_1))
+    same = max(count.as_py() or 0 for count in counted)
+    both = len(given) - pc.add(given, own).null_count
+    if 2 * same < both:
+        text = (
+            f"{where} gives {both - same:,} of {both:,} samples another number than that of their "
+            f"class ({quoted(classes)})"
+        )
+        alone = ("--label-level", "0"), "for the labels of the file alone"
+        write = (), f"write names, or numbers from 0, which is {classes[0]!a}"
+        raise choice_error([Doubt.of(text, *[alone] * of_folders, write)])

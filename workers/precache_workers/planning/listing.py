@@ -661,7 +661,7 @@ def _labelled(
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
         is_folder = isinstance(source, FolderSource)
-        unsettled = [one for one in listing.doubts if frozen is None or not one.by_classes]
+        parts = [one for one in listing.doubts if not all(map(is_flag, one.ways))]
         doubts = [doubt for doubt in doubts if doubt.of_members]
         try:
             table = override_labels(
@@ -675,7 +675,7 @@ def _labelled(
                 source_has_columns=source_has_columns(request),
                 accept_unmatched=request.accept_unmatched,
                 of_folders=is_folder,
-                doubts=unsettled if is_folder else (),
+                doubts=parts if is_folder else (),
             )
         except ChoiceError as error:
             all_doubts = [*error.doubts, *doubts]

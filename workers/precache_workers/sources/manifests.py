@@ -57,7 +57,7 @@ from precache_workers.sources.base import (
     remember,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
-from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
+from precache_workers.sources.columns import ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers, common_start
 from precache_workers.sources.containers import (
     Rows,
@@ -130,11 +130,11 @@ class ManifestSource(Source):
         import pyarrow as pa
 
         until, complete = time.monotonic() + seconds, True
-        scans, rivals = Scans(self, self.spec.columns), dict[str, str]()
+        scans = Scans(self, self.spec.columns)
         whole = scans.whole
         for file in self.containers.files(whole.left_out):
             members, parts = Members(), [rows_of((), pa.array([], _places()))]
-            for rows in self._scan(file, members, rivals):
+            for rows in self._scan(file, members):
                 parts.append(rows)
                 complete = time.monotonic() <= until
                 if not complete:
@@ -169,15 +169,13 @@ class ManifestSource(Source):
         listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         listing = of_inputs(listing, read.names, image=read.image)
         remember(self, listing.table)
-        names = [*rivals, *rivals.values()]
-        of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
         place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0), listing.table)
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
             complete=complete,
             notes=(*whole.lines, *of_folders, *listing.notes),
-            doubts=(*listing.doubts, *of_uris, *place),
+            doubts=(*listing.doubts, *place),
         )
 
     def _doubt_of_place(self, locations: Texts, is_there: bool, table: RowTable) -> Sequence[Doubt]:
@@ -189,8 +187,8 @@ class ManifestSource(Source):
         if (folder := _folder_named(root, [locations])) is None:
             return []
         text = (
-            f"{self} names {printable(location)!r}, which is not there, as images in {folder} are "
-            "called"
+            f"{self} names {printable(location)!r}, which is not there, and images in {folder} "
+            "have the names of its rows"
         )
         kind = []  # as numbers in a file of labels can be read otherwise
         if not table.classes and self.spec.rules.kind is None and has_label(table.labels).any():
@@ -202,14 +200,8 @@ class ManifestSource(Source):
             way = (), f"{shlex.join(way[0])} {way[1]}"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:
-        """Yield the rows of a table.
-
-        Parameters
-        ----------
-        rivals
-            Output: the guessed column of URIs -> one that names other images.
-        """
+    def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
+        """Yield the rows of a table."""
         import pyarrow as pa
 
         where = self.folder.path(file.name)
@@ -238,9 +230,9 @@ class ManifestSource(Source):
                     wanted(pa.schema([(name, pa.string()) for name in names]), batch)
                 assert chosen is not None
                 _look(members.evidence, batch)
+                if self.spec.columns.image is None:
+                    _require_no_rival(batch, chosen, where)
                 yield self._rows(batch, chosen, file.name, members)
-                if not rivals and self.spec.columns.image is None:
-                    rivals |= _rival_of_uris(batch, chosen)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
@@ -249,12 +241,12 @@ class ManifestSource(Source):
         labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
         # Images of Hugging Face are dicts with a path.
         assert chosen.image is not None  # it has been found
-        cells = batch.columns[chosen.image]
+        none = [None] * len(batch.lines)  # of columns that rows of JSON lack
+        cells = batch.columns.get(chosen.image, none)
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
         key_column = self.spec.columns.key
-        keys = uris if key_column is None else batch.columns[key_column]
+        keys = uris if key_column is None else batch.columns.get(key_column, none)
         taken: dict[int, tuple[str, dict[str, str]]] = {}
-        none = [None] * len(uris)
         named = {name: batch.columns.get(name, none) for name in self.spec.columns.inputs.names}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
@@ -275,16 +267,11 @@ class ManifestSource(Source):
         return rows_of(names, pa.array(places, _places()), labels=labels)
 
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
-        """Return the columns: of the first rows, or of all rows of JSON if these lack some."""
-        names = list(batch.columns)
-        labels = {*self.spec.columns.labels(names)} or {*LABEL_COLUMNS}
-        known = bool(labels & {*map(plain_name, names), *names})
-        known &= {*self.spec.columns.inputs.names} <= {*names}
-        if known or not file.name.lower().endswith(JSON_LINES):
-            return names
-        where = self.folder.path(file.name)
+        """Return the columns: of the first rows, or of all rows of JSON, as some lack some."""
+        if not file.name.lower().endswith(JSON_LINES):
+            return list(batch.columns)
         with open_file(self.folder, file) as stream:
-            batches = read_batches(stream, file.name, where)
+            batches = read_batches(stream, file.name, self.folder.path(file.name))
             return list(dict.fromkeys(name for batch in batches for name in batch.columns))
 
     def _location(self, uri: str, name: str, where: str) -> str:
@@ -434,15 +421,17 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
     evidence.look(texts, texts)
 
 
-def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
-    """Return the column of URIs -> one of a usual name that has other images; empty for none."""
+def _require_no_rival(batch: Batch, chosen: ChosenColumns, where: str) -> None:
+    """Raise `ChoiceError` if a column of a usual name has other images than the chosen one."""
+    assert chosen.image is not None
     for name in chosen.others:
-        if chosen.image and plain_name(name) in URI_NAMES and name in batch.columns:
+        if plain_name(name) in URI_NAMES and name in batch.columns:
             for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
                 paths = str(uri), str(other)
                 if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
-                    return {chosen.image: name}
-    return {}
+                    columns = chosen.image, name
+                    doubts = doubt_of_rivals("--image-column", columns, "name other images", where)
+                    raise choice_error(doubts)
 
 
 def _places() -> Any:

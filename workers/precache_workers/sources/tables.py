@@ -83,10 +83,6 @@ def read_batches(
     rows = csv_rows(stream, name, where)
     _, header = next(rows, (1, [""]))
     header = header[: width_of(header)]
-    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-        raise SourceError(
-            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
-        )
     while some := list(itertools.islice(rows, LISTED_ROWS)):
         yield by_column(header, some, where)
 
@@ -102,8 +98,13 @@ def by_column(names: Sequence[str], rows: Sequence[tuple[int, list[str]]], where
     Raises
     ------
     SourceError
-        A line has fewer cells than there are columns, or more that are not blank.
+        Two columns have one name, or a line has fewer cells than there are columns, or more that
+        are not blank.
     """
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise SourceError(
+            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
+        )
     for number, row in rows:
         if len(row) < len(names) or width_of(row) > len(names):
             raise SourceError(
