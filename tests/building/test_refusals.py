@@ -259,17 +259,14 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "several columns of labels": (
         files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
     ),
-    "numbers beside classes": (
-        files("in/cat/0.png in/dog/1.png", "in --labels l.csv --accept-unmatched",
-              {"l.csv": "cat/0.png,7"}), 2,
-    ),
     "numbers beside folders that are no classes": (
         files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(36)), "in --labels l.txt",
               {"l.txt": " ".join(f"{'abc'[n % 3]}/{n}.png,{n % 11}" for n in range(30))}), 2,
     ),
     "numbers that are not those of the folders": (
-        files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(18)), "in --labels l.csv",
-              {"l.csv": " ".join(f"{'abc'[n % 3]}/{n}.png,{n // 3 % 3}" for n in range(15))}), 2,
+        files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(18)),
+              "in --labels l.csv --classes c.txt", {"c.txt": "a b c",
+              "l.csv": " ".join(f"{'abc'[n % 3]}/{n}.png,{n // 3 % 3}" for n in range(18))}), 1,
     ),
     "numbers from 1, and more names": (
         files("in/a.png in/b.png", "in/list.csv --classes classes.txt",

@@ -137,10 +137,12 @@ class SampleKeys:
         """Yield the last parts of keys; of others than images, those below the folder of all."""
         shared = len(common_start([key.split("/")[:-1] for key in self.keys]))
         for key, row in keys.items():
-            parts = key.split("/")
-            is_file = row < 0 or is_image(self.keys[row])
-            for start in range(1, len(parts)) if is_file else [shared] * (shared > 0):
-                yield "/".join(parts[start:]), row
+            end = key
+            if row < 0 or is_image(self.keys[row]):
+                while end := end.partition("/")[2]:
+                    yield end, row
+            elif shared:
+                yield key.split("/", shared)[shared], row
 
 
 def _of_one(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
