@@ -265,7 +265,7 @@ class _ArchiveSamples:
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
-        self._labels: list[str | None] = []
+        self._labels: list[str | bytes] = []  # bytes that are no text as they are
         self._known: dict[bytes, str] = {}
 
     def add(self, some: MemberColumns) -> None:
@@ -291,7 +291,7 @@ class _ArchiveSamples:
                 with contextlib.suppress(UnicodeDecodeError):
                     self._known[data] = data.decode("utf-8-sig").strip()
             is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
-            self._labels.append(self._known.get(data) if is_short else None)
+            self._labels.append(self._known.get(data, data) if is_short else b"")
 
     def finish(self) -> Rows:
         """Return all samples."""
@@ -414,8 +414,9 @@ class _ArchiveSamples:
         members, container = self._members, self._file.name
         names = self._label_names.texts()
         is_last = last_of_each(names, container, members)
-        texts = pa.array([label or None for label in self._labels], pa.large_string())
-        is_unread = np.array([label is None for label in self._labels], np.bool_)
+        is_unread = np.array([isinstance(label, bytes) for label in self._labels], np.bool_)
+        texts = [label if label and isinstance(label, str) else None for label in self._labels]
+        texts = pa.array(texts, pa.large_string())
         earlier = self._split(names.take(~is_last))[0]
         first = texts.filter(arrow_of(~is_last))
         texts = texts.filter(arrow_of(is_last))
@@ -433,10 +434,15 @@ class _ArchiveSamples:
         pairs = zip(first.to_pylist(), last, strict=True)
         differ = np.array([one != other for one, other in pairs], np.bool_)
         differ &= replaced.find(earlier) < 0
-        bad = Texts.joined([earlier.take(differ), theirs.take(is_unread[is_last])])
-        for row in np.flatnonzero((bad.find(stems) >= 0) & kept).tolist():
+        unread = theirs.take(is_unread[is_last])
+        values = [self._labels[row] for row in np.flatnonzero(is_unread & is_last).tolist()]
+        bad = Texts.joined([unread, earlier.take(differ)])
+        first_of = bad.find(stems)
+        for row in np.flatnonzero((first_of >= 0) & kept).tolist():
             kept[row] = False
-            members.leave_out(BAD_LABEL, f"{container}/{stems[row]}")
+            value = values[first_of[row]][:16] if first_of[row] < len(unread) else ""
+            shown_value = f" ({value!r})" if value else ""
+            members.leave_out(BAD_LABEL, f"{container}/{stems[row]}{shown_value}")
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
             members.notes[
