@@ -84,12 +84,10 @@ def remedies(
             if command is None or time.monotonic() + seconds > end:
                 break
             own, began = parse(command.words), time.monotonic()
-            try:
-                refusal = _refusal(command, parse)
-            except (_TooMuch, OSError):
-                break
+            was_tried, refusal = _refusal(command, parse)
             seconds = time.monotonic() - began  # that of the next may take as long
-            if planned := refusal is None:
+            if refusal is None:
+                planned = was_tried
                 break
             others = [*_commands(refusal, own, command.words, command.unpack)]
             if others and not others[0][0][0].startswith("-"):
@@ -117,58 +115,55 @@ def remedies(
         )
 
 
-class _TooMuch(Exception):
-    """A source is not unpacked for a plan alone."""
+def _refusal(command: _Command, parse: Parse) -> tuple[bool, UsageError | None]:
+    """Plan the build of a command, whose source is unpacked into a temporary folder.
 
-
-def _refusal(command: _Command, parse: Parse) -> UsageError | None:
-    """Return why a plan of a build is refused; None if it is not, or cannot be told.
-
-    Raises
-    ------
-    _TooMuch
-        Its source would have to be copied from a service, or takes more than `MOST_UNPACKED`.
+    Returns whether that was tried, and why it is refused; None if it is not, or cannot be told.
     """
     options = parse(command.words)
     if not command.unpack:
-        return _refusal_of_plan(options)
+        return True, _refusal_of_plan(options)
     *_, (*_, folder) = command.unpack
-    with tempfile.TemporaryDirectory() as temporary:
-        unpacked = f"{temporary}/{Path(folder).name}"
-        _unpack(command.unpack, unpacked)
-        options.source = unpacked.join(options.source.split(folder, 1))
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as temporary:
+        unpacked = Path(temporary, Path(folder).name)
+        unpacked.mkdir()
+        if not _unpack(command.unpack, unpacked):
+            return False, None
+        options.source = str(unpacked).join(options.source.split(folder, 1))
         refusal = _refusal_of_plan(options)
-    if refusal is not None:
-        texts = [str(part).replace(unpacked, folder) for part in refusal.args]
-        ways = [[word.replace(unpacked, folder) for word in way] for way in _ways(refusal)]
-        return type(refusal)(*texts, **({"ways": ways} if ways else {}))
-    return None
+        if refusal is None:
+            return True, None
+        named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
+        ways = [[word.replace(str(unpacked), folder) for word in way] for way in _ways(refusal)]
+        return True, type(refusal)(*named, **({"ways": ways} if ways else {}))
+    return False, None
 
 
-def _unpack(commands: Sequence[Sequence[str]], folder: str) -> None:
-    """Unpack archives as commands would, into another folder; raises `_TooMuch`."""
+def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
+    """Unpack archives as commands would, into another folder.
+
+    Returns False if not all were: they are large, damaged or encrypted, or of a service.
+    """
     room = MOST_UNPACKED
-    Path(folder).mkdir()
-    for command in commands:
-        try:
+    with contextlib.suppress(Exception):
+        for command in commands:
             if "zipfile" in command:
                 with zipfile.ZipFile(command[-2]) as archive:
                     room -= sum(member.file_size for member in archive.infolist())
-                    if room >= 0:
-                        archive.extractall(folder)
+                    if room < 0:
+                        return False
+                    archive.extractall(folder)
             elif command[0] == "tar":
                 with tarfile.open(command[2]) as tar:
                     for member in tar:
                         room -= member.size
                         if room < 0:
-                            break
+                            return False
                         tar.extract(member, folder, filter="data")
             elif command[0] != "mkdir":
-                raise _TooMuch
-        except Exception as error:  # of a damaged archive, or one that is encrypted
-            raise _TooMuch from error
-        if room < 0:
-            raise _TooMuch
+                return False
+        return True
+    return False
 
 
 def _ways(error: PrecacheError) -> Sequence[Sequence[str]]:
