@@ -350,6 +350,7 @@ READINGS: list[Case] = [
         {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"},
     ),
     labels("1E5", "2E3"),
+    labels("0", str(2**66), "1"),
     labels("0.0", "", "2.0"),
     labels("007", "010"),
     labels("-99", "0", "1"),
