@@ -7,7 +7,10 @@ import contextlib
 import io
 import itertools
 import shlex
+import tarfile
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +26,9 @@ SECONDS = 60.0
 SAMPLE_SECONDS = 10.0
 """Limit for a sample of a plan, which this process reads."""
 
+MOST_UNPACKED = 256 << 20
+"""Bytes that are unpacked at most, for the plan of a command that unpacks its source."""
+
 ROUNDS = 4
 """Refusals, one after another, whose first ways out a command takes."""
 
@@ -35,13 +41,13 @@ Parse = Callable[[Sequence[str]], argparse.Namespace]
 
 
 class _Command(NamedTuple):
-    """Words of a command, and commands that go before it."""
+    """Words of a command, and those of commands that unpack its source before it."""
 
     words: Sequence[str]
-    before: Sequence[str]
+    unpack: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        return " && ".join([*self.before, shlex.join(["precache", *self.words])])
+        return " && ".join(map(shlex.join, [*self.unpack, ["precache", *self.words]]))
 
 
 def remedies(
@@ -66,23 +72,27 @@ def remedies(
     """
     end = time.monotonic() + SECONDS
     plans = options.command in ("build", "plan") and getattr(options, "store", None) is not None
-    said = {str(error)}
+    said, is_of_recipe = {str(error)}, isinstance(error, RecipeError)
     left = [*_commands(error, options, given)]
-    is_one = len(left) == 1
+    is_one, tried = len(left) == 1, True
     for way, first in left:
         command: _Command | None = first
+        planned = not plans
+        # The flags of a recipe go with any source.
+        anew = (parse(first.words), first.words) if is_of_recipe else (options, given)
         for _ in range(ROUNDS if plans else 0):
-            if command is None or command.before or time.monotonic() + seconds > end:
+            if command is None or time.monotonic() + seconds > end:
                 break
             own, began = parse(command.words), time.monotonic()
-            refusal = _refusal(own)
+            was_tried, refusal = _refusal(command, parse)
             seconds = time.monotonic() - began  # that of the next may take as long
             if refusal is None:
+                planned = was_tried
                 break
-            others = [*_commands(refusal, own, command.words)]
+            others = [*_commands(refusal, own, command.words, command.unpack)]
             if others and not others[0][0][0].startswith("-"):
                 # Another source begins anew: it may not take the flags of ways before.
-                others = [*_commands(refusal, options, given)]
+                others = [*_commands(refusal, *anew, command.unpack)]
             # A flag that is given twice would undo the way.
             apart = [c for other, c in others if not {*filter(_is_flag, way)} & {*other}]
             command = apart[0] if apart else None
@@ -97,10 +107,70 @@ def remedies(
         if command is not None and (line := f"  {command}") not in said:
             said.add(line)
             yield line
+            tried = tried and planned
+    if not tried:
+        yield (
+            "precache: not all of these were tried, as that takes long, or unpacks much: one that "
+            "is refused prints commands in its turn"
+        )
 
 
-def _refusal(options: argparse.Namespace) -> UsageError | None:
-    """Return why a plan of a build is refused; None if it is not, or cannot be told."""
+def _refusal(command: _Command, parse: Parse) -> tuple[bool, UsageError | None]:
+    """Plan the build of a command, whose source is unpacked into a temporary folder.
+
+    Returns whether that was tried, and why it is refused; None if it is not, or cannot be told.
+    """
+    options = parse(command.words)
+    if not command.unpack:
+        return True, _refusal_of_plan(options)
+    *_, (*_, folder) = command.unpack
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as temporary:
+        unpacked = Path(temporary, Path(folder).name)
+        unpacked.mkdir()
+        if not _unpack(command.unpack, unpacked):
+            return False, None
+        options.source = str(unpacked).join(options.source.split(folder, 1))
+        refusal = _refusal_of_plan(options)
+        if refusal is None:
+            return True, None
+        named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
+        ways = [[word.replace(str(unpacked), folder) for word in way] for way in _ways(refusal)]
+        return True, type(refusal)(*named, **({"ways": ways} if ways else {}))
+    return False, None
+
+
+def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
+    """Unpack archives as commands would, into another folder.
+
+    Returns False if not all were: they are large, damaged or encrypted, or of a service.
+    """
+    room = MOST_UNPACKED
+    with contextlib.suppress(Exception):
+        for command in commands:
+            if "zipfile" in command:
+                with zipfile.ZipFile(command[-2]) as archive:
+                    room -= sum(member.file_size for member in archive.infolist())
+                    if room < 0:
+                        return False
+                    archive.extractall(folder)
+            elif command[0] == "tar":
+                with tarfile.open(command[2]) as tar:
+                    for member in tar:
+                        room -= member.size
+                        if room < 0:
+                            return False
+                        tar.extract(member, folder, filter="data")
+            elif command[0] != "mkdir":
+                return False
+        return True
+    return False
+
+
+def _ways(error: PrecacheError) -> Sequence[Sequence[str]]:
+    return error.ways if isinstance(error, ChoiceError | RecipeError) else ()
+
+
+def _refusal_of_plan(options: argparse.Namespace) -> UsageError | None:
     silent = io.StringIO()
     try:
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
@@ -118,15 +188,24 @@ def _refusal(options: argparse.Namespace) -> UsageError | None:
 
 
 def _commands(
-    error: PrecacheError, options: argparse.Namespace, given: Sequence[str]
+    error: PrecacheError,
+    options: argparse.Namespace,
+    given: Sequence[str],
+    unpack: Sequence[Sequence[str]] = (),
 ) -> Iterator[tuple[Sequence[str], _Command]]:
-    """Yield the ways out of a refusal, each with its command; none with secrets."""
+    """Yield the ways out of a refusal, each with its command; none with secrets.
+
+    Parameters
+    ----------
+    unpack
+        Words of commands by which the source of the refused command comes to be.
+    """
     source = getattr(options, "source", None)
-    if not isinstance(error, ChoiceError | RecipeError) or source is None or _has_secret(given):
+    ways = _ways(error)
+    if not ways or source is None or _has_secret(given):
         return
     if isinstance(error, RecipeError) and hasattr(options, "recipe"):
         return  # flags do not go with it
-    unpack = error.unpack if isinstance(error, ChoiceError) else ()
     [place] = (place for place, word in enumerate(given) if word is source)
     end = next((number for number, word in enumerate(given) if word == "--"), len(given))
     here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
@@ -135,11 +214,15 @@ def _commands(
         short = text.removeprefix(here)
         return f"./{short}" if short != text and short.startswith("-") else short  # no flag
 
-    for way in error.ways:
-        words, before, flags = [*given], list[str](), [*map(relative, way)]
-        if not flags[0].startswith("-"):
+    if isinstance(error, ChoiceError) and error.unpack:
+        unpack = [[*map(relative, command)] for command in error.unpack]
+    for way in ways:
+        words, flags = [*given], [*map(relative, way)]
+        is_source = not flags[0].startswith("-")
+        if is_source:
             words[place] = type(source)(flags.pop(0))
-            before = [shlex.join(map(relative, command)) for command in unpack]
+        before = unpack if unpack and words[place].startswith(unpack[-1][-1]) else ()
+        if is_source:
             kind = getattr(options, "source_kind", None)
             if kind in ("folder", "folders") or (kind and before):  # that of the archives
                 flags += "--source-kind", "folders" if "{" in words[place] else "folder"

@@ -121,6 +121,7 @@ class RankCheck:
         try:
             self._job = _join_job(self.world_size)
             if self._job is None:
+                self._warn_of_worker()
                 return  # perhaps not yet
             process = self._job.rank
             own = {"rank": self._rank, "settings": settings()}
@@ -137,6 +138,18 @@ class RankCheck:
         except RuntimeError as error:
             self._give_up(error)
         self._registered = True
+
+    def _warn_of_worker(self) -> None:
+        """Log, on rank 0 alone, that a loader in a worker of a `DataLoader` is not compared."""
+        if self.world_size > 1 and self._rank == 0 and get_worker_info() is not None:
+            self._registered = True
+            log.warning(
+                "%s is in a worker of a DataLoader, and no rank compares it with another's: ranks "
+                "whose seed, shuffle, batch size, rows or store differ would read overlapping "
+                "rows. A Loader reads ahead by itself: iterate over it in place of the DataLoader, "
+                "or give num_workers=0",
+                self._what,
+            )
 
     def begin(self, epoch: int, place: int, *, chosen: bool) -> None:
         """Compare where a pass begins, with its first batch.
@@ -173,6 +186,7 @@ class RankCheck:
             self._compare("first", *position)
         if self._is_chosen:
             self._chosen_passes, self._other_passes = self._chosen_passes + 1, 0
+            self._add(f"chosen/{self._chosen_passes}", 1)
         else:
             self._other_passes += 1
             self._compare(f"pass/{self._chosen_passes}/{self._other_passes}", *position)
@@ -181,18 +195,24 @@ class RankCheck:
         """Log, with the last batch of a pass, if this rank reads epochs that others have not begun.
 
         Ranks that train together cannot be an epoch apart; others may be, so that one epoch counts
-        for nothing.
+        for nothing, unless a rank is within one that it chose, and waits for none.
         """
         if self._begun is not None:  # in the only batch, others may be late
             return
         known, begun = self.count() or 0, self._add(f"epoch/{epoch}", 0)
-        self._alone = self._alone + 1 if 0 < begun < known else 0
+        if not 0 < begun < known:
+            self._alone = 0
+            return
+        chosen = self._alone == 0 and self._add(f"chosen/{self._chosen_passes + 1}", 0)
+        self._alone += 2 if chosen else 1
         if self._alone == 2:
             log.warning(
                 "rank %d reads epoch %d of %s to its end, which %d of %d ranks have begun, and "
-                "read the one before it alone, too: ranks that train together at different epochs "
-                "read overlapping rows; iterate equally often, or set_epoch(epoch), on all; %s",
-                self._rank, epoch, self._what, begun, known, ALONE,
+                "%s: ranks that train together at different epochs read overlapping rows; iterate "
+                "equally often, or set_epoch(epoch), on all; %s",
+                self._rank, epoch, self._what, begun, known,
+                "another rank chose its epoch" if chosen else "read the one before it alone, too",
+                ALONE,
             )  # fmt: skip
 
     @contextlib.contextmanager

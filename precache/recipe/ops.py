@@ -417,7 +417,7 @@ class Resampling(Operation):
         if given.kind == "mask" and self.interpolation != "nearest":
             raise ValueError(
                 f"decode keeps indices (mode 'P'), and {self.op} would blend them to others by "
-                f'{self.interpolation}; give it interpolation = "nearest"'
+                f'{self.interpolation}; give it interpolation = "nearest" (--interpolation nearest)'
             )
         if given.dtype and (why := why_unblended(given.dtype, self.interpolation)):
             raise ValueError(f"{self.op}: {why}")

@@ -670,7 +670,8 @@ def require_stated_draws(recipe: Recipe) -> None:
                 "all epochs would read the same draw. State it: --variants 4 (variants = 4 in the "
                 "field) stores four draws, which precache refresh replaces; --variants 1 (variants "
                 "= 1) keeps one. Or leave these ops out, store larger images (--resize 256), and "
-                "crop and flip anew in every epoch by precache.transforms"
+                "crop and flip anew in every epoch by precache.transforms",
+                ways=[("--variants", "4"), ("--variants", "1")],
             )
 
 

@@ -411,11 +411,8 @@ class Steps:
             (n,) int64 for this rank's rows of a step: -1 minus the position of each row that may
             be a repetition, 0 for the others. None if no row can be one.
         """
-        if first + self.global_batch <= self.once:
-            return None
-        positions = self.own(first)
-        again = np.where(positions < self.once, 0, -1 - positions)
-        return again if again[-1] else None
+        repeated = self.repeated(first)
+        return None if repeated is None else np.where(repeated, -1 - self.own(first), 0)
 
     def repeated(self, first: int) -> np.ndarray | None:
         """Return which rows of a step come again, to fill up the end of the epoch.
@@ -425,8 +422,10 @@ class Steps:
         np.ndarray | None
             (n,) bool, for this rank's rows. None if there is none.
         """
-        again = self.again(first)
-        return None if again is None else again < 0
+        if first + self.global_batch <= self.once:
+            return None
+        repeated: np.ndarray = self.own(first) >= self.once
+        return repeated if repeated[-1] else None
 
 
 @dataclass(frozen=True)
@@ -468,17 +467,14 @@ class Order(Steps):
         return len(self.valid)
 
     @functools.cached_property
-    def once(self) -> int:
-        return 0 if self.weights is not None else self.count
-
-    @functools.cached_property
     def _buckets(self) -> np.ndarray | None:
         if self.lengths is None or self.shuffle is None:
             return None
         return buckets_of(self.lengths, self.shuffle.window)
 
-    def repeated(self, first: int) -> np.ndarray | None:
-        return None if self.weights is not None else super().repeated(first)
+    def again(self, first: int) -> np.ndarray | None:
+        # Any row may be drawn a second time.
+        return super().again(first) if self.weights is None else -1 - self.own(first)
 
     def epoch(self, epoch: int, first: int = 0) -> Generator[np.ndarray, None, None]:
         """Yield the row numbers (int64) of each batch of an epoch, from a position on."""

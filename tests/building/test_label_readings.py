@@ -6,8 +6,10 @@ import csv
 import io
 import itertools
 import json
+import pickle
 import re
 import shutil
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +29,7 @@ from precache_workers.sources.base import LabelRules
 from precache_workers.sources.label_readings import numbers_in, read_folders
 from precache_workers.sources.splits import differing_in
 from tests.support.building import write
-from tests.support.containers import quiet_datasets
+from tests.support.containers import lmdb_of, quiet_datasets, write_tar
 from tests.support.layouts import (
     ANIMALS,
     Builds,
@@ -740,6 +742,7 @@ COLUMNS: list[tuple[list[str], list[list[Any]]]] = [
     (["-3", "-2", "1"], [["-3", "-2", "1"], [-3.0, -2.0, 1.0]]),
     (["cat", "-nan", "dog"], [["cat", None, "dog"], ["cat", "-nan", "dog"]]),
     (["1E5", "2E3"], [["1E5", "2E3"], [1e5, 2e3]]),
+    (["0", str(2**66), "1"], [["0", str(2**66), "1"], [0.0, 2.0**66, 1.0]]),
     (["a b", "b c", "a"], [[{"a", "b"}, {"b", "c"}, {"a"}], ["a b", "b c", "a"]]),
     (["a, b", "b", ""], [[{"a", "b"}, {"b"}, set()], ["a, b", "b", None]]),
     (["cat;dog", "dog;eel"], [[{"cat", "dog"}, {"dog", "eel"}], ["cat;dog", "dog;eel"]]),
@@ -780,6 +783,7 @@ def test_a_column_of_two_readings_is_refused(
         (["New York", "New Delhi", "Rome"], ["New York", "New Delhi", "Rome"], ""),
         (["tench, Tinca tinca", "crane"], ["tench, Tinca tinca", "crane"], ""),
         (["0", "a", "b"], ["0", "a", "b"], ""),
+        (["9" * 20, "8" * 20], ["9" * 20, "8" * 20], ""),
         (["[0, 1]", "[1, 1]", ""], [{1}, {0, 1}, set()], 'write them as names (["0", "1"])'),
         (["[0, 0, 1]", "[1, 0, 0]"], [{2}, {0}], "lists of 3 values that are 0 or 1, one for each"),
         (["[0, 0, 1]", "[1, 1]"], [{0, 1}, {1}], "are lists of class numbers, as not all are equ"),
@@ -797,6 +801,29 @@ def test_a_column_of_one_reading_builds(
     assert said in builds.printed + caplog.text
     if not said:
         assert "labels of" not in builds.printed + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "in_tar", "in_lmdb"),
+    [
+        ([struct.pack("<h", n) for n in range(3)], r"s0.png is '\x00\x00'", ""),
+        ([struct.pack("<h", n) for n in (7, 200)], r"s0.png is '\x07\x00'", "s1.cls is not UTF-8"),
+        ([bytes([n]) for n in range(3)], r"s0.png is '\x00'", ""),
+        ([b"0", b"1", struct.pack("<h", 300)], r"s2.png is ',\x01'", ""),
+        ([pickle.dumps(1)], r"a.tar/s0 (b'\x80\x04K\x01.')", "s0.cls is not UTF-8"),
+    ],
+)
+def test_labels_in_binary_are_refused_by_the_first_value(
+    builds: Builds, values: list[bytes], in_tar: str, in_lmdb: str
+) -> None:
+    members = []
+    for number, value in enumerate(values):
+        members += [(f"s{number}.png", photo(str(number))), (f"s{number}.cls", value)]
+    write_tar(builds.root / "a.tar", members)
+    lmdb_of(builds.root, members)
+    for source, said in (("a.tar", in_tar), ("a.lmdb", in_lmdb or in_tar)):
+        assert builds.refused(source) == []
+        assert said in " ".join(builds.printed.split())
 
 
 def test_lists_of_0_and_1_are_class_numbers_once_written_as_names(builds: Builds) -> None:

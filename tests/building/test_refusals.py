@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from precache.cli import remedies
 from precache_workers.sources import label_evidence
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import Rule
@@ -131,6 +132,21 @@ def arrays(root: Path) -> str:
     return "in/*.npy"
 
 
+DRAWING = """
+import random
+import numpy as np
+class Photos:
+    def __len__(self): return 3
+    def __getitem__(self, i): return np.full((8, 8, 3), random.randrange(256), np.uint8), 0
+def make(): return Photos()
+"""
+
+
+def a_dataset_that_draws(root: Path) -> str:
+    write(root / "drawing_photos.py", DRAWING.encode())
+    return "python:drawing_photos:make"
+
+
 MASKS = files("in/images/a.png in/images/b.png in/masks/a.png in/masks/b.png", "in")
 PAIRS = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_mask")), "in")
 COPIES = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_cut")), "in")
@@ -146,6 +162,17 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "splits in a zip archive": (
         packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
+    ),
+    "splits with classes that look alike in a zip archive": (
+        packed(files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in"), "zip"), 4,
+    ),
+    "splits of images of 12 bits in a packed tar archive": (
+        packed(files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in", None,
+                     of_12_bits), "tar.gz"), 4,
+    ),
+    "images and masks of two suffixes in a zip archive": (
+        packed(files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
+                              for e in ("jpg", "png")), "in"), "zip"), 1,
     ),
     "a validation set without a class": (
         files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
@@ -217,6 +244,11 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "splits of masks and of photographs": (
         lambda root: (files("in/a/train/x.png in/a/val/y.png", "", None, mask)(root)
                       + files("in/b/train/x.png in/b/val/y.png", "in --resize 16")(root)), 4,
+    ),
+    "a dataset that draws": (a_dataset_that_draws, 1),
+    "random ops": (files("in/a.png in/b.png", "in --random-resized-crop 16 --flip"), 2),
+    "random ops, and folders in doubt": (
+        files("in/train/a.png in/val/b.png", "in --flip"), 2,
     ),
     # arguments
     "a source called as a value": (
@@ -312,6 +344,7 @@ READINGS: list[Case] = [
         {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"},
     ),
     labels("1E5", "2E3"),
+    labels("0", str(2**66), "1"),
     labels("0.0", "", "2.0"),
     labels("007", "010"),
     labels("-99", "0", "1"),
@@ -337,6 +370,21 @@ def test_each_command_that_a_refusal_prints_builds(builds: Builds, name: str) ->
     case, commands = REFUSALS[name]
     builds.choices(case(builds.root))
     assert len(commands_in(builds.printed)) == commands, builds.printed
+    assert UNTRIED not in builds.printed
+
+
+UNTRIED = "not all of these were tried"
+
+
+@pytest.mark.parametrize("limit", ["MOST_UNPACKED", "SECONDS"])
+def test_commands_that_were_not_planned_are_told_from_others(
+    builds: Builds, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = packed(files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in"), "zip")
+    monkeypatch.setattr(remedies, limit, 0)
+    commands = builds.refused(source(builds.root))
+    assert commands[0][:2] == ["build", "in_unpacked/train"]
+    assert UNTRIED in builds.printed
 
 
 def test_a_source_is_told_from_a_value_before_it(builds: Builds) -> None:

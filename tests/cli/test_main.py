@@ -254,14 +254,14 @@ def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_jpegs(tmp_path / "in", 4, classes=("train", "val"))
-    said, printed, plan = [""], list[int](), remedies._refusal
+    said, printed, plan = [""], list[int](), remedies._refusal_of_plan
 
     def planned(options: argparse.Namespace) -> UsageError | None:
         said[0] += capsys.readouterr().err
         printed.append(said[0].count("  precache build"))
         return plan(options)
 
-    monkeypatch.setattr(remedies, "_refusal", planned)
+    monkeypatch.setattr(remedies, "_refusal_of_plan", planned)
     command_line.main(["build", str(source), str(tmp_path / "out"), *SMALL])
     assert printed == [*range(len(printed))]
     assert len(printed) > 1

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+import zarr
 
 import precache
 from precache.errors import UsageError
+from precache.loading import rank_check
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, end, start, write_jpegs
 
@@ -329,6 +331,32 @@ def one_more_epoch_and_set_epoch(rank: Rank) -> Iterator[Any]:
     yield from in_step(rank, alone=1, chosen=range(4))
 
 
+def set_epoch_on_one_rank(rank: Rank) -> Iterator[Any]:
+    """Rank 0 reads one epoch twice, in step with rank 1, which reads the next one."""
+    loader = rank.make()
+    list(loader)
+    yield loader.stats()
+    dist.barrier()
+    if rank.rank == 0:
+        loader.set_epoch(0)
+    for _ in loader:
+        dist.barrier()
+    yield loader.stats()
+
+
+def set_epoch_on_one_rank_as_it_is(rank: Rank) -> Iterator[Any]:
+    loader = rank.make()
+    list(loader)
+    yield loader.stats()
+    dist.barrier()
+    for epoch in range(1, 4):
+        if rank.rank == 0:
+            loader.set_epoch(epoch)
+        for _ in loader:
+            dist.barrier()
+    yield loader.stats()
+
+
 STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [
     (both, 2),
     (both_mixed, 2),
@@ -336,6 +364,8 @@ STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [
     (in_step, 2),
     (one_more_epoch, 2),
     (one_more_epoch_and_set_epoch, 2),
+    (set_epoch_on_one_rank, 2),
+    (set_epoch_on_one_rank_as_it_is, 2),
 ]
 """Case, and the ranks that are compared in the end."""
 
@@ -470,7 +500,7 @@ def test_stats_say_how_many_ranks_were_compared(
 
 
 def test_a_rank_that_reads_epochs_alone_says_so(cases: list[dict[str, Any]]) -> None:
-    for case in (in_step, one_more_epoch_and_set_epoch):
+    for case in (in_step, one_more_epoch_and_set_epoch, set_epoch_on_one_rank_as_it_is):
         assert [rank[case.__name__][-1] for rank in cases] == [[], []]
     ahead, behind = [rank[one_more_epoch.__name__][-1] for rank in cases]
     assert behind == []
@@ -480,6 +510,13 @@ def test_a_rank_that_reads_epochs_alone_says_so(cases: list[dict[str, Any]]) -> 
         r"of 2 ranks have begun, and read .*; .* or set_epoch\(epoch\), on all; a loader that",
         line,
     )
+
+
+def test_an_epoch_that_one_rank_chooses_alone_is_said(cases: list[dict[str, Any]]) -> None:
+    first, [line] = [rank[set_epoch_on_one_rank.__name__][-1] for rank in cases]
+    assert first == []
+    said = r"rank 1 reads epoch 1 of .*, which 1 of 2 ranks have begun, and another rank chose its"
+    assert re.match(said, line)
 
 
 def test_processes_that_replace_others_in_one_job_are_not_compared_with_them(
@@ -520,12 +557,31 @@ def test_stores_of_one_version_with_other_holes_are_refused(
 ) -> None:
     """As where each node has built its own, and read some photo wrong."""
     for rank in (0, 1):
-        precache.loading.rank_check._made.clear()  # as another process
+        rank_check._made.clear()  # as another process
         loader = Rank(rank, folder).make(rank=rank, world_size=2)
         if rank == 0:
             next(iter(loader))
             monkeypatch.setattr(precache.Version, "hole_rows", np.array([3, 5, 7]))
     with pytest.raises(UsageError, match=r"in rows \(all but 3 holes, .*, all but 2 holes"):
+        next(iter(loader))
+
+
+def test_groups_of_other_software_are_told_apart_by_some_rows(
+    job: list[Any], tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (24, 3, 32, 32), np.uint8)
+    for name, of_group in (("a", values), ("copy", values), ("b", values[::-1])):
+        zarr.create_array(tmp_path / name, name="x", data=of_group, chunks=(5, 3, 32, 32))
+    options: dict[str, Any] = {"fields": {"image": "x"}, "batch_size": 4, "world_size": 2}
+    for rank, name in enumerate(("a", "copy")):
+        rank_check._made.clear()  # as another process
+        next(iter(Rank(rank, tmp_path).make(name, rank=rank, **options)))
+    for rank, name in enumerate(("a", "b")):
+        rank_check._made.clear()
+        loader = Rank(rank, tmp_path).make(name, rank=rank, **options)
+        if rank == 0:
+            next(iter(loader))
+    with pytest.raises(UsageError, match=r"differs in store \(\S+/b on rank 1, \S+/a on rank 0\)"):
         next(iter(loader))
 
 
@@ -540,7 +596,7 @@ def test_ranks_that_resume_other_versions_within_an_epoch_are_refused(
         with Rank(0, tmp_path).make(batch_size=4, **ALONE) as loader:
             states.append({**loader.state_dict(), "sample": 4})
     for rank, state in [(1, states[0]), (0, states[1]), (0, None)]:
-        precache.loading.rank_check._made.clear()  # as another process
+        rank_check._made.clear()  # as another process
         loader = Rank(rank, tmp_path).make(batch_size=2, rank=rank, world_size=2, refresh="epoch")
         if state is not None:
             loader.load_state_dict(state)
@@ -556,7 +612,7 @@ def test_ranks_that_resume_other_versions_within_an_epoch_are_refused(
 def test_a_refused_loader_stays_refused(job: list[Any], folder: Path) -> None:
     rank = Rank(0, folder)
     for seed in (0, 1):
-        precache.loading.rank_check._made.clear()  # as another process
+        rank_check._made.clear()  # as another process
         loader = rank.make(seed=seed, rank=0, world_size=2)
         for _ in range(2):
             if seed:

@@ -89,11 +89,28 @@ def test_there_is_no_mark_where_no_row_can_be_repeated(
         assert loader.stats().repeated == 0
 
 
-def test_draws_by_weight_repeat_nothing(stores: dict[str, BuiltStore]) -> None:
-    for rank in range(2):
-        with _loader(stores["raw"], rank, 2, weights=np.arange(23)) as loader:
-            own, again = _marked(loader)
-            assert (len(own), again, loader.stats().repeated) == (11, [], 0)
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_of_draws_by_weight_those_that_fill_up_an_epoch_are_marked(
+    batch: int, world: int, stores: dict[str, BuiltStore]
+) -> None:
+    """As in an epoch that one rank began, and several go on with; a row may be drawn often."""
+    weights = np.arange(23)
+    with _loader(stores["raw"], 0, 1, weights=weights) as alone:
+        expected = [batch["row"].tolist() for batch in alone]
+        alone.seek(0, batch)
+        state = alone.state_dict()
+    rest = [row for rows in expected[batch:] for row in rows]
+    left, own, again = len(rest), list[int](), list[int]()
+    for rank in range(world):
+        with _loader(stores["raw"], rank, world, weights=weights) as loader:
+            loader.load_state_dict(state)
+            of_rank = _marked(loader)
+            assert loader.stats().repeated == len(of_rank[1])
+            own += of_rank[0]
+            again += of_rank[1]
+    assert sorted(own) == sorted(rest)
+    assert len(again) == -left % world
 
 
 def _labels_alone(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

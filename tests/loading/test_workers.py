@@ -99,6 +99,29 @@ def test_workers_of_several_ranks_have_parts_of_their_own(
     assert len(rows) == len(set(rows)) == 20
 
 
+@pytest.mark.parametrize(("workers", "world", "said"), [(0, 2, 0), (1, 2, 1), (2, 2, 1), (1, 1, 0)])
+def test_a_loader_in_a_worker_says_that_no_rank_compares_it(
+    workers: int, world: int, said: int, stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    logger = logging.getLogger("precache.loading.rank_check")
+    rows = list[int]()
+    with contextlib.closing(logging.FileHandler(tmp_path / "log")) as handler:
+        logger.addHandler(handler)
+        for rank in range(world):
+            options: dict[str, Any] = {"rank": rank, "world_size": world}
+            if workers > 1:
+                options = {
+                    "rank": lambda rank=rank: rank * workers + get_worker_info().id,
+                    "world_size": lambda: world * workers,
+                }
+            rows += _rows(Streamed(_plain, stores["raw"].path, drop_last=True, **options), workers)
+        logger.removeHandler(handler)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == said
+    assert all("is in a worker of a DataLoader, and no rank compares it" in line for line in lines)
+    assert len(rows) == len({*rows}) == 20
+
+
 def test_workers_with_rows_of_their_own_are_the_users_business(
     stores: dict[str, BuiltStore],
 ) -> None:

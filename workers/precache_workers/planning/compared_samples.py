@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from precache.errors import SourceError
+from precache.errors import ChoiceError, SourceError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
@@ -144,11 +144,12 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
         if first != second:
             return
         if first[0] not in ("", contents[place]):
-            raise SourceError(
+            raise ChoiceError(
                 f"sample {table.keys[row]} of {read.source.factory} is not what version "
                 f"{short(latest.folder.name)} has of it, although the code is the same: its data "
                 "changed, or it reads by relative paths in another folder. Build with --compare, "
-                "which reads all samples, or give the dataset a method fingerprint(i)"
+                "which reads all samples, or give the dataset a method fingerprint(i)",
+                ways=[("--compare",)],
             )
 
 

@@ -61,8 +61,13 @@ class OwnDraws(Question):
         with contextlib.closing(run_samples(self._again(), self._drawn)) as runs:
             for _, drawn in runs:
                 if isinstance(drawn, str):
-                    raise RecipeError(drawn)
+                    raise RecipeError(drawn, ways=[("--variants", "1")] * self._is_image_alone)
         return ()
+
+    @property
+    def _is_image_alone(self) -> bool:
+        """True if there is only the field that flags describe."""
+        return {*map(field_of, self._recipes)} == {"image"} and not any(self._functions.values())
 
     def _again(self) -> FetchedSamples:
         if self._dataset is None:  # files do not draw
@@ -86,16 +91,16 @@ class OwnDraws(Question):
 
     def _of_dataset(self, difference: str) -> str:
         assert self._dataset is not None  # samples of other sources are not fetched again
-        names = [*dict.fromkeys(map(field_of, self._recipes))]
-        alone = names == ["image"] and not any(self._functions.values())
-        places = " and ".join(f"[fields.{name}]" for name in names)
+        places = " and ".join(
+            f"[fields.{name}]" for name in dict.fromkeys(map(field_of, self._recipes))
+        )
         return (
             f"python:{self._dataset.factory} draws random numbers, or depends on earlier reads: "
             f"two reads of sample {difference}, and all epochs would read the one that is stored. "
             "Take what is random out of the dataset, and draw anew in every epoch by "
             "precache.transforms, or let random ops of the recipe draw (random_resized_crop, "
             "horizontal_flip). To keep one draw of each sample: "
-            f"{'--variants 1, or ' * alone}variants = 1 in {places}"
+            f"{'--variants 1, or ' * self._is_image_alone}variants = 1 in {places}"
         )
 
 

@@ -38,6 +38,9 @@ from precache_workers.sources.labels import (
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
 
+_MOST_DIGITS = 18
+"""Of a class number; longer ones may not fit int64."""
+
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
 _NO_WORD = re.compile(
@@ -70,6 +73,15 @@ def _whole(c: Column) -> Sequence[str]:
 def _below(c: Column) -> Sequence[str]:
     """Return whole numbers that are no class numbers, where the source lists no classes."""
     return [str(n) for n in sorted(map(int, c.given)) if n < -1 and not c.classes]
+
+
+def _too_long(c: Column) -> Sequence[str]:
+    """Return a number that is too long for one of a class, beside others, and its sample."""
+    texts, is_long = c.given, [len(text) > _MOST_DIGITS for text in c.given]
+    if c.typed or all(is_long) or not any(is_long) or not all(map(str.isdecimal, texts)):
+        return ()
+    one = texts[is_long.index(True)]
+    return one, c.keys[c.row(c.texts.index(one))]
 
 
 def _in_other_order(c: Column) -> Sequence[str]:
@@ -125,6 +137,12 @@ _PLAIN: Way = (), "plain numbers such as 1.5 for a regression, or another column
 OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
     [
+        Rule(
+            _too_long,
+            "labels of {of.where} are whole numbers, and that of {shown[1]!r} is {shown[0]}, which "
+            "is too large for the number of a class",
+            [_NUMBER_NAMES, _REGRESSION],
+        ),
         Rule(
             lambda c: sorted(text for text in c.given if text[0] + text[-1] == "{}"),
             "labels of {of.where} such as {some} are objects",
@@ -326,7 +344,8 @@ def decide(column: Column) -> Column:
 
 def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     """Return the kind of labels that are text without a type, and no lists; None for no text."""
-    identifiers = all(map(str.isdecimal, texts)) and max(map(len, texts), default=0) > 18
+    longest = max(map(len, texts), default=0)
+    identifiers = all(map(str.isdecimal, texts)) and longest > _MOST_DIGITS
     if identifiers or not all(map(_VALUE.fullmatch, texts)):
         return "names"
     return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None

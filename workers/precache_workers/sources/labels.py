@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,9 @@ BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "
 
 FEWEST_TEXTS = 20
 """Fewest texts that differ in nearly every sample, and so may be no classes."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+"""Characters of no text; those of white space stand between several lines and columns."""
 
 _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _NOTHING = frozenset(
@@ -541,10 +545,14 @@ def _encoded(column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
     theirs: list[str] = encoded.dictionary.to_pylist()
     named = classes or in_order(theirs, column.rules.order, column.where)
     number = {name: number for number, name in enumerate(named)}
-    if unknown := [place for place, name in enumerate(theirs) if name not in number]:
+    binary = [n for n, name in enumerate(theirs) if not column.folders and _CONTROL.search(name)]
+    unknown = binary or [place for place, name in enumerate(theirs) if name not in number]
+    if unknown:
         first = encoded.indices.index(unknown[0]).as_py()
-        text = printable(theirs[unknown[0]][:60])
+        text = theirs[unknown[0]][:60]
         what = f"is {text!r}, which is not among its classes: {quoted(named, 10)}"
+        if binary:
+            what = f"is {text!r}, which seems to be binary; write numbers and names as text"
         raise column.error(first if parents is None else int(parents[first]), what)
     codes = np.array([*(number[name] for name in theirs), -1], np.int64)
     places = encoded.indices

@@ -149,7 +149,7 @@ class _ArchiveSamples:
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
-        self._labels: list[str | None] = []
+        self._labels: list[str | bytes] = []  # bytes that are no text as they are
         self._known: dict[bytes, str] = {}
 
     def add(self, some: MemberColumns) -> None:
@@ -175,7 +175,7 @@ class _ArchiveSamples:
                 with contextlib.suppress(UnicodeDecodeError):
                     self._known[data] = data.decode("utf-8-sig").strip()
             is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
-            self._labels.append(self._known.get(data) if is_short else None)
+            self._labels.append(self._known.get(data, data) if is_short else b"")
 
     def finish(self) -> Rows:
         """Return all samples."""
@@ -243,14 +243,20 @@ class _ArchiveSamples:
 
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
-        texts = pa.array([label or None for label in self._labels], pa.large_string())
-        is_bad = np.array([label is None for label in self._labels], np.bool_)
-        labels: dict[str, str | None] = {}
+        is_bad = np.array([isinstance(label, bytes) for label in self._labels], np.bool_)
+        texts = [label if label and isinstance(label, str) else None for label in self._labels]
+        texts = pa.array(texts, pa.large_string())
+        first: dict[str, int] = {}
         for row in np.flatnonzero(theirs.counts() > 1).tolist():
-            is_bad[row] |= labels.setdefault(theirs[row], self._labels[row]) != self._labels[row]
-        for row in np.flatnonzero((theirs.take(is_bad).find(stems) >= 0) & kept).tolist():
+            before = first.setdefault(theirs[row], row)
+            is_bad[row] |= self._labels[before] != self._labels[row]
+        bad = np.flatnonzero(is_bad)
+        bad_of = theirs.take(bad).find(stems)
+        for row in np.flatnonzero((bad_of >= 0) & kept).tolist():
             kept[row] = False
-            members.leave_out(BAD_LABEL, f"{self._file.name}/{stems[row]}")
+            label = self._labels[bad[bad_of[row]]]
+            value = f" ({label[:16]!r})" if isinstance(label, bytes) and label else ""
+            members.leave_out(BAD_LABEL, f"{self._file.name}/{stems[row]}{value}")
         found = theirs.find(stems)
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
