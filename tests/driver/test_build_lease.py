@@ -61,4 +61,4 @@ def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
     assert last is not None
     assert last.released
     assert not is_built(LocalFolder(folder))
-    assert len(precache.status(store).building) == 1
+    assert len(precache.versions(store).unfinished) == 1

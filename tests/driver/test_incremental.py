@@ -258,7 +258,7 @@ def test_a_field_that_stays_is_checked_before_it_is_linked(
     flip(path, 0.5)
     mean = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
     second = build(source, tmp_path / "store", recipe_of(mean=mean), verify=verify)
-    assert Path(second.path, "image/c/1/0/0/0").samefile(path)  # linked, or mended there, too
+    assert Path(second.path, "image/c/1/0/0/0").samefile(path) == (verify is False)
     damage = precache.verify(tmp_path / "store").damage
     assert [each.shard for each in damage] == ["image/c/1/0/0/0"] * (verify is False)
 

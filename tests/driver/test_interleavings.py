@@ -29,6 +29,7 @@ import precache.store.commit_log
 import precache.store.open
 import precache_workers.driver.build
 import precache_workers.driver.commit
+import precache_workers.driver.sample_probe
 import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
@@ -157,13 +158,12 @@ def own_number() -> uuid.UUID:
 
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        precache_workers.driver.build, "open_folder", lambda uri, options: ACTORS.store
-    )
-    for module in (garbage, precache.store.open):
+    for module in (precache_workers.driver.sample_probe, garbage, precache.store.open):
         monkeypatch.setattr(module, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(precache_workers.driver.build, "check_request", lambda request: None)
-    monkeypatch.setattr(precache_workers.driver.build, "source_of", lambda asked: asked.source)
+    monkeypatch.setattr(
+        precache_workers.driver.sample_probe, "source_of", lambda asked: asked.source
+    )
     monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(Leases, "_is_alive", is_alive)

@@ -102,7 +102,6 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
     run("build", source, store, *RECIPE, "--json")
     run("ls", store)
     run("verify", store)
-    run("status", store)
     json.loads((tmp_path / "report.json").read_text())
 
     changed = write(next((source / CLASSES[1]).glob("*.jpg")), encoded(cut(77)))

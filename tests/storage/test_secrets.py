@@ -58,7 +58,6 @@ COMMANDS: list[tuple[object, ...]] = [
     ("info", "{}", "--json"),
     ("verify", "{}@3f2a"),
     ("ls", "{}"),
-    ("status", "{}"),
     ("use", "{}@3f2a"),
     ("gc", "{}"),
     ("diff", "{}", "/nowhere"),

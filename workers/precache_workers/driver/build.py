@@ -291,11 +291,13 @@ class Build(SampleProbe):
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
+    def _result(
+        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **counts: Any
+    ) -> BuildResult:
         total = Totals.of(self.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
         found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
-        return committed_result(target, **{**made, **found, **counts})
+        return committed_result(target, receipts, **{**made, **found, **counts})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -478,6 +480,7 @@ class Build(SampleProbe):
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
+            [receipts[shard] for shard in range(target.shards)],
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
