@@ -59,11 +59,9 @@ from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import note_of_order
+from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
-    note_of_archives,
-    note_of_words,
     partners_across,
     partners_among,
 )
@@ -398,10 +396,12 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
 
 
 def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:
-    """Return the lines of a listing that its labels leave true: not that of an order not taken."""
+    """Return the lines of a listing that its labels leave true: not that of an order not taken,
+    nor that of folders beside a file of labels."""
     order_taken = request.classes is None and table.classes == listing.table.classes
     untrue = () if order_taken else note_of_order(listing.table.classes)
-    return [note for note in listing.notes if note not in untrue]
+    notes = (note for note in listing.notes if note not in untrue)
+    return [note for note in notes if not (request.labels and BY_FOLDERS in note)]
 
 
 def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[str]:
@@ -580,12 +580,6 @@ def _read_names(
         doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
-    is_open = request.labels is None and request.label_level is None
-    if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
-        notes += note_of_words(table.keys)
-        if isinstance(source, ContainerSource) and table.locations is not None:
-            files_of = [file.name for file in table.locations.containers]
-            notes += note_of_archives(files_of, len(table))
     return notes, doubts
 
 

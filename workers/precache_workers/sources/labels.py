@@ -427,6 +427,14 @@ class Column:
         return self.is_file and not are_names
 
     @property
+    def listed(self) -> str:
+        """The values of lists of numbers, in words."""
+        if not (length := vector_length(self.values)):
+            return "class numbers, as not all are equally long lists of 0 and 1"
+        names = 'if they are class numbers, write them as names (["0", "1"])'
+        return f"{length} values that are 0 or 1, one for each class; {names}"
+
+    @property
     def blank(self) -> int:
         """Number of labels that are words for no value."""
         return self._counted(self.nothing)
