@@ -15,9 +15,9 @@ from precache.store.receipts import Receipt
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.totals import Totals, failed_samples
 from precache_workers.planning.request import Request
-from precache_workers.planning.rows import by_number
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards.timing import STAGES
+from precache_workers.sources.name_readings import by_number
 
 SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""

@@ -330,5 +330,5 @@ def _with_names(
     for row in np.flatnonzero(has_line).tolist():
         text = texts[row]
         names[row] = None if text is None else spelt.setdefault(composed(text), text)
-    others = in_order({name for name in names if name} - {*first}, rules.order, where)
+    others = in_order({name for name in names if name} - {*first}, rules.order)
     return column_of(names), (*first, *others)

@@ -41,7 +41,6 @@ from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -62,6 +61,7 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
+    numbers_out_of_order,
     partners_across,
     partners_among,
 )

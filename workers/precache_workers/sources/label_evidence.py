@@ -8,7 +8,6 @@ refuses.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -34,6 +33,7 @@ from precache_workers.sources.labels import (
     label_of,
     number_of,
 )
+from precache_workers.sources.name_readings import numbers_out_of_order
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
 
@@ -69,12 +69,6 @@ def _whole(c: Column) -> Sequence[str]:
 def _below(c: Column) -> Sequence[str]:
     """Return whole numbers that are no class numbers, where the source lists no classes."""
     return [str(n) for n in sorted(map(int, c.given)) if n < -1 and not c.classes]
-
-
-def _in_other_order(c: Column) -> Sequence[str]:
-    """Return two numbers that are in another order as text; empty if there are none."""
-    pairs = itertools.pairwise(sorted(filter(str.isdecimal, c.texts)))
-    return next((pair for pair in pairs if len(pair[0]) > len(pair[1])), ())
 
 
 def _odd(c: Column) -> Sequence[str]:
@@ -181,7 +175,7 @@ OF_NUMBERS: Rules = [
             [_REGRESSION, _NUMBERS],
         ),
         Rule(
-            lambda c: c.gets_names and _in_other_order(c),
+            lambda c: c.gets_names and numbers_out_of_order(sorted(filter(str.isdecimal, c.texts))),
             "labels of {of.where} are numbers, and {shown[0]!r} is sorted before {shown[1]!r} as "
             "text, as names of class folders are",
             [_NUMBERS, (NAME, "to number them as class folders of these names")],

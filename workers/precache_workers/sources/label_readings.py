@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 from precache.messages import printable
 from precache.store.columns import Texts
@@ -31,6 +30,7 @@ from precache_workers.sources.name_readings import (
     IMAGES,
     TARGETS,
     ending,
+    numbers_out_of_order,
     partners_across,
     partners_among,
     plain_folder,
@@ -577,30 +577,10 @@ def doubts_of_classes(
     return []
 
 
-_NUMBERED = re.compile(r"(.*[^0-9])([0-9]{1,18})", re.DOTALL)
-_NUMBER_FIRST = re.compile(r"([0-9]{1,18})[^0-9].*", re.DOTALL)
-
-
-def numbers_in(names: Sequence[str]) -> list[int]:
-    """Return the numbers that names are, begin with, or end in behind the same text; else zeros."""
-    if all(map(INTEGER.fullmatch, names)):
-        return [*map(int, names)]
-    first = [match for match in map(_NUMBER_FIRST.fullmatch, names) if match]
-    if len(first) == len(names):
-        return [int(match[1]) for match in first]
-    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
-    if len(found) < len(names) or len({match[1] for match in found}) > 1:
-        return [0] * len(names)
-    return [int(match[2]) for match in found]
-
-
 def note_of_order(
     classes: Sequence[str], way: str = "--class-order number: as numbers"
 ) -> list[str]:
     """Return the line about classes whose names are numbers in the order of text."""
-    pairs = zip(pairwise(numbers_in(classes)), pairwise(classes), strict=True)
-    pair = next((pair for (one, two), pair in pairs if one > two), None)
-    if pair is None:
-        return []
-    why = f"{pair[0]!r} comes before {pair[1]!r}"
-    return [f"Names of classes are sorted as text: {why} ({way})"]
+    pair = numbers_out_of_order(classes)
+    why = f"{pair[0]!r} comes before {pair[1]!r}" if pair else ""
+    return [f"Names of classes are sorted as text: {why} ({way})"] if pair else []

@@ -10,6 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +62,8 @@ _APART = TARGETS | {
     "augmented", "augmentation", "augmentations", "aug", "copies", "backup", "backups", "bak",
 }  # fmt: skip
 """Names of folders, or words of these, with targets or copies of the images beside them."""
+
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?")
 
 MOST_WORDS = 3
 """Words of an ending, at most: ``_gtFine_labelIds`` has two."""
@@ -177,7 +182,7 @@ def _of_other_suffixes(keys: Texts, stems: Texts) -> Partners:
     others = np.flatnonzero(~is_photo)
     rows = others[stems.take(is_photo).find(stems.take(others)) >= 0]
     total, paired = Counter(suffixes), Counter(suffixes.take(rows))
-    fitting = [s for s in paired if 2 * paired[s] >= min(total[s], total[photo])]
+    fitting = [s for s, n in paired.most_common() if 2 * n >= min(total[s], total[photo])]
     pairs = [(f"*{photo}", f"*{suffix}") for suffix in (fitting or [*paired])[:MOST_WAYS]]
     example, photos, fit = keys[int(rows[0])], len(keys) - len(rows), bool(fitting)
     are_pairs = _are_pairs(len(rows), photos)
@@ -227,11 +232,8 @@ def partners_across(keys: Texts) -> Partners | None:
     ended = _called_as(called.take(others), called.take(photos), same=False)[0]  # as 1_flip
     ended = np.where((found < 0) & ~may_be_masks, ended, -1)
     found = np.maximum(found, ended)
-    photos, others, may_be_masks = (
-        photos[found[found >= 0]],
-        others[found >= 0],
-        may_be_masks[found >= 0],
-    )
+    has_photo = found >= 0
+    photos, others = photos[found[has_photo]], others[has_photo]
     if not len(others):
         return None
     ranked = Counter(
@@ -243,7 +245,7 @@ def partners_across(keys: Texts) -> Partners | None:
     fit = all(name.startswith(starts) for name in folders.names) and not (ended >= 0).any()
     fit &= len(pairs) == 1  # else no one of them has all samples
     count, of_photos, example = len(others), int((~of_targets).sum()), keys[int(others[0])]
-    masks, are_pairs = bool(may_be_masks.any()), _are_pairs(count, of_photos)
+    masks, are_pairs = bool(may_be_masks[has_photo].any()), _are_pairs(count, of_photos)
     return Partners(count, of_photos, example, pairs, "folder", masks, are_pairs, fit)
 
 
@@ -275,6 +277,20 @@ def is_target(ending: str) -> bool:
 def plain_folder(name: str) -> str:
     """Return the name of a folder in lower case without digits and marks, to be compared."""
     return re.sub(r"[\W\d_]", "", name.lower())
+
+
+def by_number(name: str) -> list[Any]:
+    """Sort key by which numbers in names count: frame-2 is before frame-10, and 0.25 before 0.5."""
+    if _NUMBER.fullmatch(name):
+        return ["", Decimal(name)]
+    parts = re.split("([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def numbers_out_of_order(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first two neighbours that are in the order of text, and not of their numbers."""
+    pairs = pairwise(names)
+    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), None)
 
 
 def ways_by_patterns(
