@@ -429,8 +429,8 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
 def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
     """Return the line about numbers in names of a folder, whose order as text is kept."""
     of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
-    pair = numbers_out_of_order(table.keys) if of_names else None
-    if pair is None:
+    pair = numbers_out_of_order(table.keys) if of_names else ()
+    if not pair:
         return []
     first, second = map(printable, pair)
     way = "for that of numbers, write them with leading zeros, or give a table of the files"

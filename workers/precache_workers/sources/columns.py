@@ -138,9 +138,9 @@ def choose(
         declared = [name for name in declared if name in free]
         called = filter(_names_labels, able)
         usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), called
-        typed_names = (name for name in free if not pa.types.is_null(schema.field(name).type))
-        others = _usual(LABEL_COLUMNS, [name for name in typed_names if name != columns.key])
-        guess = next(itertools.chain(*usual, others), "")
+        filled = (name for name in free if not pa.types.is_null(schema.field(name).type))
+        unusable = _usual(LABEL_COLUMNS, [name for name in filled if name != columns.key])
+        guess = next(itertools.chain(*usual, unusable), "")
         labels = (guess,) if guess else ()
     for label in labels:
         if kinds[label] is None:

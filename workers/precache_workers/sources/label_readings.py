@@ -399,8 +399,10 @@ _BY_DATASET: Way = (), "a torch Dataset as the source, which returns both as par
 
 def _as_source(of: _Level, name: str) -> list[Way]:
     """Return the source of a folder, or of what it is best read as."""
-    settled = _settled(of.names, of.inside + name) if of.path_of is not None else []
-    return [((of.path_of(place), *flags), "as the source") for place, *flags in settled]
+    if (path_of := of.path_of) is None:
+        return []
+    settled = _settled(of.names, of.inside + name)
+    return [((path_of(place), *flags), "as the source") for place, *flags in settled]
 
 
 def _levels(of: _Level) -> list[Way]:

@@ -287,10 +287,11 @@ def by_number(name: str) -> list[Any]:
     return [int(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
-def numbers_out_of_order(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two neighbours that are in the order of text, and not of their numbers."""
+def numbers_out_of_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first two neighbours that are in the order of text, and not of their numbers;
+    none if there are none."""
     pairs = pairwise(names)
-    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), None)
+    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), ())
 
 
 def ways_by_patterns(
