@@ -46,9 +46,6 @@ _NO_WORD = re.compile(
 """Amounts, dates and times, several numbers, and numbers with a decimal comma."""
 _TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
-_VALUE = re.compile(
-    r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
-)
 _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL)
 """Lists and tuples as Python and NumPy print them."""
 
@@ -284,7 +281,7 @@ def decide(column: Column) -> Column:
 def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     """Return the kind of labels that are text without a type, and no lists; None for no text."""
     identifiers = all(map(str.isdecimal, texts)) and max(map(len, texts), default=0) > 18
-    if identifiers or not all(map(_VALUE.fullmatch, texts)):
+    if identifiers or None in map(number_of, texts):
         return "names"
     return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
 

@@ -431,11 +431,17 @@ def _columns(of: _Level, names: Sequence[str], first: str) -> list[Way]:
         unpack = f"unpack it, and give 'FOLDER/{braced([of.inside + name for name in both])}'"
         return [((), f"{unpack} as the source, {each}"), _BY_DATASET]
     split = _settled(of.names, of.inside + first)[0][0].removeprefix(of.inside + first)
-    found = [_stems_in(of.names, of.inside + name + split) for name in both]
-    folders, stems = [start for start, _ in found], [names for _, names in found]
-    if _pair_up(stems):
-        return [((path_of(braced_paths(folders)),), f"{each}, matched by name")]
-    return ways_by_patterns(folders, stems, path_of)
+    places = [of.inside + name + split for name in both]
+    found = [_stems_in(of.names, place) for place in places]
+    stems = [
+        [f"{start}/{stem}"[len(place) + 1 :] for stem in of_lone]
+        for place, (start, of_lone) in zip(places, found, strict=True)
+    ]
+    lone, of_lone = zip(*found, strict=True)
+    for folders, names_there in ((places, stems), (lone, of_lone)):
+        if _pair_up(names_there):
+            return [((path_of(braced_paths(folders)),), f"{each}, matched by name")]
+    return ways_by_patterns(places, stems, path_of)
 
 
 def _pair_up(stems: Sequence[Sequence[str]]) -> bool:

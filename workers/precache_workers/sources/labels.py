@@ -51,8 +51,8 @@ FEWEST_TEXTS = 20
 _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _NOTHING = frozenset(
     (
-        "nan", "-nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil", "nat",
-        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
+        "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil",
+        "nat", "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
         "(blank)", "missing", "undefined", "not available", "unlabeled", "unlabelled",
     )
 )  # fmt: skip
@@ -307,7 +307,7 @@ def is_nothing(text: str) -> bool:
 def number_of(text: str) -> float | None:
     """Return the number that a text is; None for another text."""
     try:
-        return float(text)
+        return float(text) if text.isascii() and "_" not in text else None
     except ValueError:
         return None
 
