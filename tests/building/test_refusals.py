@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from precache.cli import remedies
-from precache_workers.sources import label_evidence
+from precache_workers.sources import label_evidence, label_readings
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import Rule
 from tests.support.building import REPOSITORY, cut, encoded, write
@@ -243,7 +243,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "splits of masks and of photographs": (
         lambda root: (files("in/a/train/x.png in/a/val/y.png", "", None, mask)(root)
-                      + files("in/b/train/x.png in/b/val/y.png", "in --resize 16")(root)), 4,
+                      + files("in/b/train/x.png in/b/val/y.png", "in --resize 16")(root)), 3,
     ),
     "a dataset that draws": (a_dataset_that_draws, 1),
     "random ops": (files("in/a.png in/b.png", "in --random-resized-crop 16 --flip"), 2),
@@ -327,6 +327,7 @@ READINGS: list[Case] = [
     files("in/cat/a.png in/dog/b.png", "in --label-level 3"),
     files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in"),
     MASKS,
+    files("in/k0/cat/a.png in/k0/dog/b.png in/k1/cat/c.png in/k1/dog/d.png", "in"),
     files("in/01/a.png in/1/b.png", "in"),
     PAIRS,
     COPIES,
@@ -428,7 +429,8 @@ def test_no_doubt_is_without_a_case(
         (root := tmp_path / str(number)).mkdir()
         monkeypatch.chdir(root)
         assert builds.run("build", *shlex.split(case(root)), "x.store") == 2
-    tables = [value for value in vars(label_evidence).values() if isinstance(value, list)]
+    modules = (label_evidence, label_readings)
+    tables = [t for module in modules for t in vars(module).values() if isinstance(t, list)]
     rules = [rule for table in tables for group in table for rule in group_of(group)]
     assert {rule.text for rule in rules if rule.ways} <= weighed
     for path in sorted((REPOSITORY / "workers/precache_workers").rglob("*.py")):

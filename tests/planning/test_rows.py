@@ -18,13 +18,13 @@ from precache.store.receipts import Receipt, ShardObject
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import (
     GROUP_BYTES,
-    by_number,
     default_max_failures,
     order_rows,
     sample_for_probe,
     samples_read,
     shards_to_do,
 )
+from precache_workers.sources.name_readings import by_number
 from tests.support.building import environment
 from tests.support.containers import located
 

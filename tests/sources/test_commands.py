@@ -174,7 +174,7 @@ def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_pat
 @pytest.mark.heavy
 def test_an_archive_of_one_folder_with_folders_is_named(photos: Path, tmp_path: Path) -> None:
     """As ``tar cf photos.tar photos`` and ``zip -r photos.zip photos`` write it."""
-    note = "Classes are the 3 folders of in/, which holds all images"
+    note = ": in/: each folder is a class: "
     for root, inside in ((photos.parent, photos.name), (photos, ".")):
         archive = shutil.make_archive(str(tmp_path / "photos"), "zip", root, inside)
         plan = cli("plan", archive, tmp_path / "store", "--crop", 32, "--no-timing")

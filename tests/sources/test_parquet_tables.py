@@ -113,7 +113,7 @@ def test_columns_are_chosen_by_name(
         (STRUCT, ("meta.id",), r"has no column 'meta\..*; it has 'image', 'meta'"),
         (STRUCT, (None, None, "meta.no"), r"has no column 'meta\..*; it has 'image', 'meta'"),
         (STRUCT, (None, None, "meta"), r"column 'meta' has values of type struct.*; a key is"),
-        (STRUCT, (None, "meta"), "column meta has values of type struct"),
+        (STRUCT, (None, "meta"), "column 'meta' of .* has values of type struct"),
         ({"image": [PHOTO], "tags": [["cat"]]}, (None, None, "tags"),
          r"a\.parquet: its column 'tags' .* a key is text or a wh"),
         ({"image": [PHOTO], "label": [[[1], [2]]]}, (), r"a\.parquet .*: its column label, value"),

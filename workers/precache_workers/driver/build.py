@@ -320,7 +320,7 @@ class Build(SampleProbe):
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         if not listed.fetches_labels and not has_label(listed.known_labels).any():
-            classes = " without labels"
+            classes = " without labels (--labels)"
         left_out = left_out_text(listed.left_out, listed.examples)
         place = shown(self.request.source)
         tell = self.progress.note if left_out else self.progress.say

@@ -167,7 +167,7 @@ def read_classes(
             return _classes_of(open_version(uri, storage_options), where)
         except StoreError as error:
             if path.is_dir() and (names := class_folders(path)):
-                return in_order(names, order, where)
+                return in_order(names, order)
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
     if path.suffix.lower() in _NO_LISTS:
         raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")

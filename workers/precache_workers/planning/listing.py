@@ -41,7 +41,6 @@ from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -59,11 +58,10 @@ from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import note_of_order
+from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.name_readings import (
-    note_of_archives,
-    note_of_words,
+    numbers_out_of_order,
     partners_across,
     partners_among,
 )
@@ -386,10 +384,12 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
 
 
 def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:
-    """Return the lines of a listing that its labels leave true: not that of an order not taken."""
+    """Return the lines of a listing that its labels leave true: not that of an order not taken,
+    nor that of folders beside a file of labels."""
     order_taken = request.classes is None and table.classes == listing.table.classes
     untrue = () if order_taken else note_of_order(listing.table.classes)
-    return [note for note in listing.notes if note not in untrue]
+    notes = (note for note in listing.notes if note not in untrue)
+    return [note for note in notes if not (request.labels and BY_FOLDERS in note)]
 
 
 def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[str]:
@@ -417,8 +417,8 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
 def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
     """Return the line about numbers in names of a folder, whose order as text is kept."""
     of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
-    pair = numbers_out_of_order(table.keys) if of_names else None
-    if pair is None:
+    pair = numbers_out_of_order(table.keys) if of_names else ()
+    if not pair:
         return []
     first, second = map(printable, pair)
     way = "for that of numbers, write them with leading zeros, or give a table of the files"
@@ -568,12 +568,6 @@ def _read_names(
         doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
-    is_open = request.labels is None and request.label_level is None
-    if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
-        notes += note_of_words(table.keys)
-        if isinstance(source, ContainerSource) and table.locations is not None:
-            files_of = [file.name for file in table.locations.containers]
-            notes += note_of_archives(files_of, len(table))
     return notes, doubts
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,18 +20,6 @@ hold a sixteenth of the rows at most, and mostly more than 16 MiB of samples."""
 
 PROBED_UNITS = 4
 """Units of containers that samples of a probe lie in: each may have to be read whole."""
-
-
-def by_number(name: str) -> list[str | int]:
-    """Sort key that puts frame-2 before frame-10."""
-    parts = re.split("([0-9]+)", name)
-    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
-
-
-def numbers_out_of_order(keys: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two neighbours that are in the order of text, and not of their numbers."""
-    pairs = pairwise(keys)
-    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), None)
 
 
 def order_rows(listing: RowTable, keep_order: bool) -> RowTable:

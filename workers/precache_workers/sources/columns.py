@@ -10,7 +10,7 @@ import copy
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,16 +138,16 @@ def choose(
         declared = [name for name in declared if name in free]
         called = filter(_names_labels, able)
         usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), called
-        guess = next(itertools.chain(*usual), "")
+        filled = (name for name in free if not pa.types.is_null(schema.field(name).type))
+        unusable = _usual(LABEL_COLUMNS, [name for name in filled if name != columns.key])
+        guess = next(itertools.chain(*usual, unusable), "")
         labels = (guess,) if guess else ()
-        if not guess:
-            _require_no_label(schema, {image, columns.key, *named}, where)
     for label in labels:
         if kinds[label] is None:
-            raise SourceError(
-                f"{where}: its column {label} has values of type {schema.field(label).type}; a "
-                "label is a class, a number, or a list of classes"
-            )
+            kind = schema.field(label).type
+            text = f"the column {label!r} of {where} has values of type {kind}, which are no labels"
+            none = ("--label-column", ""), "for no label"
+            raise choice_error([Doubt.of(text, none, ((), "write classes, numbers or lists"))])
     whole = (name if name in names else name.partition(".")[0] for name in named)
     used = {image if columns.inputs.image or not typed else None, *labels, columns.key, *whole}
     others = tuple(name for name in names if name not in used)
@@ -271,18 +271,6 @@ def _features(schema: Any) -> Features:
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return {}
-
-
-def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> None:
-    """Raise `ChoiceError` for an unused column of a usual name, whose type cannot hold labels."""
-    import pyarrow as pa
-
-    for name in _usual(LABEL_COLUMNS, [name for name in schema.names if name not in used]):
-        kind = schema.field(name).type
-        if not pa.types.is_null(kind):
-            text = f"the column {name!r} of {where} has values of type {kind}, which are no labels"
-            none = ("--label-column", ""), "for no label"
-            raise choice_error([Doubt.of(text, none, ((), "write text or whole numbers"))])
 
 
 def _names_labels(name: str) -> bool:

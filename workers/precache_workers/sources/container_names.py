@@ -299,6 +299,16 @@ def braced(names: Sequence[str]) -> str:
     return f"{{{','.join(map(_escaped, names))}}}"
 
 
+def braced_paths(paths: Sequence[str]) -> str:
+    """Return paths in braces, but for the parts with which all begin, or end."""
+    parts = [path.split("/") for path in paths]
+    start = common_start([path[:-1] for path in parts])
+    rest = [path[len(start) :] for path in parts]
+    end = common_start([path[:0:-1] for path in rest])[::-1]
+    names = ["/".join(path[: len(path) - len(end)]) for path in rest]
+    return "/".join([*start, braced(names), *end])
+
+
 def _escaped(name: str) -> str:
     return re.sub(r"([\\{},])", r"\\\1", name)
 

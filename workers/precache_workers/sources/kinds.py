@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from precache.errors import SourceError, UsageError, missing_library
+from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
@@ -159,7 +158,7 @@ def open_source(source: str, storage_options: StorageOptions = None, **options: 
     Raises
     ------
     UsageError
-        The kind is unknown or has no columns, the pattern is malformed, or pyarrow is missing.
+        The kind is unknown or has no columns, or the pattern is malformed.
     SourceError
         The kind cannot be read, or its plug-in cannot be loaded.
     """
@@ -177,8 +176,6 @@ def open_source(source: str, storage_options: StorageOptions = None, **options: 
             f"the source {shown(source)} is no tar archive, and --sample-name {sample_name} is for "
             "these; leave it out, or give --source-kind tar"
         )
-    if chosen not in (KINDS["folder"], KINDS["python"]) and find_spec("pyarrow") is None:
-        raise missing_library(f"reading {shown(source)}", "pyarrow")
     return chosen.open(spec)
 
 

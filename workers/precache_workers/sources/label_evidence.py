@@ -8,7 +8,6 @@ refuses.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -33,8 +32,8 @@ from precache_workers.sources.labels import (
     is_nothing,
     label_of,
     number_of,
-    vector_length,
 )
+from precache_workers.sources.name_readings import numbers_out_of_order
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
 
@@ -50,9 +49,6 @@ _NO_WORD = re.compile(
 """Amounts, dates and times, several numbers, and numbers with a decimal comma."""
 _TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
-_VALUE = re.compile(
-    r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
-)
 _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL)
 """Lists and tuples as Python and NumPy print them."""
 
@@ -84,27 +80,12 @@ def _too_long(c: Column) -> Sequence[str]:
     return one, c.keys[c.row(c.texts.index(one))]
 
 
-def _in_other_order(c: Column) -> Sequence[str]:
-    """Return two numbers that are in another order as text; empty if there are none."""
-    pairs = itertools.pairwise(sorted(filter(str.isdecimal, c.texts)))
-    return next((pair for pair in pairs if len(pair[0]) > len(pair[1])), ())
-
-
-def _vector(c: Column) -> Sequence[str]:
-    """Return the numbers of the classes of lists that may be vectors of 0 and 1."""
-    if c.kind != "several numbers":
-        return ()
-    length = vector_length(c.values)
-    is_clear = length > 2 or str(c.values.type.value_type) == "bool"
-    return () if c.classes and is_clear else [*map(str, range(length))]
-
-
-def _repeats(c: Column) -> bool:
-    """Return True if lists are no vectors, and one of 0 and 1 alone has a number twice."""
-    if c.kind != "several numbers" or vector_length(c.values):
-        return False
-    lists = filter(None, c.values.to_pylist())
-    return any(len(some) > len({*some}) and {*some} <= {0, 1} for some in lists)
+def _odd(c: Column) -> Sequence[str]:
+    """Return texts that are hardly names of classes: some if any, others only if all words are."""
+    if odd := sorted(text for text in c.given if text[0] + text[-1] == "{}" or "\n" in text):
+        return odd
+    truth = len(c.words) < len(c.given) and all(map(_TRUTH.fullmatch, c.words))
+    return c.words if truth or all(map(_NO_WORD.fullmatch, c.words)) else ()
 
 
 def _none(words: Sequence[str]) -> Way:
@@ -132,7 +113,7 @@ _CLASSES: Way = NAME, "if each is the name of a class"
 _NUMBER_NAMES: Way = NAME, "if each number is a class"
 _NUMBERS: Way = NUMBER, "if they are class numbers"
 _REGRESSION: Way = VALUE, "for a regression"
-_PLAIN: Way = (), "plain numbers such as 1.5 for a regression, or another column by --label-column"
+_PLAIN: Way = (), "plain names or numbers, or another column by --label-column"
 
 OF_NAMES: Rules = [
     Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
@@ -144,33 +125,14 @@ OF_NAMES: Rules = [
             [_NUMBER_NAMES, _REGRESSION],
         ),
         Rule(
-            lambda c: sorted(text for text in c.given if text[0] + text[-1] == "{}"),
-            "labels of {of.where} such as {some} are objects",
-            [((), "write the member that is the label as a column of its own"), _CLASSES],
-        ),
-        Rule(
-            lambda c: sorted(text for text in c.given if "\n" in text),
-            "labels of {of.where} such as {some} have several lines",
-            [
-                ((), "write several classes into a line, such as cat|dog for --label-separator"),
-                _CLASSES,
-            ],
-        ),
-        Rule(
-            lambda c: all(map(_NO_WORD.fullmatch, c.words)) and c.words,
-            "labels of {of.where} such as {some} have digits and no word",
+            _odd,
+            "labels of {of.where} such as {some} are objects, several lines, amounts, times or "
+            "truth values, rather than names",
             lambda c: [
                 *([(("--label-separator", c.mark), "if they are several classes")] * bool(c.mark)),
                 _PLAIN,
                 _CLASSES,
             ],
-        ),
-        Rule(
-            lambda c: (
-                len(c.words) < len(c.given) and all(map(_TRUTH.fullmatch, c.words)) and c.words
-            ),
-            "labels of {of.where} are numbers, and the truth values {some}",
-            [((), "write truth values as 0 and 1, if they are"), _CLASSES],
         ),
         Rule(
             lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
@@ -228,7 +190,7 @@ OF_NUMBERS: Rules = [
             [_REGRESSION, _NUMBERS],
         ),
         Rule(
-            lambda c: c.gets_names and _in_other_order(c),
+            lambda c: c.gets_names and numbers_out_of_order(sorted(filter(str.isdecimal, c.texts))),
             "labels of {of.where} are numbers, and {shown[0]!r} is sorted before {shown[1]!r} as "
             "text, as names of class folders are",
             [_NUMBERS, (NAME, "to number them as class folders of these names")],
@@ -250,18 +212,10 @@ OF_LISTS: Rules = [
         "some labels of {of.where} are {some}, beside lists",
         lambda c: [_none(c.beside), ((), '["NaN"] if it is a class')],
     ),
-    [
-        Rule(
-            _vector,
-            "labels of {of.where} are lists of {count} values that are 0 or 1, one for each "
-            'class; if they are class numbers, write them as names (["0", "1"])',
-        ),
-        Rule(
-            _repeats,
-            "labels of {of.where} are lists of class numbers, as not all are equally long lists of "
-            "0 and 1; make them so if they have a value for each class",
-        ),
-    ],
+    Rule(
+        lambda c: c.kind == "several numbers",
+        "labels of {of.where} are lists of {of.listed}",
+    ),
 ]
 OF_BITS: Rules = [
     Rule(
@@ -346,7 +300,7 @@ def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     """Return the kind of labels that are text without a type, and no lists; None for no text."""
     longest = max(map(len, texts), default=0)
     identifiers = all(map(str.isdecimal, texts)) and longest > _MOST_DIGITS
-    if identifiers or not all(map(_VALUE.fullmatch, texts)):
+    if identifiers or None in map(number_of, texts):
         return "names"
     return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
 

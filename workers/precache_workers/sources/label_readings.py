@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+from functools import cached_property
 
 from precache.messages import printable
 from precache.store.columns import Texts
@@ -23,20 +22,21 @@ from precache_workers.sources.base import (
     LabelRules,
     first_folder,
     folder_at,
+    is_flag,
 )
-from precache_workers.sources.container_names import around_braces, braced, common_end
-from precache_workers.sources.evidence import no_label, quoted
+from precache_workers.sources.container_names import braced, braced_paths, common_end, common_start
+from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
 from precache_workers.sources.name_readings import (
     IMAGES,
-    NEARLY_ALL,
     TARGETS,
     ending,
+    numbers_out_of_order,
     partners_across,
     partners_among,
     plain_folder,
     ways_by_patterns,
 )
-from precache_workers.sources.splits import differing_in, is_split, splits_among
+from precache_workers.sources.splits import is_split, splits_among
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -55,21 +55,12 @@ MOST_PARTS = 4
 """Most folders with files of the same names that are taken for parts of samples, whatever they are
 called: classes such as persons may have such files, too."""
 
-_COPIES = (
-    r"aug(?:s|mented|mentations?)?|thumbs|thumbnails?|previews?|resized|copies|backups?|bak|"
-    r"\d{2,4}(?:x\d{2,4}|px)"
-)
-_COPIED = (
-    rf"{_COPIES}|resize|small|lowres|crop(?:s|ped)?|flip(?:s|ped)?|rotated?|copy|old|"
-    r"orig(?:inals?)?"
-)
-"""Names of folders with copies of all images; words beside the name of the class of the copies."""
-
-_OPPOSITES = ("in", "un", "no", "non", "not", "without")
-
-
 LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
 """The way out by which the user says which classes there are."""
+
+
+BY_FOLDERS = "each folder is a class"
+"""What the line about folders that are classes says."""
 
 
 def holds_images(name: str) -> bool:
@@ -90,18 +81,6 @@ class FolderReading:
     bare: tuple[str, ...] = ()
     """Folders beside the classes that have no readable image, and may be classes."""
 
-
-_PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
-"""Names of folders that files are spread over, as by img2dataset, or called ``part_1``."""
-
-_HASHED = re.compile("[0-9a-f]{1,4}")
-"""Names of folders by the first digits of hashes."""
-
-_SHOTS = re.compile(
-    r"[1-9]\d{2}[A-Z_][A-Z0-9_]{4}|(?:19|20)\d{2}(?:[-_. ]?(?:0[1-9]|1[0-2])(?:[-_. ]?[0-3]\d)?)?"
-    r"(?:[^\d].*)?|[0-3]?\d[-_.][01]?\d[-_.](?:19|20)\d{2}"
-)
-"""Names of folders as cameras (100CANON) and programs that sort by date (2024-05-01) give them."""
 
 _BESIDE = frozenset(
     (
@@ -160,94 +139,20 @@ def read_folders(
     unpack
         Words of the commands by which the folders of `path_of` come to be, of an archive.
     """
-    counts = Folders(names).counts
-    paths = [folder.split("/") if folder else [] for folder in counts]
+    paths = [folder.split("/") if folder else [] for folder in Folders(names).counts]
     if rules.level is not None:
         return _of_level(rules.level, paths, where)
-    shared = _shared(paths)
-    level = len(shared) + 1
-    here = _place(where, shared)
-    is_one = bool(shared) and shared in paths
-    if is_one and len(paths) > 1:
-        text = f"{here} has images beside its folders ({quoted(_tops(paths, level))})"
-        these = ("--label-level", str(level)), "if these are the classes"
-        one = ("--label-level", "1"), f"if {printable(shared[0])!r} is the one class of all"
-        return FolderReading(1, doubts=(Doubt.of(text, these, one),))
-    for level in range(1, level) if is_one else [level]:  # noqa: B020 - the last one is meant
-        outer, here = "/".join(shared[: level - 1]), _place(where, shared[: level - 1])
-        tops = _Tops(paths, level)
-        inner = tops.inner
-        may_lack = bare_in is not None and not all(map(holds_images, inner))
-        bare = bare_in(outer) if bare_in is not None and may_lack else {}
-        if missing := sorted(name for name, may_be in bare.items() if may_be and name not in inner):
+    shared = common_start(paths)
+    is_one = bool(shared) and paths == [shared]
+    levels = [*range(1, len(shared) + 1), 1] if is_one else [len(shared) + 1]
+    for level in levels:  # beside one folder alone, another may be a class on each
+        folders = _Level(names, paths, level, where, path_of, bare_in, bool(unpack))
+        if folders.missing:
             break
-    if is_one and not missing:
-        text = (
-            f"All samples are of the one class {printable(shared[0])!r}, their only folder "
-            "(--label-level 0 for no label)"
-        )
-        return FolderReading(1, (text,))
-    pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
-    if found := _doubt(tops, pairs, names, outer, here, path_of):
-        found = replace(found, unpack=unpack)
-        return FolderReading(level, doubts=(found,), bare=(*missing,))
-    if missing:
-        place = path_of(outer) if path_of is not None and not unpack else "://"
-        keep: tuple[Sequence[str], str] = ("--classes", place), "if it is"
-        if "://" in place:
-            keep = (), f"{LISTED}, if it is"
-        text = (
-            f"{here}: no image can be read in {quoted(missing)}, and the numbers of the other "
-            f"classes ({quoted(sorted(inner))}) depend on whether that is a class"
-        )
-        alone = ("--label-level", str(level)), "if not"
-        doubt = Doubt.of(text, keep, alone, by_classes=True)
-        return FolderReading(level, doubts=(doubt,), bare=(*missing,))
-    notes = []
-    if others := sorted(bare.keys() - inner):
-        notes.append(
-            f"Folders without an image are no classes: {quoted(others)}; if one is, {LISTED}"
-        )
-    if shared:
-        notes.append(
-            f"Classes are the {len(inner):,} folders of {printable(outer)}/, which holds all "
-            f"images ({quoted(sorted(inner))}); --label-level 1 takes {printable(shared[0])!r} "
-            "as the one class"
-        )
-    elif tops.next_level:
-        some = "/".join(min(path[: tops.next_level] for path in tops.deep))
-        notes.append(
-            f"Classes are the {len(inner):,} first folders ({quoted(sorted(inner))}), which have "
-            f"folders in them, such as {printable(some)}; --label-level {tops.next_level} takes "
-            "these"
-        )
-    if pairs is not None:
-        notes.append(
-            f"Classes have files of the same names ({quoted(pairs.stems)}); if these are parts of "
-            "one sample each, --label-level 0 gives no label"
-        )
-    words = {name.rstrip("0123456789") or len(name) for name in inner}
-    numbered = len(words) == 1 and all(map(_PART.fullmatch, inner))
-    parts = sorted(differing_in(inner, _PAIRED))
-    hashed = len({*map(len, inner)}) == 1 and all(map(_HASHED.fullmatch, inner))
-    hashed &= not (all(map(str.isdecimal, inner)) or all(map(str.isalpha, inner)))
-    if len(inner) > 1 and (numbered or hashed or all(map(_SHOTS.fullmatch, inner))):
-        parts = sorted(inner)
-    if parts:
-        notes.append(
-            f"Classes are also {quoted(parts)}; if these are parts of one data set, as their names "
-            "suggest, --label-level 0 gives no label"
-        )
-    if splits := sorted(filter(is_split, inner)):
-        notes.append(
-            f"{quoted(splits)} is a class beside {len(inner) - 1:,} others; if it is a split, name "
-            "the folder that is to be read, or move it elsewhere"
-        )
-    return FolderReading(level, tuple(notes))
-
-
-def _place(where: object, folders: Sequence[str]) -> str:
-    return f"{where}: {printable('/'.join(folders))}/" if folders else str(where)
+    notes, doubts = weighed(folders, OF_FOLDERS)
+    doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
+    level = 1 if folders.mixed else folders.level
+    return FolderReading(level, (*notes,) if not doubts else (), (*doubts,), (*folders.missing,))
 
 
 def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderReading:
@@ -256,61 +161,162 @@ def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderRe
     if level <= depth:
         return FolderReading(level)
     text = f"no image of {where} has a folder of level {level}, and none would have a label"
-    ways = [
-        (("--label-level", str(number)), f"for the classes {quoted(_tops(paths, number))}")
-        for number in range(depth, 0, -1)
+    return FolderReading(level, doubts=(Doubt.of(text, *_levels_of(paths, range(depth, 0, -1))),))
+
+
+def _levels_of(paths: Sequence[list[str]], levels: Iterable[int]) -> list[Way]:
+    """Return the flags that take the folders of some levels as classes, or none."""
+    ways: list[Way] = [
+        (("--label-level", str(level)), f"for the classes {quoted(_tops(paths, level))}")
+        for level in levels
     ]
-    none: tuple[Sequence[str], str] = ("--label-level", "0"), "for no label"
-    return FolderReading(level, doubts=(Doubt.of(text, *ways, none),))
+    return [*ways, (("--label-level", "0"), "for no label")]
 
 
 def _tops(paths: Iterable[Sequence[str]], level: int) -> list[str]:
     return sorted({path[level - 1] for path in paths if len(path) >= level})
 
 
-def _shared(paths: Sequence[list[str]]) -> list[str]:
-    """Return the folders in which all others lie."""
-    first, last = (min(paths), max(paths)) if paths else ([], [])
-    count = 0
-    while count < min(len(first), len(last)) and first[count] == last[count]:
-        count += 1
-    return list(first[:count])
-
-
-class _Tops:
-    """The folders of a level, which may be classes, and the next level whose folders may be.
+@dataclass(frozen=True)
+class _Level:
+    """The folders of a level of names, which may be classes.
 
     Attributes
     ----------
-    inner
-        Folder of the level -> the folders of the next level that are below it.
-    next_level
-        The next level with folders of several names, of which some is no name of a part of a data
-        set; 0 for none, or if images and their targets lie in folders of one name there.
-    deep
-        The paths that have the next level.
-    nested
-        Folders of the level with folders in them -> these.
+    paths
+        The folders of the names.
+    where, path_of, bare_in
+        As of `read_folders`.
+    packed
+        The folders of `path_of` are still to be unpacked.
     """
 
-    def __init__(self, paths: Sequence[list[str]], level: int) -> None:
-        self.level = level
-        self.nested: dict[str, set[str]] = defaultdict(set)
-        for path in paths:
-            if len(path) > level:
-                self.nested[path[level - 1]].add(path[level])
-        self.deep = [path for path in paths if len(path) > level]
-        number = level + 1
-        while self.deep and not _are_classes({path[number - 1] for path in self.deep}):
-            self.deep = [path for path in self.deep if len(path) > number]
-            number += 1
-        mixed = any(
-            plain_folder(name) in TARGETS for p in self.deep for name in p[level - 1 : number - 1]
-        )
-        self.next_level = number if self.deep and not mixed else 0
-        self.inner: dict[str, set[str]] = {p[level - 1]: set() for p in paths if len(p) >= level}
-        for path in self.deep if self.next_level else ():
-            self.inner[path[level - 1]].add(path[number - 1])
+    names: Texts
+    paths: Sequence[list[str]]
+    level: int
+    where: object
+    path_of: Callable[[str], str] | None
+    bare_in: Callable[[str], Bare] | None
+    packed: bool
+
+    @cached_property
+    def shared(self) -> list[str]:
+        """The folders that hold all names, above the level."""
+        return common_start(self.paths)[: self.level - 1]
+
+    @property
+    def inside(self) -> str:
+        return "".join(f"{part}/" for part in self.shared)
+
+    @property
+    def here(self) -> str:
+        return f"{self.where}: {printable(self.inside)}" if self.shared else str(self.where)
+
+    @cached_property
+    def tops(self) -> list[str]:
+        """Names of the folders, sorted."""
+        return _tops(self.paths, self.level)
+
+    @cached_property
+    def next_level(self) -> int:
+        """The next level with folders of several names, of which some is no name of a part of a
+        data set; 0 for none."""
+        lower = range(self.level + 1, max(map(len, self.paths), default=0) + 1)
+        return next((n for n in lower if _are_classes(_tops(self.paths, n))), 0)
+
+    @cached_property
+    def bare(self) -> Bare:
+        """Folders without a readable image."""
+        if self.bare_in is None or all(map(holds_images, self.tops)):
+            return {}
+        return self.bare_in("/".join(self.shared))
+
+    @property
+    def missing(self) -> list[str]:
+        """Those that may be classes."""
+        return sorted({name for name, may in self.bare.items() if may} - {*self.tops})
+
+    @property
+    def mixed(self) -> list[str]:
+        """The folders, if images lie beside them in the folder that holds all."""
+        return self.tops if self.shared and self.shared in self.paths else []
+
+    @cached_property
+    def plain(self) -> dict[str, str]:
+        """Folder -> its plain name: of those that are not beside their opposite, as mask and
+        no_mask, which are classes."""
+        plain = {top: plain_folder(top) for top in self.tops}
+        return {top: name for top, name in plain.items() if not _has_opposite(name, plain.values())}
+
+    @cached_property
+    def splits(self) -> list[str]:
+        return sorted(splits_among(self.plain)) if len(self.tops) > 1 else []
+
+    @property
+    def clear_splits(self) -> list[str]:
+        """Splits, unless one alone is called as a train is, and has no folders."""
+        [*splits] = self.splits
+        at = self.level - 1
+        has_folders = any(path[at : at + 1] == splits and path[at + 1 :] for path in self.paths)
+        is_train = len(splits) == 1 and not has_folders and "tr" in splits[0].lower()
+        return [] if is_train else splits
+
+    @property
+    def images(self) -> list[str]:
+        return [top for top, name in self.plain.items() if name in IMAGES]
+
+    @property
+    def parts(self) -> list[str]:
+        """Folders of images, and of their targets."""
+        targets = [top for top, name in self.plain.items() if name in TARGETS]
+        return [*self.images, *targets] if len(self.tops) > 1 else []
+
+    @cached_property
+    def same(self) -> tuple[list[str], bool]:
+        """As of `_same_stems`."""
+        return _same_stems(self.names, [self.inside + top for top in self.tops])
+
+    @property
+    def alike(self) -> list[str]:
+        """Names of the files that all folders have, if these may be parts of samples: by their
+        names, or as they are few, and images are not just counted in each."""
+        are_parts = all(plain_folder(top) in _PAIRED for top in self.tops)
+        if len(self.tops) < 2 or not (are_parts or len(self.tops) <= MOST_PARTS):
+            return []
+        stems, are_counted = self.same
+        return stems if are_parts or not are_counted else []
+
+    @property
+    def repeated(self) -> list[str]:
+        """Names of folders that recur below several of these, if most do."""
+        for level in (self.level + 1, self.next_level):
+            below = [path for path in self.paths if 0 < level <= len(path)]
+            pairs = {(path[self.level - 1], path[level - 1]) for path in below}
+            common = Counter(name for _, name in pairs)
+            repeated = [name for name, count in sorted(common.items()) if count > 1]
+            if len(repeated) > 1 and 2 * len(repeated) >= len(common):
+                return repeated
+        return []
+
+    @property
+    def some(self) -> str:
+        return quoted(self.tops)
+
+    @property
+    def levels(self) -> str:
+        """The flags that take other folders, or none."""
+        flags = ["0 for no label"]
+        if self.shared:
+            flags.append(f"1 for the one class {printable(self.shared[0])!r}")
+        if self.next_level:
+            number = self.next_level
+            example = "/".join(min(path[:number] for path in self.paths if len(path) >= number))
+            flags.append(f"{number} for the folders in them, such as {printable(example)}")
+        return ", ".join(flags)
+
+
+def _has_opposite(name: str, names: Collection[str]) -> bool:
+    return any(f"{no}{name}" in names for no in ("in", "un", "no", "non", "not", "without"))
 
 
 def _are_classes(names: Collection[str]) -> bool:
@@ -319,234 +325,202 @@ def _are_classes(names: Collection[str]) -> bool:
     return 1 < len(names) > len(parts)
 
 
-class _Pairs(NamedTuple):
-    """Folders that all have files of the same names: some of these, and whether they are numbers.
+def _stems_in(names: Texts, folder: str) -> tuple[str, list[str]]:
+    """Return the folder in a folder that holds all its files, and the names of these there."""
+    inside = names.take(names.matching(f"^{re.escape(folder)}/"))
+    start = "/".join(common_start([path.split("/") for path in Folders(inside).counts]))
+    return start, [name[len(start) + 1 :].rpartition(".")[0] for name in inside]
 
-    Numbers begin with 0 or 1, and have no gap: images of each class are often counted so. Beside
-    ``17.jpg`` in one folder, ``17_mask.png`` in all others is no such number.
+
+def _same_stems(names: Texts, folders: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the names of the files that all folders have; none if these differ, or are of one.
+
+    What all names of a folder end in is left out if they differ with it, as in ``17_mask.png``.
+    Also returns whether images of each are counted: by numbers from 0 or 1 without gaps, unless
+    only some folders have an ending.
     """
-
-    stems: list[str]
-    numbered: bool
-
-    @classmethod
-    def of(cls, names: Texts, level: int, counts: Mapping[str, int]) -> _Pairs | None:
-        """Compare the files of the folders of a level; None if they have other names, or one.
-
-        What all names of a folder end in is left out if they differ with it, as in ``17_mask.png``.
-        """
-        totals: Counter[str] = Counter()
-        for folder, count in counts.items():
-            totals[folder_at(f"{folder}/", level)] += count
-        if "" in totals or len({*totals.values()}) > 1 or min(totals.values()) < 2:
-            return None
-        two = sorted(totals)[:2]
-        if len(totals) > len(two):  # most often these two tell already
-            some = names.take(Folders(names).where(lambda name: folder_at(name, level) in two))
-            if cls.of(some, level, Folders(some).counts) is None:
-                return None
-        stems: dict[str, list[str]] = defaultdict(list)
-        for name in names:
-            top = folder_at(name, level)
-            stems[top].append(name.split("/", level)[-1].rpartition(".")[0])
-        for top, of in stems.items():  # all files may lie in one folder of it
-            start = len("".join(f"{part}/" for part in _shared([s.split("/")[:-1] for s in of])))
-            stems[top] = [stem[start:] for stem in of]
-        is_mask = False
-        if len({frozenset(some) for some in stems.values()}) > 1:
-            ends = {top: ending(s.rpartition("/")[2] for s in of) for top, of in stems.items()}
-            bare = {top: [s.removesuffix(ends[top]) for s in of] for top, of in stems.items()}
-            if len({frozenset(some) for some in bare.values()}) > 1:
-                return None
-            stems, is_mask = bare, "" in ends.values()
-        first = stems[min(stems)]
-        numbers: dict[str, list[int]] = defaultdict(list)
-        patterns = set()
-        for stem in first:
-            folder, _, base = stem.rpartition("/")
-            patterns.add((folder, re.sub(r"\d", "", base)))
-            numbers[folder].append(int(re.sub(r"\D", "", base)[-18:] or -1))
-        counted = (
-            min(some) in (0, 1) and max(some) - min(some) == len(some) - 1
-            for some in numbers.values()
-        )
-        numbered = not is_mask and len(patterns) == len(numbers) and all(counted)
-        return cls(sorted(first), numbered)
+    stems = [_stems_in(names, folder)[1] for folder in folders]
+    if len({*map(len, stems)}) > 1 or len(names) > len(stems) * len(stems[0]):
+        return [], False
+    ends = [""]
+    if len({*map(frozenset, stems)}) > 1:
+        ends = [ending(stem.rpartition("/")[2] for stem in of) for of in stems]
+        stems = [[s.removesuffix(end) for s in of] for of, end in zip(stems, ends, strict=True)]
+    if len({*map(frozenset, stems)}) > 1 or len(stems[0]) < 2:
+        return [], False
+    numbers = defaultdict[str, list[int]](list)
+    for stem in stems[0]:
+        folder, _, base = stem.rpartition("/")
+        numbers[folder].append(int(re.sub(r"\D", "", base)[-18:] or -1))
+    counted = all(min(of) in (0, 1) and max(of) - min(of) == len(of) - 1 for of in numbers.values())
+    one_pattern = len({re.sub(r"\d(?=[^/]*$)", "", stem) for stem in stems[0]}) == len(numbers)
+    return sorted(stems[0]), counted and one_pattern and not ("" in ends and any(ends))
 
 
-def _repeated(inner: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the names of folders that recur below others, if most do."""
-    common = Counter(name for names in inner.values() for name in names)
-    repeated = [name for name, count in sorted(common.items()) if count > 1]
-    return repeated if len(repeated) > 1 and 2 * len(repeated) >= len(common) else []
+# --- ways out of a doubt ------------------------------------------------------------------------
 
 
-def _copied(top: str, tops: Set[str], level: int, names: Texts) -> list[str]:
-    """Return the folders whose images a folder has copies of, by its name and those of its files.
+def _ways_of_splits(of: _Level) -> list[Way]:
+    """Return the ways where some folders are splits: a source that is trained on, and levels."""
+    trained = [name for name in of.splits if re.search("tr(ai)?n", name.lower())]
+    others = [name for name in of.tops if name not in of.splits]
+    bare = [t for t in of.splits if re.fullmatch("unlabell?ed|unsup(ervised)?", of.plain[t])]
+    if bare == of.splits and len(others) > 1:
+        alone = ("--label-level", str(of.level), *no_label(bare))
+        return [(alone, "for the others as classes, and no label of its samples"), *_levels(of)]
+    name = (trained or (others if len(others) == 1 else of.splits))[0]
+    return [*_as_source(of, name), *_levels(of)] or [_BY_DATASET]
 
-    As ``cat`` of ``cat_aug``, and all others of ``thumbnails``.
-    """
-    cut = re.sub(rf"(?i)^(?:(?:{_COPIED})[_. -])+|(?:[_. -](?:{_COPIED}))+$", "", top)
-    of = (tops if re.fullmatch(f"(?i){_COPIES}", top) else tops & {cut}) - {top}
-    if not of:
+
+def _ways_of_parts(of: _Level) -> list[Way]:
+    """Return the ways where some folders are images and their targets."""
+    others = [name for name in of.tops if name not in of.parts]
+    name = (of.images or others or of.tops)[0]
+    both = of.tops if of.same[0] else of.parts if 0 < len(of.images) < len(of.parts) else []
+    return [*_as_source(of, name), *_levels(of), *_columns(of, both, name)] or [_BY_DATASET]
+
+
+def _ways_of_columns(of: _Level) -> list[Way]:
+    """Return the ways where files of the same names are parts of samples."""
+    return [*_columns(of, of.tops, of.tops[0]), *_levels(of)] or [_BY_DATASET]
+
+
+def _ways_of_missing(of: _Level) -> list[Way]:
+    """Return the ways where a folder without a readable image may be a class."""
+    place = of.path_of(of.inside[:-1]) if of.path_of is not None and not of.packed else "://"
+    keep: Way = (
+        ((), f"{LISTED}, if it is") if "://" in place else (("--classes", place), "if it is")
+    )
+    return [keep, (("--label-level", str(of.level)), "if not")]
+
+
+_BY_DATASET: Way = (), "a torch Dataset as the source, which returns both as parts of one sample"
+
+
+def _as_source(of: _Level, name: str) -> list[Way]:
+    """Return the source of a folder, or of what it is best read as."""
+    if (path_of := of.path_of) is None:
         return []
-    files = [(folder_at(name, level), name.rpartition("/")[2].rpartition(".")[0]) for name in names]
-    known = {stem for folder, stem in files if folder in of}
-    stems = [stem for folder, stem in files if folder == top]
-    found = [
-        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)}) for stem in stems
+    settled = _settled(of.names, of.inside + name)
+    return [((path_of(place), *flags), "as the source") for place, *flags in settled]
+
+
+def _levels(of: _Level) -> list[Way]:
+    """Return the flags that take folders as classes, or none: masks are not stored as photos."""
+    plain = {plain_folder(part) for path in of.paths for part in path}
+    masks = any(name in TARGETS and not _has_opposite(name, plain) for name in plain)
+    across = partners_across(of.names)
+    if (masks and plain & IMAGES) or (across is not None and across.are_pairs):
+        return []
+    return _levels_of(of.paths, [*filter(None, [of.next_level]), of.level])
+
+
+def _columns(of: _Level, names: Sequence[str], first: str) -> list[Way]:
+    """Return the source whose samples have a column of each folder, if their files pair up.
+
+    Parameters
+    ----------
+    first
+        One of them, whose split that is trained on is taken of all.
+    """
+    each = "for samples with a column of each folder"
+    both = sorted(names, key=lambda n: (of.plain.get(n) in TARGETS, of.plain.get(n) not in IMAGES))
+    if not both:
+        return []
+    if (path_of := of.path_of) is None:
+        unpack = f"unpack it, and give 'FOLDER/{braced([of.inside + name for name in both])}'"
+        return [((), f"{unpack} as the source, {each}"), _BY_DATASET]
+    split = _settled(of.names, of.inside + first)[0][0].removeprefix(of.inside + first)
+    places = [of.inside + name + split for name in both]
+    found = [_stems_in(of.names, place) for place in places]
+    stems = [
+        [f"{start}/{stem}"[len(place) + 1 :] for stem in of_lone]
+        for place, (start, of_lone) in zip(places, found, strict=True)
     ]
-    # Images of a class are often counted: 1 in "truck" and 1 in "small truck" are two.
-    are_counted = len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
-    is_weak = not re.search(rf"(?i)(?:^|[_. -])(?:{_COPIES})(?:[_. -]|$)", top)
-    if (are_counted and is_weak) or sum(found) < NEARLY_ALL * len(found):
-        return []
-    return sorted(of)
+    lone, of_lone = zip(*found, strict=True)
+    for folders, names_there in ((places, stems), (lone, of_lone)):
+        if _pair_up(names_there):
+            return [((path_of(braced_paths(folders)),), f"{each}, matched by name")]
+    return ways_by_patterns(places, stems, path_of)
 
 
-def _doubt(
-    folders: _Tops,
-    pairs: _Pairs | None,
-    names: Texts,
-    outer: str,
-    here: str,
-    path_of: Callable[[str], str] | None,
-) -> Doubt | None:
-    """Return the doubt about folders that may be no classes; None if they are."""
-    inner, level = folders.inner, folders.level
-    tops = sorted(inner)
-    plain = {top: plain_folder(top) for top in tops}
-    all_plain = set(plain.values())
-    # Beside its opposite a name is a class: valid and invalid, mask and no_mask.
-    single = [t for t in tops if all_plain.isdisjoint(f"{no}{plain[t]}" for no in _OPPOSITES)]
-    splits = sorted(splits_among(single))
-    images = [top for top in single if plain[top] in IMAGES]
-    targets = [top for top in single if plain[top] in TARGETS]
-    repeated = _repeated(folders.nested) or _repeated(inner)
-    lone_train = len(splits) == 1 and splits[0] not in folders.nested and "tr" in splits[0].lower()
-    all_tops = {*tops}
-    copies = {top: of for top in tops if (of := _copied(top, all_tops, level, names))}
-    is_part = all(name in _PAIRED for name in all_plain)
-    if splits and len(tops) > 1 and not lone_train:
-        look = "looks like a split, not like a class"
-        look = look if len(splits) == 1 else "look like splits, not like classes"
-        why = f"{quoted(splits)} {look}"
-        trained = [name for name in splits if re.search("tr(ai)?n", name.lower())]
-        others = [name for name in tops if name not in splits]
-        sources = (trained or (others if len(others) == 1 else splits))[:1]
-    elif len(tops) > 1 and (images or targets):
-        why = f"{quoted(images + targets)} look like parts of one data set, not like classes"
-        others = [name for name in tops if name not in targets]
-        sources = (images or others or tops)[:1]
-    elif pairs is not None and (is_part or (not pairs.numbered and len(tops) <= MOST_PARTS)):
-        why = (
-            f"{quoted(tops)} have files of the same names ({quoted(pairs.stems)}), as parts of "
-            "samples have, not classes"
-        )
-        sources = tops[:MOST_PARTS]
-    elif copies:
-        of = sorted({name for names in copies.values() for name in names} - {*copies})
-        why = f"{quoted(copies)} have images called as those of {quoted(of)}, as copies have"
-        sources = []
-    elif repeated:
-        why = f"folders of the same names ({quoted(repeated)}) are in several of {quoted(tops)}"
-        sources = []
-    else:
-        return None
-    ways: list[tuple[Sequence[str], str]] = []
-    bare = [top for top in splits if re.fullmatch("unlabell?ed|unsup(ervised)?", plain[top])]
-    if bare and bare == splits and len(tops) > len(bare) + 1:
-        sources = []
-        others_alone = ("--label-level", str(level), *no_label(bare))
-        ways.append((others_alone, "for the others as classes, and no label of its samples"))
-    inside = f"{outer}/" if outer else ""
-    settled = [way for name in sources for way in _settled(names, f"{inside}{name}")]
-    if path_of is not None:
-        ways += [((path_of(path), *flags), "as the source") for path, *flags in settled]
-    below = sorted(set().union(*inner.values()))
-    parts = {plain_folder(part) for folder in Folders(names).counts for part in folder.split("/")}
-    masks = {t for t in parts & TARGETS if parts.isdisjoint(f"{no}{t}" for no in _OPPOSITES)}
-    across = partners_across(names)
-    are_pairs = across is not None and across.are_pairs
-    whole = ("--sample-name", "whole") if are_pairs else ()
-    if copies or not (are_pairs or (masks and parts & IMAGES)):  # masks are not stored as photos
-        for number, some in ((folders.next_level, below), (level, tops)):
-            if some:
-                classes = f"for the classes {quoted(some)}"
-                ways.append((("--label-level", str(number), *whole), classes))
-        ways.append((("--label-level", "0", *whole), "for no label"))
-    if copies and not splits:
-        ways.append(((), f"move {quoted(copies)} elsewhere, or give the classes by --labels"))
-    both: list[str] = []
-    if not splits and ((images and targets) or (pairs and not repeated)):
-        both = sorted(
-            tops if pairs else images + targets, key=lambda n: (n in targets, n not in images)
-        )
-    if both and path_of is not None:
-        split = settled[0][0].removeprefix(f"{inside}{sources[0]}") if settled else ""
-        lone = [_lone(names, f"{inside}{name}")[len(inside) :] for name in both]
-        for some, below_all in ((both, split), (both, ""), (lone, "")):
-            if _pair_up(names, [f"{inside}{name}{below_all}/" for name in some]):
-                place = path_of(f"{inside}{braced(some)}{below_all}")
-                columns = "for samples with a column of each folder, matched by name"
-                ways.append(((place,), columns))
-                break
-        else:
-            folders_of_each = [f"{name}{split}" for name in both]
-            stems = [_stems_below(names, f"{inside}{folder}/") for folder in folders_of_each]
-            ways += ways_by_patterns(folders_of_each, stems, lambda pair: path_of(inside + pair))
-    if (both and path_of is None) or not ways:
-        if both:
-            parts_of = braced([f"{inside}{name}" for name in both])
-            columns = "for samples with a column of each folder"
-            ways.append(((), f"unpack it, and give 'FOLDER/{parts_of}' as the source, {columns}"))
-        ways.append(
-            ((), "a torch Dataset as the source, which returns both as parts of one sample")
-        )
-    return Doubt.of(f"{here}: {why}", *ways)
-
-
-def _lone(names: Texts, folder: str) -> str:
-    """Return the folder in a folder that holds all its names: itself, or one below."""
-    paths = [f"{path}/" for path in Folders(names).counts if f"{path}/".startswith(f"{folder}/")]
-    return "/".join([folder, *_shared([path[len(folder) + 1 :].split("/")[:-1] for path in paths])])
-
-
-def _pair_up(names: Texts, starts: Sequence[str]) -> bool:
+def _pair_up(stems: Sequence[Sequence[str]]) -> bool:
     """Return True if most files of all folders have the same names, or but for what each ends in.
 
     As a source of all takes them.
     """
-    stems = [_stems_below(names, start) for start in starts]
-    ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems if of]
-    if len(ends) < len(stems):
+    if not all(stems):
         return False
+    ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems]
     cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
     alike = max(len(set.intersection(*of)) for of in ([*map(set, stems)], cut))
     return 0 < 2 * alike >= min(map(len, stems))
 
 
-def _stems_below(names: Texts, start: str) -> list[str]:
-    return [name[len(start) :].rpartition(".")[0] for name in names if name.startswith(start)]
-
-
 def _settled(names: Texts, folder: str) -> list[list[str]]:
     """Return the arguments that read a folder without a doubt: itself, or what its doubt names."""
     begin = f"{folder}/"
-    inside = [*dict.fromkeys(n.removeprefix(begin) for n in names if n.startswith(begin))]
-    found = read_folders(Texts(inside), NO_RULES, folder, lambda name: f"{folder}/{name}")
-    if not found.doubts:
-        partners = partners_among(Texts(inside))
-        doubts = partners.reading(folder, f"{folder}/**")[1] if partners is not None else []
-        ways = [[*way] for doubt in doubts for way in doubt.ways[:1]]
-        return ways if doubts else [[folder]]
-    flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
-    sources = [[*way] for way in found.doubts[0].ways if way not in flags]
-    # Several folders are parts of one sample each, of which none stands for all.
-    if sum(around_braces(way[0]) is None for way in sources) == 1:
-        return sources
-    paired = [way for way in sources if around_braces(way[0])]
-    return paired[:1] or ([[folder, *flags[0]]] if flags else [])
+    inside = Texts([*dict.fromkeys(n.removeprefix(begin) for n in names if n.startswith(begin))])
+    doubts: Sequence[Doubt] = read_folders(inside, NO_RULES, folder, begin.__add__).doubts
+    if not doubts and (partners := partners_among(inside)) is not None:
+        doubts = partners.reading(folder, f"{begin}**")[1]
+    ways = [way for doubt in doubts[:1] for way in doubt.ways]
+    return [[*way] for way in ways if not is_flag(way)] or [
+        [folder, *way] for way in ways[:1] or [()]
+    ]
+
+
+OF_FOLDERS: Rules = [
+    [
+        Rule(
+            lambda of: of.mixed,
+            "{of.here} has images beside its folders ({some})",
+            lambda of: [
+                (("--label-level", str(of.level)), "if these are the classes"),
+                (
+                    ("--label-level", "1"),
+                    f"if {printable(of.shared[0])!r} is the one class of all",
+                ),
+            ],
+        ),
+        Rule(
+            lambda of: of.clear_splits,
+            "{of.here}: folders look like splits, not like classes: {some}",
+            _ways_of_splits,
+        ),
+        Rule(
+            lambda of: of.parts,
+            "{of.here}: {some} look like parts of one data set, not like classes",
+            _ways_of_parts,
+        ),
+        Rule(
+            lambda of: of.alike,
+            "{of.here}: {of.some} have files of the same names ({some}), as parts of samples "
+            "have, not classes",
+            _ways_of_columns,
+        ),
+        Rule(
+            lambda of: of.repeated,
+            "{of.here}: folders of the same names ({some}) are in several of {of.some}",
+            lambda of: _levels(of) or [_BY_DATASET],
+        ),
+        Rule(
+            lambda of: of.missing,
+            "{of.here}: no image can be read in {some}, and the numbers of the other classes "
+            "({of.some}) depend on whether that is a class",
+            _ways_of_missing,
+            by_classes=True,
+        ),
+    ],
+    Rule(
+        lambda of: sorted(of.bare.keys() - {*of.tops}),
+        f"Folders without an image are no classes: {{some}}; if one is, {LISTED}",
+    ),
+    Rule(
+        lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
+        f"{{of.here}}: {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
+    ),
+]
 
 
 def folder_labels(names: Iterable[str], level: int) -> list[str]:
@@ -611,30 +585,10 @@ def doubts_of_classes(
     return []
 
 
-_NUMBERED = re.compile(r"(.*[^0-9])([0-9]{1,18})", re.DOTALL)
-_NUMBER_FIRST = re.compile(r"([0-9]{1,18})[^0-9].*", re.DOTALL)
-
-
-def numbers_in(names: Sequence[str]) -> list[int]:
-    """Return the numbers that names are, begin with, or end in behind the same text; else zeros."""
-    if all(map(INTEGER.fullmatch, names)):
-        return [*map(int, names)]
-    first = [match for match in map(_NUMBER_FIRST.fullmatch, names) if match]
-    if len(first) == len(names):
-        return [int(match[1]) for match in first]
-    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
-    if len(found) < len(names) or len({match[1] for match in found}) > 1:
-        return [0] * len(names)
-    return [int(match[2]) for match in found]
-
-
 def note_of_order(
     classes: Sequence[str], way: str = "--class-order number: as numbers"
 ) -> list[str]:
     """Return the line about classes whose names are numbers in the order of text."""
-    pairs = zip(pairwise(numbers_in(classes)), pairwise(classes), strict=True)
-    pair = next((pair for (one, two), pair in pairs if one > two), None)
-    if pair is None:
-        return []
-    why = f"{pair[0]!r} comes before {pair[1]!r}"
-    return [f"Names of classes are sorted as text: {why} ({way})"]
+    pair = numbers_out_of_order(classes)
+    why = f"{pair[0]!r} comes before {pair[1]!r}" if pair else ""
+    return [f"Names of classes are sorted as text: {why} ({way})"] if pair else []

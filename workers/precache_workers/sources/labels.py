@@ -28,12 +28,11 @@ from precache.units import size
 from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.label_readings import (
-    CLASS_NUMBER,
     INTEGER,
     doubts_of_classes,
     note_of_order,
-    numbers_in,
 )
+from precache_workers.sources.name_readings import by_number
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
 """Class names or numbers, regression values, or lists of class names or numbers."""
@@ -56,8 +55,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _NOTHING = frozenset(
     (
-        "nan", "-nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil", "nat",
-        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
+        "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil",
+        "nat", "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
         "(blank)", "missing", "undefined", "not available", "unlabeled", "unlabelled",
     )
 )  # fmt: skip
@@ -147,39 +146,10 @@ def _list_of(values: Sequence[Any]) -> list[Any] | None:
     return [*values] or None
 
 
-def _kind_of(label: Label | None) -> Kind | None:
-    if label is None:
-        return None
+def _kind_of(label: Label) -> Kind:
     if isinstance(label, list):
         return "several names" if isinstance(label[0], str) else "several numbers"
     return "names" if isinstance(label, str) else "values" if type(label) is float else "numbers"
-
-
-def _common(
-    labels: Iterable[tuple[Kind | None, Label | None]], where: str, *, typed: bool
-) -> Kind | None:
-    """Return the kind of a column that holds labels of several kinds; None for no label.
-
-    Raises
-    ------
-    SourceError
-        There is none.
-    """
-    found: dict[Kind, Label | None] = {}
-    for kind, label in labels:
-        if kind is not None:
-            found.setdefault(kind, label)
-    if len(found) < 2:
-        return next(iter(found), None)
-    joined = None if "names" in found and not typed else _JOINED.get(frozenset(found))
-    if joined is None and typed:
-        some = " and ".join(printable(str(found[kind])[:60]) for kind in sorted(found))
-        kinds = " and ".join(sorted(found))
-        raise SourceError(
-            f"{where} are {kinds}, such as {some}; make them alike, or choose others by "
-            "--label-column"
-        )
-    return joined or "names"  # without types, their text is read once all is known
 
 
 def column_of(labels: Sequence[Label | None], where: str = "labels", *, typed: bool = True) -> Any:
@@ -195,8 +165,21 @@ def column_of(labels: Sequence[Label | None], where: str = "labels", *, typed: b
     SourceError
         There is no such type.
     """
-    kinds = ((_kind_of(label), label) for label in labels)
-    return array_of(labels, _common(kinds, where, typed=typed))
+    found: dict[Kind, Label] = {}
+    for label in labels:
+        if label is not None:
+            found.setdefault(_kind_of(label), label)
+    if len(found) < 2:
+        return array_of(labels, next(iter(found), None))
+    joined = None if "names" in found and not typed else _JOINED.get(frozenset(found))
+    if joined is None and typed:
+        some = " and ".join(printable(str(found[kind])[:60]) for kind in sorted(found))
+        kinds = " and ".join(sorted(found))
+        raise SourceError(
+            f"{where} are {kinds}, such as {some}; make them alike, or choose others by "
+            "--label-column"
+        )
+    return array_of(labels, joined or "names")  # their text is read once all is known
 
 
 def array_of(labels: Sequence[Label | None], kind: Kind | None) -> Any:
@@ -271,9 +254,9 @@ def join_columns(columns: Sequence[Any], where: str, *, typed: bool = True) -> A
     types = {column.type for column in columns if kind_of(column.type) is not None}
     if len(types) <= 1:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
-    firsts = ((kind_of(c.type), next(iter(c.drop_null()), None)) for c in columns)
-    common = _common(firsts, where, typed=typed)
-    return array_of([label for column in columns for label in column.to_pylist()], common)
+    return column_of(
+        [label for column in columns for label in column.to_pylist()], where, typed=typed
+    )
 
 
 def is_blank(value: object) -> bool:
@@ -328,7 +311,7 @@ def is_nothing(text: str) -> bool:
 def number_of(text: str) -> float | None:
     """Return the number that a text is; None for another text."""
     try:
-        return float(text)
+        return float(text) if text.isascii() and "_" not in text else None
     except ValueError:
         return None
 
@@ -429,6 +412,14 @@ class Column:
         """True if class numbers of a file get names, which known classes do not have."""
         are_names = bool(self.known) and all(map(INTEGER.fullmatch, self.known))
         return self.is_file and not are_names
+
+    @property
+    def listed(self) -> str:
+        """The values of lists of numbers, in words."""
+        if not (length := vector_length(self.values)):
+            return "class numbers, as not all are equally long lists of 0 and 1"
+        names = 'if they are class numbers, write them as names (["0", "1"])'
+        return f"{length} values that are 0 or 1, one for each class; {names}"
 
     @property
     def blank(self) -> int:
@@ -543,7 +534,7 @@ def _encoded(column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
     parents = numbers_of(pc.list_parent_indices(labels)) if kind == "several names" else None
     encoded = (labels if parents is None else labels.flatten()).dictionary_encode()
     theirs: list[str] = encoded.dictionary.to_pylist()
-    named = classes or in_order(theirs, column.rules.order, column.where)
+    named = classes or in_order(theirs, column.rules.order)
     number = {name: number for number, name in enumerate(named)}
     binary = [n for n, name in enumerate(theirs) if not column.folders and _CONTROL.search(name)]
     unknown = binary or [place for place, name in enumerate(theirs) if name not in number]
@@ -562,25 +553,10 @@ def _encoded(column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
     return _multi_hot(column, parents, numbers, len(named)), named
 
 
-def in_order(names: Iterable[str], order: Literal["text", "number"], where: str) -> tuple[str, ...]:
-    """Sort names of classes as text or as numbers.
-
-    Raises
-    ------
-    SourceError
-        A name is no whole number, and they are to be sorted as numbers.
-    """
+def in_order(names: Iterable[str], order: Literal["text", "number"]) -> tuple[str, ...]:
+    """Sort names of classes as text, or by the numbers in them."""
     ordered = sorted(names)
-    if order == "number":
-        numbers = numbers_in(ordered)
-        wrong = next((name for name in ordered if not CLASS_NUMBER.fullmatch(name)), None)
-        if wrong is not None and not any(numbers):
-            raise SourceError(
-                f"{where} has the class {printable(wrong)!r}, which is no whole number; leave out "
-                "--class-order number"
-            )
-        ordered = [name for _, name in sorted(zip(numbers, ordered, strict=True))]
-    return tuple(ordered)
+    return tuple(sorted(ordered, key=by_number) if order == "number" else ordered)
 
 
 def _class_numbers(column: Column) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Readings of the names of images: those that pair up by name, and words that may be classes.
+"""Readings of the names of images that pair up.
 
 ``17.jpg`` and ``17_mask.png``, or ``17.jpg`` and ``17.png``, are a photo and its mask, or copies.
 Names are compared by columns, so that a million of them take about a second.
@@ -10,13 +10,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from precache.messages import printable
 from precache.store.columns import Texts, numbers_of, without_nulls
 from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt, Folders
-from precache_workers.sources.container_names import braced, common_end, common_start
+from precache_workers.sources.container_names import (
+    braced,
+    braced_paths,
+    common_end,
+    common_start,
+)
+from precache_workers.sources.evidence import Way
 
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
 _SIZE = r"[0-9]{2,4}x[0-9]{2,4}"
@@ -30,11 +39,8 @@ _TARGET = (
 )
 """Endings of masks, of other targets, and of small copies."""
 
-_COPY = rf"(?i)(?:@[0-9]x|[_. -](?:small|preview|resized?|lowres|edited|{_SIZE}))$"
-"""Endings of copies of another size."""
-
-_AGAIN = r"(?i)(?: \(1\)|[ _-]copy)$"
-"""Endings that systems give to a second file of a name, which may be a copy."""
+_COPY = rf"(?i)(?:@[0-9]x| \(1\)|[_. -](?:small|preview|resized?|lowres|edited|copy|{_SIZE}))$"
+"""Endings of copies, of another size or as systems name them."""
 
 _PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
@@ -52,10 +58,12 @@ TARGETS = frozenset(
 """Names of folders with the images and the targets of one data set, as by `plain_folder`."""
 
 _APART = TARGETS | {
-    "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
-    "augmented", "aug", "copies", "backup", "backups",
+    "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped", "augs",
+    "augmented", "augmentation", "augmentations", "aug", "copies", "backup", "backups", "bak",
 }  # fmt: skip
 """Names of folders, or words of these, with targets or copies of the images beside them."""
+
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?")
 
 MOST_WORDS = 3
 """Words of an ending, at most: ``_gtFine_labelIds`` has two."""
@@ -65,17 +73,6 @@ PART, NEARLY_ALL = 4, 3 / 4
 suffix, or if nearly all photos have one of any other ending."""
 
 FEW, MOST_WAYS = 2, 3
-
-_SYNSET = re.compile(r"n\d{8}")
-
-_FIRST_WORDS = r"(?P<part>[A-Za-z](?:[A-Za-z _.-]*[A-Za-z])?)[ _.-]*[0-9][^/]*$"
-_CAMERAS = frozenset(
-    (
-        "img", "image", "images", "dsc", "dscn", "dscf", "pict", "photo", "pic", "picture", "frame",
-        "dji", "gopr", "pxl", "scan", "screenshot", "whatsapp image", "p", "vid", "file", "page",
-    )
-)  # fmt: skip
-"""Words that cameras and programs put before numbers, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Partners:
     are_pairs
         So many photos have a partner that these are no samples of their own.
     fit
-        Most files of two patterns are called alike, as a source of both takes them.
+        A source of two patterns has all samples, and most of their files are called alike.
     """
 
     count: int
@@ -117,7 +114,7 @@ class Partners:
         folder
             Path or pattern of the folders of the files; None if they lie in none.
         """
-        others = ", ".join(other for _, other in self.pairs)
+        others = ", ".join(dict.fromkeys(other for _, other in self.pairs))
         text = (
             f"{self.count:,} of {self.count + self.photos:,} images of {where} are called as "
             f"others ({self.pairs[0][0]}) but for their {self.unlike} ({others}), such as "
@@ -129,13 +126,11 @@ class Partners:
         if not self.are_pairs:
             way = f"'{sources[0]}' as the source takes both as columns of one"
             return [f"{text}, and are samples; if they are masks or copies, {way}"], []
-        ways: list[tuple[Sequence[str], str]] = [((source,), both) for source in sources]
-        if self.unlike == "folder" and len(sources) > 1:  # no one of them has all samples
-            ways = [((), "move one kind of these folders elsewhere")]
-        if not self.fit:
-            ways = [((), "move one kind of these images elsewhere")]
+        ways: list[Way] = [((source,), both) for source in sources]
         if folder is None:
             ways = [((), f"the files in a folder, and '{sources[0]}' as the source, {both}")]
+        if not self.fit:
+            ways = [((), "move one kind of these images elsewhere")]
         when = "if each image is a sample"
         # A command that takes masks for pictures would be refused for its pixels.
         whole = ("--sample-name", "whole")
@@ -145,80 +140,53 @@ class Partners:
 
 def _source(inside: str, pair: Sequence[str]) -> str:
     """Return the source of files of two patterns, or folders, which may be absolute or URLs."""
-    start = "".join(f"{part}/" for part in common_start([name.split("/")[:-1] for name in pair]))
-    names = braced([name[len(start) :] for name in pair])
-    return (
-        f"{start}{names}" if start.startswith("/") or "://" in start else f"{inside}/{start}{names}"
-    )
+    names = braced_paths(pair)
+    return names if names.startswith("/") or "://" in names else f"{inside}/{names}"
+
+
+def _are_pairs(others: int, photos: int) -> bool:
+    return others >= FEW and PART * others >= photos
 
 
 def partners_among(keys: Texts) -> Partners | None:
     """Find the images that are called as others in the same folder; None if there are none."""
     stems = _replaced(keys, _SUFFIX)
-    counts = stems.counts()
-    if counts.max(initial=0) > 1:
-        return _of_other_suffixes(keys, counts)
+    if stems.counts().max(initial=0) > 1:
+        return _of_other_suffixes(keys, stems)
     row_of, endings = _called_as(stems, _replaced(stems, _PHOTO), same=True)
-    rows = np.flatnonzero(row_of >= 0)
-    of_targets = endings.matching(_TARGET)
-    are_known = of_targets | endings.matching(_COPY)
-    photos, known = len(keys) - len(rows), int(are_known.sum())
-    are_pairs = known >= FEW and PART * known >= photos
-    if known:
-        rows, endings = rows[are_known], endings.take(are_known)
-    ranked = _most_common(endings)
-    if not known:
-        top = ranked[0][1] if ranked else 0
-        are_pairs = top >= max(PART, NEARLY_ALL * photos, NEARLY_ALL * len(rows))
-        if top < max(PART, len(keys) // 20):
-            again = endings.matching(_AGAIN)
-            seconds = [name.removesuffix(" (1)") + " (2)" for name in stems.take(rows)]
-            again &= stems.find(Texts(seconds)) < 0  # else they are numbered
-            rows, ranked = rows[again], _most_common(endings.take(again))
-            if not ranked:
-                return _of_equal_endings(keys, stems)
-    [(of_photos, _), *_] = _most_common(_found(stems.take(row_of[rows]), _PHOTO))
-    others = [f"*{ending}.*" for ending, count in ranked if PART * count >= ranked[0][1]]
-    example = keys[int(rows[0])]
+    rows, of_targets = np.flatnonzero(row_of >= 0), endings.matching(_TARGET)
+    known = of_targets | endings.matching(_COPY)
     photos = len(keys) - len(rows)
+    if known.any():
+        rows, endings = rows[known], endings.take(known)
+    ranked = _most_common(endings)
+    top = ranked[0][1] if ranked else 0
+    if not known.any() and top < max(PART, len(keys) // 20):
+        return _of_equal_endings(keys, stems)
+    [(of_photos, _), *_] = _most_common(_found(stems.take(row_of[rows]), _PHOTO))
+    others = [f"*{ending}.*" for ending, count in ranked if PART * count >= top]
     pairs = [(f"*{of_photos}.*", other) for other in others[:MOST_WAYS]]
+    are_pairs = top >= max(PART, NEARLY_ALL * photos, NEARLY_ALL * len(rows))
+    are_pairs = _are_pairs(len(rows), photos) if known.any() else are_pairs
+    example, photos = keys[int(rows[0])], len(keys) - len(rows)
     may_be_masks = bool(of_targets.any())
     return Partners(len(rows), photos, example, pairs, "ending", may_be_masks, are_pairs)
 
 
-def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
-    """Return the images that are called as others but for the suffix, such as 1.jpg and 1.png.
-
-    Parameters
-    ----------
-    counts
-        Number of images that are called as each.
-    """
-    same = keys.take(counts > 1)
-    suffixes = _found(same, _SUFFIX)
-    ranked = [suffix for suffix, _ in _most_common(suffixes)]
+def _of_other_suffixes(keys: Texts, stems: Texts) -> Partners:
+    """Return the images that are called as others but for the suffix, such as 1.jpg and 1.png."""
+    suffixes = _found(keys, _SUFFIX)
+    [*ranked] = dict(_most_common(suffixes.take(stems.counts() > 1)))
     photo = next((suffix for suffix in ranked if suffix.lower() in _JPEG), ranked[0])
-    others = [suffix for suffix in ranked if suffix != photo]
-    example = same[int(suffixes.find(Texts(others[:1]))[0])]
-    paired = round((1 / counts[counts > 1]).sum())
-    count = len(same) - paired
-    are_pairs = paired >= FEW and PART * paired >= len(keys) - count
-    stems = {s: _replaced(keys.take(_ends(keys, s)), _SUFFIX) for s in (photo, *others[:MOST_WAYS])}
-    of_photos = stems.pop(photo)
-    fitting = [
-        suffix
-        for suffix, of in stems.items()
-        if 2 * int((of_photos.find(of) >= 0).sum()) >= min(len(of_photos), len(of))
-    ]
-    pairs = [(f"*{photo}", f"*{suffix}") for suffix in fitting or stems]
-    photos, fit = len(keys) - count, bool(fitting)
-    return Partners(count, photos, example, pairs, "ending", True, are_pairs, fit)
-
-
-def _ends(keys: Texts, end: str) -> np.ndarray:
-    import pyarrow.compute as pc
-
-    return numbers_of(pc.ends_with(keys.plain, end))
+    is_photo = suffixes.matching(f"^{re.escape(photo)}$")
+    others = np.flatnonzero(~is_photo)
+    rows = others[stems.take(is_photo).find(stems.take(others)) >= 0]
+    total, paired = Counter(suffixes), Counter(suffixes.take(rows))
+    fitting = [s for s, n in paired.most_common() if 2 * n >= min(total[s], total[photo])]
+    pairs = [(f"*{photo}", f"*{suffix}") for suffix in (fitting or [*paired])[:MOST_WAYS]]
+    example, photos, fit = keys[int(rows[0])], len(keys) - len(rows), bool(fitting)
+    are_pairs = _are_pairs(len(rows), photos)
+    return Partners(len(rows), photos, example, pairs, "ending", True, are_pairs, fit)
 
 
 def _of_equal_endings(keys: Texts, stems: Texts) -> Partners | None:
@@ -239,60 +207,55 @@ def _of_equal_endings(keys: Texts, stems: Texts) -> Partners | None:
 def partners_across(keys: Texts) -> Partners | None:
     """Find masks, other targets and copies that are called as images in a folder beside theirs.
 
-    As ``masks/1.png`` is as ``images/1.jpg``; None if there are none.
+    As ``masks/1.png`` and ``masks/a/1.png`` are as ``images/a/1.jpg``, and ``cat_aug/1.jpg`` is as
+    ``cat/1.jpg``; None if there are none.
     """
     folders = Folders(keys)
     shared = len(common_start([name.split("/")[:-1] for name in folders.names]))
 
     def have(words: Set[str]) -> np.ndarray:
-        return folders.where(
-            lambda name: _without(name, words, shared) != _without(name, frozenset(), shared)
-        )
+        none = frozenset[str]()
+        return folders.where(lambda n: _without(n, words, shared) != _without(n, none, shared))
 
     of_targets = have(_APART)
     if not of_targets.any() or of_targets.all():
         return None
-    plain = folders.each(
-        lambda names: [
-            re.sub("//+", "/", _without(name, IMAGES | _APART, shared)[:-1]).lstrip("/")
-            for name in names
-        ]
-    )
-    bases = _replaced(_replaced(Texts([*map(_base, keys)]), _SUFFIX), f"(?:{_TARGET}.*|{_PHOTO})")
-    called = Texts([*map("".join, zip(plain, bases, strict=True))])
-    photos, targets = np.flatnonzero(~of_targets), np.flatnonzero(of_targets)
-    found = called.take(photos).find(called.take(targets))
-    photos, targets = photos[found[found >= 0]], targets[found >= 0]
-    if not len(targets):
+    plain = Texts(folders.each(lambda some: [_without(n, IMAGES | _APART, shared) for n in some]))
+    bases = Texts([name.rpartition("/")[2] for name in _replaced(keys, _SUFFIX)])
+    bases = _replaced(bases, f"(?:{_TARGET}.*|{_PHOTO})")
+    called = Texts([*map("/".join, zip(plain, bases, strict=True))])
+    photos, others = np.flatnonzero(~of_targets), np.flatnonzero(of_targets)
+    found = called.take(photos).find(called.take(others))
+    of_any = bases.take(photos).find(bases.take(others))  # where all lie in one folder
+    found = np.where((found < 0) & plain.is_blank[others], of_any, found)
+    may_be_masks = have(TARGETS)[others]
+    ended = _called_as(called.take(others), called.take(photos), same=False)[0]  # as 1_flip
+    ended = np.where((found < 0) & ~may_be_masks, ended, -1)
+    found = np.maximum(found, ended)
+    has_photo = found >= 0
+    photos, others = photos[found[has_photo]], others[has_photo]
+    if not len(others):
         return None
     ranked = Counter(
         (keys[one].rpartition("/")[0], keys[other].rpartition("/")[0])
-        for one, other in zip(photos.tolist(), targets.tolist(), strict=True)
+        for one, other in zip(photos.tolist(), others.tolist(), strict=True)
     )
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
-    count, others = len(targets), int((~of_targets).sum())
-    are_pairs = count >= FEW and PART * count >= others
-    may_be_masks = bool(have(TARGETS)[targets].any())
-    return Partners(count, others, keys[int(targets[0])], pairs, "folder", may_be_masks, are_pairs)
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
+    starts = tuple(place.removesuffix("/*.*").removesuffix("*.*") for place in pairs[0])
+    fit = all(name.startswith(starts) for name in folders.names) and not (ended >= 0).any()
+    fit &= len(pairs) == 1  # else no one of them has all samples
+    count, of_photos, example = len(others), int((~of_targets).sum()), keys[int(others[0])]
+    masks, are_pairs = bool(may_be_masks[has_photo].any()), _are_pairs(count, of_photos)
+    return Partners(count, of_photos, example, pairs, "folder", masks, are_pairs, fit)
 
 
 def _without(name: str, words: Set[str], shared: int) -> str:
-    """Return a name below the folders that all share, without the words in its folders.
-
-    Of copies, only a whole name counts: ``cat_aug`` may be a class.
-    """
-    *folders, base = name.split("/")[shared:]
+    """Return the folders of a name below those that all share, without words in their names."""
     kept = []
-    for folder in folders:
-        parts = re.split(r"[\W_]+", folder)
-        others = [part for part in parts if plain_folder(part) not in words & (IMAGES | TARGETS)]
-        whole = folder if others == parts else "_".join(others)
-        kept.append("" if plain_folder(folder) in words else whole)
-    return "/".join([*kept, base])
+    for folder in name.split("/")[shared:-1]:
+        parts = [p for p in re.split(r"[\W_]+", folder) if plain_folder(p) not in words]
+        kept.append("_".join(parts) if plain_folder(folder) not in words else "")
+    return "/".join(filter(None, kept))
 
 
 def _apart(photos: str, others: str) -> tuple[str, str]:
@@ -316,44 +279,24 @@ def plain_folder(name: str) -> str:
     return re.sub(r"[\W\d_]", "", name.lower())
 
 
-def note_of_words(keys: Texts) -> list[str]:
-    """Return the line about words that names begin with, such as those of cat.0.jpg and dog.0.jpg.
-
-    They may be classes: there are a few, each of several images, and few names have none.
-    """
-    import pyarrow.compute as pc
-
-    found = without_nulls(pc.extract_regex(keys.plain, f"(?:^|/){_FIRST_WORDS}").field("part"))
-    counted = pc.value_counts(found.plain)
-    counts = numbers_of(counted.field("counts"))
-    recurs = ~Texts(counted.field("values")).is_blank & (counts >= FEW)
-    words = int(recurs.sum())
-    if not 1 < words <= len(keys) // PART or counts[recurs].sum() < NEARLY_ALL * len(keys):
-        return []
-    some = [word for word, _ in _most_common(found) if word]
-    if {word.lower() for word in some} & _CAMERAS:
-        return []
-    begin = f"Names of images begin with {words:,} words ({', '.join(map(repr, some[:3]))})"
-    way = "to have them, name each image and its class in a file for --labels"
-    return [f"{begin}, which may be classes, and give no label: {way}"]
+def by_number(name: str) -> list[Any]:
+    """Sort key by which numbers in names count: frame-2 is before frame-10, and 0.25 before 0.5."""
+    if _NUMBER.fullmatch(name):
+        return ["", Decimal(name)]
+    parts = re.split("([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
-def note_of_archives(files: Sequence[str], samples: int) -> list[str]:
-    """Return the line about archives that may be a class each: no parts of one, by their names."""
-    stems = sorted({_base(name).partition(".")[0] for name in files})
-    words = {re.sub(r"[\W\d_]", "", stem) for stem in stems}
-    if not FEW <= len(stems) <= samples // FEW or (
-        len(words) == 1 and not all(map(_SYNSET.fullmatch, stems))
-    ):
-        return []
-    some = ", ".join(map(repr, stems[:3]))
-    way = "to have them, unpack each to a folder of its name, or give a file for --labels"
-    return [f"Names of {len(stems):,} files ({some}) may be classes, and give no label: {way}"]
+def numbers_out_of_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first two neighbours that are in the order of text, and not of their numbers;
+    none if there are none."""
+    pairs = pairwise(names)
+    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), ())
 
 
 def ways_by_patterns(
     folders: Sequence[str], stems: Sequence[Sequence[str]], source_of: Callable[[str], str]
-) -> list[tuple[Sequence[str], str]]:
+) -> list[Way]:
     """Return the sources of two folders whose files pair up but for several endings.
 
     Parameters
@@ -366,7 +309,7 @@ def ways_by_patterns(
     if len(folders) != 2:
         return []
     (photos, masks), (first, others) = folders, map(Texts, stems)
-    end = ending(map(_base, first))
+    end = ending(name.rpartition("/")[2] for name in first)
     end = re.sub(r"^(?:[_. -]+\d+)+(?=[_. -])", "", end)  # a number belongs to the name
     endings = _called_as(others, _replaced(first, f"{re.escape(end)}$"), same=False)[1]
     return [

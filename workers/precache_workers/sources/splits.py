@@ -131,38 +131,20 @@ def read_split_files(
 
     Returns the lines about guesses, and the doubts.
     """
-    notes: list[str] = []
     for level in range(max(name.count("/") for name in names) + 1):
-        parts = {name: name.split("/")[level] for name in names if name.count("/") >= level}
-        column, values = _partition(parts.values())
-        kind = splits_of(column, values) if column else ""
-        if kind == "maybe":
-            some = quoted(sorted({*values} - {""}))
-            notes.append(
-                f"Folders {column}=… have {some}, which may be splits: all files are built"
-            )
-        if column and kind != "sure":
-            continue
         files: dict[str, list[str]] = defaultdict(list)
         for name in names:
-            part = parts.get(name, "")
-            files[part if column else split_name(part)].append(name)
+            part = [*name.split("/"), *[""] * level][level]
+            column = part.partition("=")[0] if "=" in part else ""
+            files[part if names_splits(column) else split_name(part)].append(name)
         splits = {*files} - {""}
         if len(splits) < 2:
             continue
         named = [part for name in containers.patterns for part in name.split("/")]
         if rules.all_splits or splits <= {*named, *map(split_name, named)}:
-            text = f"Files of several splits are taken together: {quoted(sorted(splits))}"
-            return [*notes, text], []
-        return notes, [_doubt(containers, files, names)]
-    return notes, []
-
-
-def _partition(parts: Iterable[str]) -> tuple[str, list[str]]:
-    """Return the column and values of folders such as ``split=train``; empty if some are others."""
-    pairs = [part.partition("=") for part in parts]
-    columns = {column if mark else "" for column, mark, _ in pairs}
-    return (columns.pop() if len(columns) == 1 else ""), [value for *_, value in pairs]
+            return [f"Files of several splits are taken together: {quoted(sorted(splits))}"], []
+        return [], [_doubt(containers, files, names)]
+    return [], []
 
 
 def _doubt(
