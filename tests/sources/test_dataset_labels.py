@@ -141,18 +141,19 @@ REFUSED = [
     ("(image(n), np.float32(2))", r"item 1 is the float32 2\.0, .*Return int\(label\)"),
     ("(image(n), 2**63)", r"item 1 is the int 9223372036854775808"),
     ("(image(n), -5)", r"item 1 is the int -5"),
-    ("(image(n), np.eye(6)[n])", r"item 1 is ndarray float64 \(6,\), which begins with [01]\.0"),
-    ("(image(n), torch.eye(6)[n])", r"item 1 is Tensor float32 \(6,\), which begins with [01]\.0"),
-    ("(image(n), torch.tensor([1, 0, 1]))", r"item 1 is Tensor int64 \(3,\), which begins with 1"),
-    ("(image(n), [n, 7])", r"item 1 is a list of 2, which begins with \d"),
-    ("(image(n), (n, 7))", r"item 1 is a tuple of 2, which begins with \d"),
-    ("(image(n), [None, 7])", r"item 1 is a list of 2, which begins with None"),
-    ("(image(n), [])", r"item 1 is a list of 0"),
-    ("(image(n), [[0, 0, 4, 4.5]])", r"item 1 is a list of 1, which begins with 0"),
-    ("(image(n), image(n)[..., 0])", r"item 1 is ndarray uint8 \(8, 8\), which begins with \d"),
+    ("(image(n), np.eye(6)[n])", r"item 1 is ndarray float64 \(6,\)"),
+    ("(image(n), torch.eye(6)[n])", r"item 1 is Tensor float32 \(6,\)"),
+    ("(image(n), torch.tensor([1, 0, 1]))", r"item 1 is Tensor int64 \(3,\)"),
+    ("(image(n), [n, 7])", r"item 1 is the list \[\d, 7\]"),
+    ("(image(n), (n, 7))", r"item 1 is the tuple \(\d, 7\)"),
+    ("(image(n), [None, 7])", r"item 1 is the list \[None, 7\]"),
+    ("(image(n), [jpeg(n), 1])", r"item 1 is the list \[bytes \(\d+ B\), 1\]"),
+    ("(image(n), [])", r"item 1 is the list \[\]"),
+    ("(image(n), [[0, 0, 4, 4.5]])", r"item 1 is the list \[\[0, 0, 4, 4\.5\]\]"),
+    ("(image(n), image(n)[..., 0])", r"item 1 is ndarray uint8 \(8, 8\)"),
     ("(image(n), Image.new('L', (8, 9)))", r"item 1 is Image L 8 x 9.*input = 1"),
-    ("(image(n), {'boxes': [], 'labels': [1]})", r"item 1 is a dict of 'boxes', 'labels'"),
-    ("{'image': image(n), 'labels': [n, 1]}", r"'labels' is a list of 2.*input = \"labels\""),
+    ("(image(n), {'boxes': [], 'labels': [1]})", r"item 1 is the dict \{'boxes': \[\], 'la"),
+    ("{'image': image(n), 'labels': [n, 1]}", r"'labels' is the list \[\d, 1\].*input ="),
     ("{'image': image(n), 'label': 'cat'}", r"'label' is the text 'cat'"),
     ("{'image': image(n), 'label': n, 'target': 9}", r"'label' is \d and 'target' is 9"),
     ("(image(n), n, n + 1)", r"item 1 is \d and item 2 is \d"),
@@ -162,7 +163,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("item", "why"), REFUSED)
-def test_other_labels_end_the_build_and_the_plan_with_type_shape_and_first_value(
+def test_other_labels_end_the_build_and_the_plan_with_its_type_and_shape(
     item: str, why: str, source: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = source(item)
@@ -180,7 +181,10 @@ def test_other_labels_end_the_build_and_the_plan_with_type_shape_and_first_value
 MAYBE = [
     ("'age': n + .5", r"'age' \(the float \d\.5\) may be one"),
     ("'onehot': np.eye(3)[n % 3]", r"'onehot' \(ndarray float64 \(3,\).* may be one"),
-    ("'meta': {'label': n, 'camera': 'x'}", r"'meta' \(a dict of 'label', 'camera'\) may be"),
+    (
+        "'meta': {'label': n, 'camera': 'x'}",
+        r"'meta' \(the dict \{'camera': 'x', 'label'.* may be",
+    ),
     ("'fine_label': n, 'coarse_label': n % 2", r"'fine_label' .* or 'coarse_label' .* may be one"),
     ("'sex': 'f', 'age': 33", r"'sex' .* or 'age' .* may be one"),
 ]
@@ -441,7 +445,7 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("None", "3", "classes are the int 3; .* list of the names"),
         ("None", "'cat dog'", "classes are the text 'cat dog'"),
         ("None", "{'a', 'b'}", "classes are .*set"),
-        ("None", "{'a': 1, 'b': 2}", "classes are a dict .* numbers from 0"),
+        ("None", "{'a': 1, 'b': 2}", "classes are the dict .* numbers from 0"),
         (
             "['a', 1, 'a', 'a', 'a', 'a']",
             "()",

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pickle
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -239,7 +240,7 @@ def _number_of(
 def _not_understood(parts: Mapping[Part, Any], part: Part, classes: Sequence[str]) -> str:
     value = described(parts[part])
     if isinstance(parts[part], str) and classes:
-        names = f"{', '.join(map(_short, classes[:10]))}{', …' * (len(classes) > 10)}"
+        names = printable(reprlib.repr([*classes]))
         return f"{in_words(part)} is {value}, and not one name among its `classes`: {names}"
     if part == 1 and is_class(parts[0]) and _is_picture(parts[1]):
         return (
@@ -351,44 +352,22 @@ def in_words(part: Part) -> str:
     return f"item {part}" if isinstance(part, int) else printable(repr(part)[:60])
 
 
+class _Repr(reprlib.Repr):
+    def repr_bytes(self, value: bytes, level: int) -> str:  # never those of a file
+        return described(value)
+
+
 def described(value: Any) -> str:
-    """Describe a value by its type, its shape and how it begins, without the bytes of a file."""
-    kind = type(value).__name__
+    """Describe a value by its type, and by its shape or how it begins."""
+    kind = "text" if isinstance(value, str) else type(value).__name__
     if value is None or isinstance(value, bytes | bytearray | memoryview):
         return "None" if value is None else f"{kind} ({size(len(value))})"
-    if isinstance(value, str):
-        return f"the text {_short(str(value))}"
-    if isinstance(value, int | float | np.generic):
-        return f"the {kind} {_short(value.item() if hasattr(value, 'item') else value)}"
-    if isinstance(value, Mapping):
-        return f"a {kind} of {', '.join(_short(key) for key in list(value)[:10])}"
-    if isinstance(value, list | tuple | set | frozenset):
-        begins = f", which begins with {_short(_first(value))}" if value else ""
-        return f"a {kind} of {len(value)}{begins}"
     if hasattr(value, "getpixel"):
         return f"{kind} {value.mode} {value.size[0]} x {value.size[1]}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        dtype = str(value.dtype).removeprefix("torch.")
-        begins = f", which begins with {_short(_first(value))}" if math.prod(value.shape) else ""
-        return f"{kind} {dtype} {tuple(value.shape)}{begins}"
-    return f"a {kind}"
-
-
-def _first(value: Any) -> Any:
-    """Return the first number or text in nested lists or an array."""
-    while isinstance(value, list | tuple | set | frozenset) and value:
-        value = next(iter(value))
-    if hasattr(value, "shape") and hasattr(value, "dtype") and math.prod(value.shape):
-        first = value.reshape(-1)[0]
-        return first.item() if hasattr(first, "item") else first  # of objects, one of them
-    return value
-
-
-def _short(value: Any) -> str:
-    if not isinstance(value, str | int | float | None):
-        return described(value)
-    text = printable(repr(value))
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
+        return f"{kind} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    value = value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+    return printable(f"the {kind} {_Repr().repr(value)}")
 
 
 def _is_picture(value: Any) -> bool:

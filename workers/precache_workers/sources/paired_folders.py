@@ -12,7 +12,7 @@ suffix, what fits it.
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import os
 import re
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
@@ -145,7 +144,8 @@ class PairedFolders(Source):
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
-            file_states=_digests(np.stack(file_states, 1))
+            # One file alone may change.
+            file_states=functools.reduce(_mixed, file_states)
             if len(file_states) == len(listed)
             else None,
         )
@@ -187,6 +187,7 @@ class PairedFolders(Source):
 def _table(named: Mapping[str, RowTable]) -> RowTable:
     """Return the table of samples from those of their files, row by row."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     columns = [*named.values()]
     files = [
@@ -194,21 +195,24 @@ def _table(named: Mapping[str, RowTable]) -> RowTable:
         for of in columns
     ]
     states = [
-        zip(of.keys, of.sizes.tolist(), of.mtimes.tolist(), of.etags, strict=True) for of in columns
+        part
+        for of in columns
+        for part in (of.keys.plain, arrow_of(of.sizes), arrow_of(of.mtimes), of.etags.plain)
     ]
+    texts = (state.cast(pa.large_string()) for state in states)
     return replace(
         columns[0],
         sizes=np.sum([of.sizes for of in columns], axis=0),
         mtimes=np.max([of.mtimes for of in columns], axis=0),
-        etags=Texts([_digest(of) for of in zip(*states, strict=True)]),
+        etags=Texts(pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))),
         locations=Locations.alone(pa.StructArray.from_arrays(files, [*named])),
         source=place_digest(" ".join(of.source for of in columns)),
     )
 
 
-def _digests(numbers: np.ndarray) -> np.ndarray:
-    """Return a number (rows,) int64 for the numbers of each row: one file alone may change."""
-    return np.array([xxhash.xxh3_64_intdigest(row.tobytes()) >> 1 for row in numbers], np.int64)
+def _mixed(states: np.ndarray, others: np.ndarray) -> np.ndarray:
+    mixed: np.ndarray = (states * 0x9E37_79B1 + others) & np.iinfo(np.int64).max
+    return mixed
 
 
 def _sample(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
@@ -222,10 +226,6 @@ def _sample(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
         for name, part in parts.items()
     }
     return joined(inputs, names)
-
-
-def _digest(values: object) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())
 
 
 def open_paired(spec: SourceSpec) -> PairedFolders:
