@@ -144,9 +144,6 @@ def _commands(
             if kind in ("folder", "folders") or (kind and before):  # that of the archives
                 flags += "--source-kind", "folders" if "{" in words[place] else "folder"
         words[end:end] = flags
-        copies = "://" in "".join(before)  # by a tool that does not know the options
-        if copies and any(text.startswith("--storage-options") for text in given):
-            continue
         command = _Command(words, before)
         if str(command) == printable(without_secrets(str(command))):
             yield way, command

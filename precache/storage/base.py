@@ -43,13 +43,13 @@ FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` o
 below a hidden folder, or one that a system or program made; an image whose name begins with a
 dot."""
 
-NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
+NOT_UTF8, REPEATED, SAME_KEY = "not_utf8", "repeated", "same_key"
 BAD_LABEL = "bad_label"
-"""Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
-that a later one of its name replaces; a row that repeats another; samples of one key, of which
-none is taken; a label that cannot be read, or labels that contradict each other."""
+"""Reasons to leave out a sample of a listing: a name that is not UTF-8; a row that repeats
+another; samples of one key, of which none is taken; a label that cannot be read, or labels that
+contradict each other."""
 
-BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY, BAD_LABEL)
+BAD_SAMPLES = (NOT_UTF8, REPEATED, SAME_KEY, BAD_LABEL)
 """Reasons that count as failures of samples."""
 
 _LEFT_OUT_AS = {
@@ -63,8 +63,6 @@ _LEFT_OUT_AS = {
     "name such a folder as the source, or pack them anew)",
     HIDDEN_FILE: "hidden images, as in a trash (to read them, rename them without the dot)",
     NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
-    REPLACED: "that a later member of the same name replaces, as when the archive is extracted "
-    "(pack it anew)",
     REPEATED: "that repeat another row, of the same file and label (remove them)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",

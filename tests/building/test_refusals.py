@@ -197,10 +197,8 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "labels of several lines": (
         tar("a.png b.png", {"a": "cat dog", "b": "cat"}), 1,
     ),
-    "images of one sample that are too many": (
-        tar(" ".join(f"a.{number}.png" for number in range(257))), 2,
-    ),
-    "many images of one sample, with leading zeros": (
+    "many images of one sample": (tar(" ".join(f"a.{number}.png" for number in range(257))), 3),
+    "many images of one sample, with labels that differ": (
         tar(" ".join(f"a.{n}.png" for n in range(257)),
             {f"a.{n}": f"00{n % 3}" for n in range(257)}), 2,
     ),

@@ -16,8 +16,7 @@ from PIL import Image
 import precache
 from precache.cli.main import main
 from precache.errors import SourceError, UsageError
-from precache.storage.base import BAD_LABEL, NOT_UTF8, REPEATED, REPLACED, SAME_KEY
-from precache_workers.sources import tar_archives
+from precache.storage.base import BAD_LABEL, NOT_UTF8, REPEATED, SAME_KEY
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, labels, pixels, write
@@ -83,7 +82,7 @@ def test_images_that_may_be_samples_or_inputs_are_refused_and_the_advice_works(
     assert not (tmp_path / "store").exists()
     flags = advised(str(refusal.value))
     assert "whole" in flags
-    assert "first-dot" in flags or len(names) > tar_archives.MOST_IMAGES
+    assert "first-dot" in flags
     for flag in flags:
         command = ["build", source, tmp_path / flag, *FLAGS, "--no-progress", "--sample-name", flag]
         assert main([str(word) for word in command]) == 0
@@ -117,7 +116,7 @@ def test_labels_of_names_that_share_their_beginning_lead_to_the_flag(tmp_path: P
         for member in ((f"photo.v{n}.jpg", photo(n)), (f"photo.v{n}.cls", b"%d" % n))
     ]
     source = write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(SourceError, match=r"two labels of a\.tar/photo.*--sample-name last-dot"):
+    with pytest.raises(SourceError, match=r"photo\.v0\.jpg.*--sample-name last-dot"):
         build(source, tmp_path / "store")
     build(source, tmp_path / "store", sample_name="last-dot")
     assert labels(tmp_path / "store") == {"a.tar/photo.v0.jpg": 0, "a.tar/photo.v1.jpg": 1}
@@ -330,19 +329,16 @@ def test_names_of_a_zip_in_another_encoding_are_said_to_be_guessed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
+def test_members_of_one_name_are_left_out_and_counted(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = [(f"{'cat' if n % 2 else 'dog'}/{n}.jpg", photo(n)) for n in range(6)]
     source = SOURCES[kind](tmp_path, [*members, ("cat/1.jpg", photo(50))])
     said = printed(capsys, "build", source, tmp_path / "store", *FLAGS)
-    assert "1 that a later member of the same name replaces" in said
+    assert "that share their keys with others, so that none of these is taken" in said
     assert "cat/1.jpg" in said
     result = build(source, tmp_path / "store")
-    assert (result.samples, result.left_out) == (6, {REPLACED: 1})
-    [sample] = open_source(source).fetch([f"{Path(source).name}/cat/1.jpg"], [-1])
-    assert isinstance(sample, Sample)
-    assert photo(50) in sample.inputs.values()
+    assert (result.samples, result.left_out) == (5, {SAME_KEY: 1 + (kind == "zip")})
     version = precache.open(tmp_path / "store")
     for key, label in labels(tmp_path / "store").items():
         assert version.classes[label] == key.split("/")[1]
@@ -351,19 +347,18 @@ def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
 @pytest.mark.parametrize(
     ("more", "labels_left", "left_out"),
     [
-        ([("1.cls", b"2")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
-        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
-        ([("1.cls", b"2"), ("1.cls", b"1")], [1, 1], {REPLACED: 2, BAD_LABEL: 1}),
-        ([("1.cls", b"")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
-        ([("1.cls", b"1")], [1, 1, 1], {REPLACED: 1}),
-        ([("9.cls", b"1"), ("9.cls", b"2")], [1, 1, 1], {REPLACED: 1}),
-        ([("1.jpg", photo(9)), ("1.cls", b"2")], [1, 2, 1], {REPLACED: 2}),
+        ([("1.cls", b"2")], [1, 1], {BAD_LABEL: 1}),
+        ([("1.cls", b"1"), ("1.cls", b"2")], [1, 1], {BAD_LABEL: 1}),
+        ([("1.cls", b"")], [1, 1], {BAD_LABEL: 1}),
+        ([("1.cls", b"1")], [1, 1, 1], {}),
+        ([("9.cls", b"1"), ("9.cls", b"2")], [1, 1, 1], {}),
+        ([("1.jpg", photo(9)), ("1.cls", b"2")], [1, 1], {SAME_KEY: 1}),
         ([("9.jpg", photo(9)), ("9.cls", b"caf\xe9")], [1, 1, 1], {BAD_LABEL: 1}),
         ([("9.jpg", photo(9)), ("9.cls", b"1" * 5000)], [1, 1, 1], {BAD_LABEL: 1}),
-        ([("1.cls", b"\xe9")], [1, 1], {REPLACED: 1, BAD_LABEL: 1}),
+        ([("1.cls", b"\xe9")], [1, 1], {BAD_LABEL: 1}),
     ],
 )
-def test_a_sample_whose_label_is_unclear_is_bad_unless_it_is_replaced_as_a_whole(
+def test_a_sample_whose_label_is_unclear_is_bad(
     more: list[tuple[str, bytes]],
     labels_left: list[int],
     left_out: dict[str, int],
@@ -437,11 +432,11 @@ def test_lines_of_a_table_that_recur(
 
 
 def test_many_members_that_recur_are_refused(tmp_path: Path) -> None:
-    members = [(f"{n}.jpg", photo(n)) for n in range(8)]
-    source = write_tar(tmp_path / "a.tar", members * 2)
-    with pytest.raises(SourceError, match=r"8 that a later member .*pack.*--max-failures 8"):
+    members = [(f"{n}.jpg", photo(n)) for n in range(12)]
+    source = write_tar(tmp_path / "a.tar", [*members, *members[:8]])
+    with pytest.raises(SourceError, match=r"8 that share their keys .*--max-failures 8"):
         build(source, tmp_path / "store")
-    assert build(source, tmp_path / "store", max_failures=8).samples == 8
+    assert build(source, tmp_path / "store", max_failures=8).samples == 4
 
 
 def test_an_unchanged_archive_from_the_index_says_the_same(tmp_path: Path) -> None:
@@ -524,7 +519,7 @@ def test_what_is_left_out_is_said_without_progress(
         said = caplog.text
         caplog.clear()
         assert "1 hidden images" in said
-        assert "1 that a later member of the same name replaces" in said
+        assert "1 that share their keys with others" in said
         assert "1 whose names are not UTF-8" in said
         assert "Not used, as they are no images and no field names them: 1 .json" in said
     precache.build(

@@ -9,8 +9,8 @@ of `containers`; `columns` chooses the columns of tables; `manifests` reads tabl
   it is read with, and its place there. Tasks get locations with keys and sizes, so that workers
   need no index. Locations are never stored: a store is not trusted, and a container may
   be packed anew. Without them, as in the viewer, a source lists once to find its samples.
-- The identity of a sample is what its container records: the CRC-32 in a zip archive, size and
-  time in a tar archive; else it is the container's, and content decides what changed.
+- The identity of a sample is the checksum that its container records, in zip archives and TFRecord
+  files; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
   task fetches the samples of a unit together (`shards.samples`).
 - `labels` has the kinds of labels and their encoding. `label_evidence` decides once how a column of

@@ -59,7 +59,8 @@ class ArrowFormat(TableFormat):
         import pyarrow as pa
 
         where, split = folder.path(file.name), file.name.rpartition("/")[0]
-        with _opened(folder, file, where) as (source, schema):
+        with _opened(folder, file, where) as source:
+            schema = pa.ipc.read_schema(source)
             chosen = choose_images(schema, self.columns, where)
             chosen.describe(members)
             start = source.tell()
@@ -91,8 +92,13 @@ class ArrowFormat(TableFormat):
         import pyarrow as pa
 
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-        with _opened(folder, file, where) as (source, schema):
-            chosen = choose_images(schema, self.columns, where)
+        with _opened(folder, file, where) as source:
+
+            def read_schema() -> tuple[Any, ...]:
+                schema = pa.ipc.read_schema(source)
+                return schema, choose_images(schema, self.columns, where)
+
+            schema, chosen = self.head_of(folder, container, read_schema)
             for start, some in rows.items():
                 source.seek(start)
                 batch = _batch(pa.ipc.read_message(source), schema, chosen, where)
@@ -146,8 +152,8 @@ def saved_files(folder: Folder) -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(folder: Folder, file: FileInfo, where: str) -> Iterator[tuple[Any, Any]]:
-    """Open a file; yields it at its first batch, and its schema.
+def _opened(folder: Folder, file: FileInfo, where: str) -> Iterator[Any]:
+    """Open a file, and yield it at its schema.
 
     Of a local file only the pages that are used are read.
 
@@ -166,7 +172,7 @@ def _opened(folder: Folder, file: FileInfo, where: str) -> Iterator[tuple[Any, A
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             source = pa.BufferReader(pa.py_buffer(mapped))
         source.seek(8 if source.read(len(MAGIC)) == MAGIC else 0)
-        yield source, pa.ipc.read_schema(pa.ipc.read_message(source))
+        yield source
 
 
 def _batch(message: Any, schema: Any, chosen: ChosenColumns, where: str) -> Any:

@@ -30,12 +30,6 @@ REQUESTS = 16
 MOST_UNPACKED = 8
 """Archives that commands unpack, at most."""
 
-_COPIES = {
-    "https": "curl -fL {url} -o {path}", "s3": "aws s3 cp {url} {path}",
-    "gs": "gcloud storage cp {url} {path}",
-}  # fmt: skip
-"""Commands that copy a file of a service, by scheme."""
-
 _MAGIC = re.compile(r"[*?\[]")
 _TEXT = r"(?:[^{}\\]|\\.)*"
 _GROUP = re.compile(rf"(?<!\\)\{{{_TEXT},{_TEXT}\}}")
@@ -152,8 +146,7 @@ class Containers:
     def unpacked(self, files: Sequence[str]) -> tuple[str, tuple[tuple[str, ...], ...]]:
         """Return a new folder for the members of archives, and the commands that unpack them there.
 
-        Both are empty for containers of other kinds. Those of a service are copied before, into
-        the working directory.
+        Both are empty for containers of other kinds, and of a service.
 
         Parameters
         ----------
@@ -161,18 +154,10 @@ class Containers:
             Names of the archives.
         """
         suffixes = [container_suffix(name) for name in files]
-        are_archives = all(suffix.startswith((".zip", ".tar", ".tgz")) for suffix in suffixes)
-        if not are_archives:
+        are_archives = all(suffix.startswith((".zip", ".tar")) for suffix in suffixes)
+        if not are_archives or self.folder.local("") is None:
             return "", ()
-        paths, commands = list[str](), list[tuple[str, ...]]()
-        for name in files:
-            local, url = self.folder.local(name), self.folder.path(name)
-            path = str(local or Path(posixpath.basename(name)).absolute())
-            if local is None:
-                if (copy := _COPIES.get(url.partition("://")[0])) is None:
-                    return "", ()
-                commands.append(tuple(word.format(url=url, path=path) for word in copy.split()))
-            paths.append(path)
+        paths, commands = [str(self.folder.local(n)) for n in files], list[tuple[str, ...]]()
         stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]
         parent, _, common = "".join(common_start(stems)).rpartition("/")
         folder = f"{parent}/{'_'.join(filter(None, (common.rstrip('-_.'), 'unpacked')))}"

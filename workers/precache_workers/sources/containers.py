@@ -36,7 +36,6 @@ from precache.storage.base import (
     NO_NAME,
     NOT_UTF8,
     REPEATED,
-    REPLACED,
     SAME_KEY,
     FileInfo,
     Folder,
@@ -101,7 +100,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"15"
+INDEX_RULES = b"16"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -131,7 +130,6 @@ def rows_of(
     places: Any,
     *,
     sizes: np.ndarray | int = -1,
-    mtimes: np.ndarray | int = -1,
     etags: Sequence[str] | str = "",
     labels: Any = None,
     units: np.ndarray | int = 0,
@@ -149,7 +147,7 @@ def rows_of(
     labels = pa.nulls(count) if labels is None else labels
     size, mtime, nbyte, unit = (
         arrow_of(np.broadcast_to(np.asarray(number, kind), count))
-        for number, kind in ((sizes, "i8"), (mtimes, "i8"), (nbytes, "i8"), (units, "i4"))
+        for number, kind in ((sizes, "i8"), (-1, "i8"), (nbytes, "i8"), (units, "i4"))
     )
     columns = [growing.texts().arrow, size, mtime, etag, unit, nbyte, places, labels]
     return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place", "label"])
@@ -273,16 +271,8 @@ def are_names(names: Texts) -> np.ndarray:
     return ~names.matching(_NO_NAME) & (numbers_of(pc.utf8_length(names.plain)) <= LONGEST_NAME)
 
 
-class Wanted(NamedTuple):
-    """Samples to read: keys, and an Arrow array of places in their container."""
-
-    keys: Sequence[str]
-    places: Any
-
-    def one(self, row: int) -> Wanted:
-        """Return one of the samples."""
-        return Wanted([self.keys[row]], self.places[row : row + 1])
-
+Wanted = Sequence[tuple[str, Any]]
+"""Samples to read: the key of each, and its place in their container, as Python has it."""
 
 Read = Sequence[Fetched | None]
 """Samples or errors; None in place of a sample that is not where it was listed."""
@@ -383,6 +373,9 @@ class ContainerSource(Source):
         if complete and read.names and not is_table:
             columns_there = [name for name, _ in whole.columns.most_common()]
             require_columns(columns_there, read.names, f"the source {self}")
+        inputs = SampleInputs(whole.combinations)
+        if inputs and getattr(self.format, "sample_name", None) is None:
+            inputs.require_clear(self)
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
@@ -391,12 +384,10 @@ class ContainerSource(Source):
         index = scans.index() if fresh else None
         if columns.key is not None or _nested(files):
             scans.leave_out_repeated(functools.partial(_record, scans.rows))
-        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, scans.rows["place"]
+        notes, places = whole.lines, scans.rows["place"]
         if inputs:
-            rule = getattr(self.format, "sample_name", None)
-            if rule is None:
-                inputs.require_clear(self)
-            notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
+            is_last = getattr(self.format, "sample_name", None) == "last-dot"
+            notes = (*notes, inputs.note("last" if is_last else "first"))
             places = inputs.with_all(places)
         locations = Locations(
             places=places,
@@ -480,8 +471,8 @@ class ContainerSource(Source):
                     units.setdefault(numbers[row], []).append(row)
             for some in units.values():
                 taken = places.places.take(arrow_of(np.array(some)))
-                wanted = Wanted([keys[row] for row in some], taken)
-                samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
+                wanted = list(zip((keys[row] for row in some), taken.to_pylist(), strict=True))
+                samples_at_work().begin(FETCHING, *(key for key, _ in wanted), foreign=False)
                 container = places.containers[places.files[some[0]]]
                 fetched.update(zip(some, self._read(container, wanted), strict=True))
             return fetched
@@ -494,23 +485,22 @@ class ContainerSource(Source):
         try:
             read = self.format.read(self.folder, container, wanted, self.spec.most_bytes)
         except MemoryError:
-            if len(wanted.keys) == 1:
+            if len(wanted) == 1:
                 return [SampleError("there is not enough memory to read it")]
-            ones = map(wanted.one, range(len(wanted.keys)))
-            return [fetched for one in ones for fetched in self._read(container, one)]
+            return [fetched for one in wanted for fetched in self._read(container, [one])]
         except SourceError as error:
-            read = [SampleError(str(error))] * len(wanted.keys)
+            read = [SampleError(str(error))] * len(wanted)
         except StorageError as error:
-            return [FetchError(str(error))] * len(wanted.keys)
+            return [FetchError(str(error))] * len(wanted)
         except (ArithmeticError, LookupError, TypeError, ValueError):  # as a forged index has them
-            read = [None] * len(wanted.keys)
+            read = [None] * len(wanted)
         if not self.format.checks_members:  # after it was read: it may be replaced meanwhile
             now = self.containers.info(container.name)
             if now is None or container_etag(now) != container.etag:
-                read = [None] * len(wanted.keys)
+                read = [None] * len(wanted)
         return [
             changed(self.folder, container.name, key) if sample is None else sample
-            for key, sample in zip(wanted.keys, read, strict=True)
+            for (key, _), sample in zip(wanted, read, strict=True)
         ]
 
 
@@ -612,17 +602,6 @@ def read_places(
         FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
         for number, data in enumerate(read)
     ]
-
-
-def last_of_each(names: Texts, container: str, members: Members) -> np.ndarray:
-    """Return which files no later one of the name replaces; leave out the others: (rows,) bool."""
-    codes = names.codes()
-    last = np.zeros(len(codes), np.int64)
-    last[codes] = np.arange(len(codes))  # the last assignment counts
-    is_last = np.asarray(last[codes] == np.arange(len(codes)))
-    for row in np.flatnonzero(~is_last).tolist():
-        members.leave_out(REPLACED, f"{container}/{names[row]}")
-    return is_last
 
 
 def too_large_error(nbytes: int, most_bytes: int) -> SampleError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from precache.errors import SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, Range, required
@@ -22,18 +22,10 @@ SPAN_BYTES = 16 << 20
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file as a seekable stream that is read in blocks.
+    """A remote file; no read crosses `end`, and those behind it are small."""
 
-    Parameters
-    ----------
-    end
-        Offset that no block goes beyond, unless a single read does.
-    """
-
-    def __init__(self, folder: Folder, file: FileInfo, block_bytes: int, end: int) -> None:
-        self._folder, self._file, self._block_bytes, self._end = folder, file, block_bytes, end
-        self._place = 0
-        self._start, self._block = 0, b""
+    def __init__(self, folder: Folder, file: FileInfo, end: int) -> None:
+        self._folder, self._file, self._end, self._place = folder, file, end, 0
 
     def readable(self) -> bool:
         return True
@@ -41,33 +33,20 @@ class RemoteFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._place
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._file.size}[whence]
         self._place = max(0, base + offset)
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer
-        data = self.read(len(buffer))
+        end = self._end if self._place < self._end else self._place + GAP_BYTES
+        length = min(len(buffer), end - self._place, self._file.size - self._place)
+        if length <= 0:
+            return 0
+        data = required(self._folder.read_ranges([(self._file.name, self._place, length)])[0])
         buffer[: len(data)] = data
-        return len(data)
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._file.size - self._place)
-        size = left if size is None or size < 0 else min(size, left)
-        at = self._place - self._start
-        held = max(0, len(self._block) - at) if at >= 0 else 0
-        if size > held:
-            first = self._place + held
-            length = max(size - held, min(self._block_bytes, self._end - first))
-            [more] = self._folder.read_ranges([(self._file.name, first, length)])
-            self._block = (self._block[at:] if held else b"") + required(more)
-            self._start, at = self._place, 0
-        data = self._block[at : at + size]
         self._place += len(data)
-        return data
+        return len(data)
 
 
 def open_file(
@@ -81,9 +60,9 @@ def open_file(
     Parameters
     ----------
     block_bytes
-        Minimum size of a request to a remote file; requests before `end` may be shorter.
+        Size of a request to a remote file; those before `end` may be shorter.
     end
-        End of the part that is needed, if known; no block goes beyond it.
+        End of the part that is needed, if known; no request crosses it.
 
     Raises
     ------
@@ -95,7 +74,7 @@ def open_file(
         return os.fdopen(descriptor, "rb")
     require_size(folder, file)
     end = file.size if end is None else min(end, file.size)
-    return cast("BinaryIO", RemoteFile(folder, file, block_bytes, end))
+    return io.BufferedReader(RemoteFile(folder, file, end), block_bytes)
 
 
 def require_size(folder: Folder, file: FileInfo) -> None:

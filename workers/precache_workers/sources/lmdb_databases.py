@@ -2,8 +2,8 @@
 
 A value is a sample if its key has the suffix of an image, or if the value starts as an image. The
 label of ``image-N`` is the value of ``label-N``, as in data sets for text recognition. The label of
-any other key is the value of the same key with the suffix ``.cls`` or ``.CLS``. Labels may be of
-any kind that `labels.decide` knows. In a database without labels they are folders of the keys.
+any other key is the value of the same key with the suffix ``.cls``. Labels may be of any kind that
+`labels.decide` knows. In a database without labels they are folders of the keys.
 
 A value has neither a time nor a checksum: its identity is that of its file. After a change of the
 file, all its values are compared by content. LMDB maps its file and does not validate it: only a
@@ -41,14 +41,13 @@ from precache_workers.sources.containers import (
     with_column,
 )
 from precache_workers.sources.labels import MOST_TEXT
-from precache_workers.sources.listings import Members, text_at
+from precache_workers.sources.listings import Members
 
 UNIT_SAMPLES = 64
 """Number of samples, consecutive by key, that are read at once."""
 
-_NUMBERED = re.compile(r"image(-\d+)")
-_LABEL = re.compile(r"label-\d+|.*\.cls", re.DOTALL)
-_SUFFIX = re.compile(r"\.cls\Z", re.IGNORECASE)
+_NUMBERED = re.compile(rb"image(-\d+)")
+_LABEL = re.compile(rb"label-\d+|.*\.cls", re.DOTALL)
 _lock = threading.Lock()
 """A process must not open a database twice."""
 
@@ -70,21 +69,20 @@ class LMDBFormat:
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
         import pyarrow as pa
 
-        labels, parts = dict[str, str](), list[Rows]()
+        labels, parts = dict[bytes, str](), list[Rows]()
         samples = _samples(folder, file, members, labels)
         for rows in in_batches(samples, self.places(), folder.path(file.name)):
             parts.append(rows)
             yield None
         for rows in parts:
-            names = (text_at(rows["key"], row) for row in range(len(rows)))
-            texts = [_label_of(name, labels) for name in names] if labels else None
+            texts = [_label_of(key, labels) for key in rows["place"].to_pylist() if labels]
             yield with_column(rows, "label", pa.array(texts, pa.large_string())) if texts else rows
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         file = FileInfo(container.name, container.size, -1)
         fetched: list[Fetched | None] = []
         with _opened(folder, file) as transaction:
-            for key in wanted.places.to_pylist():
+            for _, key in wanted:
                 value = transaction.get(key)
                 if value is None:
                     fetched.append(None)
@@ -96,27 +94,21 @@ class LMDBFormat:
 
 
 def _samples(
-    folder: Folder, file: FileInfo, members: Members, labels: dict[str, str]
+    folder: Folder, file: FileInfo, members: Members, labels: dict[bytes, str]
 ) -> Iterator[Place]:
     """Yield the samples of a database, without their labels.
 
     Parameters
     ----------
     labels
-        Output: name of a label -> its text.
+        Output: key of a label -> its text.
     """
     where, etag, count = folder.path(file.name), container_etag(file), 0
     with _opened(folder, file) as transaction:
-        for name, value in transaction.cursor():
-            text = bytes(name).decode("utf-8", "surrogateescape").removeprefix("./")
-            if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
-                label = _label(value, f"{where}: {printable(text)}")
-                if (before := labels.setdefault(name_of_label, label)) != label:
-                    raise SourceError(
-                        f"{where} has two labels under {printable(name_of_label)}, in upper and "
-                        f"lower case or after ./: {printable(before)} and {printable(label)}; "
-                        "remove one"
-                    )
+        for key, value in transaction.cursor():
+            text = bytes(key).decode("utf-8", "surrogateescape").removeprefix("./")
+            if _LABEL.fullmatch(key):
+                labels[bytes(key)] = _label(value, f"{where}: {printable(text)}")
             elif not (is_image(text) or starts_as_image(value)):
                 members.ignore(text, file.name)
             elif not all(map(is_name, (text, f"{file.name}/{text}"))):
@@ -126,7 +118,7 @@ def _samples(
             else:
                 unit = count // UNIT_SAMPLES
                 count += 1
-                yield Place(text, bytes(name), size=len(value), unit=unit, etag=etag)
+                yield Place(text, bytes(key), size=len(value), unit=unit, etag=etag)
 
 
 @contextmanager
@@ -172,8 +164,8 @@ def _label(value: Any, what: str) -> str:
         raise SourceError(f"{what} is not UTF-8, and a label is; save it as UTF-8") from None
 
 
-def _label_of(name: str, labels: dict[str, str]) -> str | None:
+def _label_of(key: bytes, labels: dict[bytes, str]) -> str | None:
     """Return the label of an image among those of its database; None if it has none."""
-    numbered = _NUMBERED.fullmatch(name)
-    stem = name.rpartition(".")[0] or name
-    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls") or None
+    numbered = _NUMBERED.fullmatch(key)
+    stem = key.rpartition(b".")[0] or key
+    return labels.get(b"label" + numbered[1] if numbered else stem + b".cls") or None

@@ -9,10 +9,11 @@ Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,25 +23,23 @@ import xxhash
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import did_you_mean
 from precache.storage.base import FileInfo, Folder, is_name, required
-from precache.store.columns import arrow_of
 from precache.store.locations import Container
-from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, Doubt, choice_error
+from precache_workers.sources.base import IMAGE, Doubt, choice_error
 from precache_workers.sources.columns import texts_of
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    Read,
     Rows,
-    Wanted,
     container_etag,
     rows_of,
+    structs,
 )
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.labels import typed_column
 from precache_workers.sources.listings import Members
-from precache_workers.sources.parquet_tables import damaged
-from precache_workers.sources.sample_parts import array_header, joined
+from precache_workers.sources.parquet_tables import TableFormat, Value, damaged
+from precache_workers.sources.sample_parts import array_header
 
 HEADER_BYTES = 1 << 16
 LISTED_ROWS = 1 << 14
@@ -105,25 +104,6 @@ class Array(NamedTuple):
         flat = pa.array(values)
         return flat if many == 1 else pa.FixedSizeListArray.from_arrays(flat, many)
 
-    def places(self, first: int, end: int) -> Any:
-        """Return where rows lie, as `NumpyFormat.places` has it."""
-        import pyarrow as pa
-
-        starts = self.start + np.arange(first, end) * self.row_bytes
-        kind = pa.array([f"{self.dtype.str}:{','.join(map(str, self.shape[1:]))}"])
-        alike = arrow_of(np.zeros(len(starts), np.int64))
-        columns = arrow_of(starts), pa.array([self.row_bytes]).take(alike), kind.take(alike)
-        return pa.StructArray.from_arrays(columns, ["start", "size", "kind"])
-
-
-def _value(data: bytes | StorageError, start: int, size: int, kind: str) -> Any:
-    """Return the array that bytes of a file are."""
-    if isinstance(data, StorageError):
-        return FetchError(str(data))
-    dtype, _, shape = kind.partition(":")
-    array = np.frombuffer(data, dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)
-    return array.reshape([*map(int, filter(None, shape.split(",")))])
-
 
 @dataclass(frozen=True)
 class ArrayFiles(Containers):
@@ -173,20 +153,10 @@ def file_of(name: str, column: str) -> str:
 
 
 @dataclass(frozen=True)
-class NumpyFormat:
+class NumpyFormat(TableFormat):
     """Arrays whose first axis is the samples; see the module."""
 
-    columns: Columns = NO_COLUMNS
     suffixes: tuple[str, ...] = (".npy",)
-    checks_members: bool = False
-
-    def places(self) -> Any:
-        """Return the type of the places of a sample's arrays: where each lies, dtype and shape."""
-        import pyarrow as pa
-
-        inputs = self.columns.inputs
-        place = pa.struct({"start": pa.int64(), "size": pa.int64(), "kind": pa.string()})
-        return pa.struct(dict.fromkeys((*([IMAGE] * inputs.image), *inputs.names), place))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -195,19 +165,14 @@ class NumpyFormat:
         return tuple(filter(None, (*columns.inputs.names, columns.label, columns.key)))
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
-        import pyarrow as pa
-
         where, columns = folder.path(file.name), self.columns
         own = Array.of(folder, file, texts=True)
         arrays = {name: self._column(folder, own, name) for name in self.names}
-        inputs = {name: arrays[name] for name in columns.inputs.names}
         beside = [n for n in columns.inputs.unnamed if folder.info(file_of(file.name, n))]
         stem = file.name.rpartition("/")[2].removesuffix(".npy")
         columns.inputs.require_clear(beside, stem, where)
-        if columns.inputs.image:
-            inputs = {IMAGE: own, **inputs}
-        for array in inputs.values():
-            Array.of(folder, array.file)
+        inputs = self._inputs(folder, file)
+        start, row_bytes = next((array.start, array.row_bytes) for array in inputs.values())
         rows = [
             f"{' x '.join(map(str, array.shape[1:])) or 'one'} {array.dtype.name}"
             + ("" if name == IMAGE else f" from {name!r}")
@@ -219,7 +184,7 @@ class NumpyFormat:
         members.notes[note] += own.shape[0]
         for first in range(0, own.shape[0], LISTED_ROWS):
             end = min(first + LISTED_ROWS, own.shape[0])
-            places = [array.places(first, end) for array in inputs.values()]
+            numbers = np.arange(first, end)
             names: Any = ()
             with damaged(where):
                 if columns.key:
@@ -230,25 +195,36 @@ class NumpyFormat:
                     labels = typed_column(given, columns.label)
             yield rows_of(
                 names,
-                pa.StructArray.from_arrays(places, [*inputs]).cast(self.places()),
-                units=np.asarray(places[0].field("start")) // UNIT_BYTES,
+                structs(self.places(), (np.zeros_like(numbers), numbers)),
+                units=(start + numbers * row_bytes) // UNIT_BYTES,
                 sizes=sum(array.row_bytes for array in inputs.values()),
                 etags=container_etag(file),
                 labels=labels,
             )
 
-    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = wanted.places.to_pylist()
+    def values(
+        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
+    ) -> Iterator[Value]:
+        file = FileInfo(container.name, container.size, -1)
+        [arrays] = self.head_of(folder, container, lambda: (self._inputs(folder, file),))
+        wanted = list(itertools.product(rows[0], arrays.items()))
         ranges = [
-            (container.name if n == IMAGE else file_of(container.name, n), at["start"], at["size"])
-            for place in places
-            for n, at in place.items()
+            (array.file.name, array.start + row * array.row_bytes, array.row_bytes)
+            for row, (_, array) in wanted
         ]
-        read = iter(read_parts(folder, ranges))
-        return [
-            joined({n: _value(data, **at) for (n, at), data in zip(place.items(), read)})  # noqa: B905
-            for place in places
-        ]
+        for (row, (name, array)), data in zip(wanted, read_parts(folder, ranges), strict=True):
+            if isinstance(data, StorageError):
+                yield 0, row, name, FetchError(str(data))
+            else:
+                values = np.frombuffer(data, array.dtype).reshape(array.shape[1:])
+                yield 0, row, name, values.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _inputs(self, folder: Folder, file: FileInfo) -> dict[str, Array]:
+        """Return the arrays that fields start from."""
+        own = Array.of(folder, file, texts=True)
+        arrays = {name: self._column(folder, own, name) for name in self.columns.inputs.names}
+        arrays = {IMAGE: own, **arrays} if self.columns.inputs.image else arrays
+        return {name: Array.of(folder, array.file) for name, array in arrays.items()}
 
     def _column(self, folder: Folder, own: Array, name: str) -> Array:
         """Return the array of a column, which has as many rows.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -66,6 +66,8 @@ Value = tuple[int, int, Part, Any]
 
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
+HEAD_BYTES = 1 << 14
+"""Bytes of a schema, or of what stands before arrays, in memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TableFormat:
         return pa.struct({"group": pa.int64(), "row": pa.int32()})
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        numbers = [(place["group"], place["row"]) for place in wanted.places.to_pylist()]
+        numbers = [(place["group"], place["row"]) for _, place in wanted]
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
             rows[group].add(row)
@@ -112,6 +114,26 @@ class TableFormat:
             The file is damaged.
         """
         raise NotImplementedError
+
+    def head_of(
+        self, folder: Folder, container: Container, read: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """Return what `read` finds at the beginning or end of a file, kept for its next reads."""
+        stamp = folder.path(container.name), container.etag, container.file_state, self.columns
+        if (kept := _heads.get(stamp)) is None:
+            kept = read()
+            sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first, *_ in _heads.values())
+            with _lock:
+                if sum(sizes) > FOOTER_BYTES:
+                    _heads.clear()
+                if container.etag:
+                    _heads[stamp] = kept
+        return kept
+
+
+_heads: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+"""Path, identity, ctime and chosen columns of the files read last -> what was found in them."""
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -162,14 +184,16 @@ class ParquetFormat(TableFormat):
         self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
     ) -> Iterator[Value]:
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-        stamp = where, f"{container.etag}:{container.file_state}"
         last = max(rows)
-        with damaged(where):
-            if (footer := _footers.get(stamp)) is None:
-                with open_file(folder, file) as stream:
-                    footer = open_table(stream).metadata
+
+        def read_footer() -> tuple[Any, ...]:
+            with open_file(folder, file) as stream:
+                footer = open_table(stream).metadata
             schema = footer.schema.to_arrow_schema()
-            chosen = choose_images(schema, self.columns, where)
+            return footer, schema, choose_images(schema, self.columns, where)
+
+        with damaged(where):
+            footer, schema, chosen = self.head_of(folder, container, read_footer)
             for name, column in chosen.inputs.items():
                 end = _end(footer, stored_as(schema, column), last, max(rows[last]))
                 with open_file(folder, file, end=end) as stream:
@@ -178,20 +202,6 @@ class ParquetFormat(TableFormat):
                         for row, value in _values(table, group, column, some):
                             none = SampleError(NO_IMAGE) if name == IMAGE else None
                             yield group, row, name, none if value is None else value
-        if container.etag:
-            _keep_footer(stamp, footer)
-
-
-_footers: dict[tuple[str, str], Any] = {}
-"""(Path, identity and ctime) -> footer of the last files that this process read."""
-_lock = threading.Lock()
-
-
-def _keep_footer(file: tuple[str, str], footer: Any) -> None:
-    with _lock:
-        _footers[file] = footer
-        while sum(kept.serialized_size for kept in _footers.values()) > FOOTER_BYTES:
-            del _footers[next(iter(_footers))]
 
 
 def _end(footer: Any, column: str, group: int, row: int) -> int:
@@ -252,27 +262,21 @@ def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
 
     Small neighbours share a unit.
     """
-    units: list[list[int]] = []
-    held = 0
-    for group in range(table.num_row_groups):
-        nbytes = table.metadata.row_group(group).total_byte_size
-        if not units or held + nbytes > UNIT_BYTES:
+    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
+    units, held = list[list[Any]](), 0
+    for group in map(table.metadata.row_group, range(table.num_row_groups)):
+        if not units or held + group.total_byte_size > UNIT_BYTES:
             units.append([])
             held = 0
         units[-1].append(group)
-        held += nbytes
-    means = [_row_bytes(table, groups, chosen) for groups in units]
-    return [(unit, means[unit]) for unit, groups in enumerate(units) for _ in groups]
-
-
-def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
-    """Return the mean bytes of a sample in some row groups, according to the footer."""
-    described = [table.metadata.row_group(group) for group in groups]
-    read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
-    columns = [column for group in described for column in _chunks(group, read)]
-    nbytes = sum(column.total_uncompressed_size for column in columns)
-    mean: int = nbytes // max(1, sum(group.num_rows for group in described))
-    return max(1, mean)
+        held += group.total_byte_size
+    of_groups = []
+    for unit, groups in enumerate(units):
+        chunks = (chunk for group in groups for chunk in _chunks(group, read))
+        nbytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+        mean = nbytes // max(1, sum(group.num_rows for group in groups))
+        of_groups += [(unit, max(1, mean))] * len(groups)
+    return of_groups
 
 
 def _chunks(described: Any, columns: Collection[str]) -> list[Any]:

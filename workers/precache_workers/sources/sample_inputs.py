@@ -57,24 +57,6 @@ def count_combination(
     counted[combination] = count + samples, first
 
 
-def doubt_of_names(text: str, *rules: SampleName, way_out: str = "", masks: bool = False) -> Doubt:
-    """Return the doubt about which part of a member's name names its sample.
-
-    Parameters
-    ----------
-    way_out
-        Another one, in words.
-    masks
-        A command that takes masks for pictures would be refused for its pixels.
-    """
-    ways: list[tuple[Sequence[str], str]] = [
-        ((), f"--sample-name {rule} {WHEN[rule]}") if masks and rule == "whole"
-        else (("--sample-name", rule), WHEN[rule])
-        for rule in rules
-    ]  # fmt: skip
-    return Doubt.of(text, *ways, *[((), way_out)] * bool(way_out), of_members=True)
-
-
 def merged(parts: Iterable[Combinations]) -> Combinations:
     """Add the combinations of several archives."""
     whole: dict[str, tuple[int, str]] = {}
@@ -135,8 +117,14 @@ class SampleInputs:
             "archives these are inputs of one sample, and their suffixes recur in all samples; "
             "here that is unclear"
         )
+        # A command that takes masks for pictures would be refused for its pixels.
         masks = any(map(_may_be_masks, self._several))
-        raise choice_error([doubt_of_names(text, *WHEN, masks=masks)])
+        ways = [
+            ((), f"--sample-name {rule} {when}") if masks and rule == "whole"
+            else (("--sample-name", rule), when)
+            for rule, when in WHEN.items()
+        ]  # fmt: skip
+        raise choice_error([Doubt.of(text, *ways, of_members=True)])
 
     def _is_clear(self, combination: tuple[str, ...]) -> bool:
         roles = list(map(self._role, combination))
@@ -166,35 +154,25 @@ class SampleInputs:
         """
         import pyarrow as pa
 
-        orders = {combination: self._order(combination) for combination in self._counts}
-        if all(order is None for order in orders.values()):
+        if all([*combination] == self._whole(combination) for combination in self._counts):
             return places
         parts = []
         for start in range(0, len(places), AT_ONCE):
             some = places[start : start + AT_ONCE].to_pylist()
-            parts.append(pa.array([self._ordered(images, orders) for images in some], places.type))
+            parts.append(pa.array([self._ordered(images) for images in some], places.type))
         return pa.concat_arrays(parts)
 
-    def _order(self, combination: tuple[str, ...]) -> list[str] | None:
-        """Return the suffixes of a combination as they should be; None if it is so already."""
-        roles = set(map(self._role, combination))
-        lacking = [suffix for role, suffix in self._usual.items() if role not in roles]
-        order = sorted(
-            [*combination, *lacking], key=lambda suffix: self._role(suffix) != self._default
-        )
-        return None if order == [*combination] else order
+    def _whole(self, suffixes: Sequence[str]) -> list[str]:
+        """Return suffixes with the default first, and with the usual ones that are not there."""
+        roles = set(map(self._role, suffixes))
+        lacking = (suffix for role, suffix in self._usual.items() if role not in roles)
+        every = [*suffixes, *lacking]
+        return sorted(every, key=lambda suffix: self._role(suffix) != self._default)
 
-    def _ordered(
-        self, images: list[dict[str, Any]], orders: dict[tuple[str, ...], list[str] | None]
-    ) -> list[dict[str, Any]]:
+    def _ordered(self, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
         held = {image["suffix"]: image for image in images}
-        combination = tuple(filter(is_picture, held))
-        order = orders[combination] if combination in orders else self._order(combination)
-        if order is None:
-            return images
         nowhere = {"offset": 0, "size": -1, "crc": 0}
-        others = [suffix for suffix in held if suffix not in order]
-        every = (*order, *others)
+        every = dict.fromkeys((*self._whole([*filter(is_picture, held)]), *held))
         return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in every]
 
 

@@ -2,16 +2,13 @@
 
 The images of a stem are the inputs of its sample, named by their suffixes; see `sample_inputs` for
 the evidence that they are not samples of their own. So are other members with suffixes that fields
-name. If no field starts from an image, images are no inputs. Of members of one name the last one
-counts, as when the archive is extracted; if these are labels that differ, the sample is bad. The
-label is the text of the ``.cls`` member, of any kind that `labels.decide` knows; without any such
-member, labels are folders of the names. A sample's key is the name of its first image, or the stem
-where images are no inputs.
+name. If no field starts from an image, images are no inputs. A sample with two members of one name,
+or with labels that differ, is bad. The label is the text of the ``.cls`` member, of any kind that
+`labels.decide` knows; without any such member, labels are folders of the names. A sample's key is
+the name of its first image, or the stem where images are no inputs.
 
-The identity of a sample consists of the sizes of its inputs and the times in their headers, and of
-their suffixes if there are several. Some writers give all members the same time, which
-identifies nothing. So where several samples share a time, the identity of the archive replaces it:
-after any change of the archive, these samples are compared by content.
+The identity of a sample is its archive's: after a change of that, its samples are compared by
+content.
 
 Compressed archives are refused: a read would have to decompress all before its samples.
 """
@@ -24,13 +21,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
 
-from precache.errors import ChoiceError, FetchError, StorageError
-from precache.messages import printable
+from precache.errors import FetchError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder
 from precache.store.columns import GrowingTexts, Texts, arrow_of
 from precache.store.locations import Container
@@ -41,7 +36,6 @@ from precache_workers.sources.base import (
     Fetched,
     Inputs,
     SampleName,
-    choice_error,
 )
 from precache_workers.sources.containers import (
     Read,
@@ -49,7 +43,6 @@ from precache_workers.sources.containers import (
     Wanted,
     container_etag,
     file_names,
-    last_of_each,
     rows_of,
     units_of,
 )
@@ -58,14 +51,10 @@ from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import (
     count_combination,
-    doubt_of_names,
     is_picture,
 )
 from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
-
-MOST_IMAGES = 256
-"""Most inputs of a sample."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,10 @@ class TarFormat:
         return self.inputs.image or any(map(is_picture, self.inputs.names))
 
     def places(self) -> Any:
-        """Return the type of the places of a sample's inputs."""
+        """Return the type of the places of a sample's inputs, with the CRC-32 of their headers.
+
+        An image that the sample lacks, and most others have, is nowhere: it has no size.
+        """
         import pyarrow as pa
 
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
@@ -100,52 +92,32 @@ class TarFormat:
         yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = [[_Member(**part) for part in parts] for parts in wanted.places.to_pylist()]
+        places = [place for _, place in wanted]
         parts = [
-            (container.name, member.offset - BLOCK, BLOCK + member.size)
-            for members in places
-            for member in members
-            if member.exists
+            (container.name, at["offset"] - BLOCK, BLOCK + at["size"])
+            for place in places
+            for at in place
+            if at["size"] >= 0
         ]
-        if any(start < 0 or length < BLOCK for _, start, length in parts):
+        if any(start < 0 for _, start, _ in parts):
             return [None] * len(places)
         contents = iter(read_parts(folder, parts))
-        return [
-            _sample(some, [next(contents) for one in some if one.exists], self.inputs.names)
-            for some in places
-        ]
-
-
-class _Member(NamedTuple):
-    """Place of an input: offset, size, CRC-32 of its header, and suffix.
-
-    An image that the sample lacks, and most others have, is nowhere: it has no size.
-    """
-
-    offset: int
-    size: int
-    crc: int
-    suffix: str
-
-    @property
-    def exists(self) -> bool:
-        return self.size >= 0
-
-
-def _sample(
-    places: Sequence[_Member], contents: Sequence[bytes | StorageError], names: Sequence[str]
-) -> Fetched | None:
-    inputs, rest = dict[str | int, Any](), iter(contents)
-    for place in places:
-        if not place.exists:
-            continue
-        data = next(rest)
-        if isinstance(data, StorageError):
-            return FetchError(str(data))
-        if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
-            return None
-        inputs[place.suffix] = value_of(place.suffix, data[BLOCK:])
-    return joined({**dict.fromkeys((*(place.suffix for place in places), *names)), **inputs})
+        samples = list[Fetched | None]()
+        for place in places:
+            suffixes = (at["suffix"] for at in place)
+            inputs, is_there = dict[str | int, Any].fromkeys((*suffixes, *self.inputs.names)), True
+            for at in place:
+                if at["size"] < 0:
+                    continue
+                data = next(contents)
+                if isinstance(data, StorageError):
+                    inputs[at["suffix"]] = FetchError(str(data))
+                    continue
+                is_same = len(data) == BLOCK + at["size"] and zlib.crc32(data[:BLOCK]) == at["crc"]
+                is_there &= is_same
+                inputs[at["suffix"]] = value_of(at["suffix"], data[BLOCK:])
+            samples.append(joined(inputs) if is_there else None)
+        return samples
 
 
 class _Taken:
@@ -157,7 +129,7 @@ class _Taken:
     def add(self, names: Texts, some: MemberColumns, rows: np.ndarray) -> None:
         """Add some rows of members, of which `names` are those that count."""
         self.names.extend(names.take(rows))
-        numbers = [column[rows] for column in (some.sizes, some.mtimes, some.offsets)]
+        numbers = [column[rows] for column in (some.sizes, some.offsets)]
         crcs = [zlib.crc32(some.headers[row]) for row in rows.tolist()]
         self.numbers.append(np.array([*numbers, crcs], np.int64))
 
@@ -207,51 +179,33 @@ class _ArchiveSamples:
 
     def finish(self) -> Rows:
         """Return all samples."""
-        members, prefix = self._members, f"{self._file.name}/"
+        prefix = f"{self._file.name}/"
         taken = self._images, self._others
         texts = [some.names.texts() for some in taken]
         names = Texts.joined(texts) if len(texts[1]) else texts[0]  # it would copy them
-        numbers = [np.zeros((4, 0), np.int64), *(part for some in taken for part in some.numbers)]
-        is_last = last_of_each(names, self._file.name, members)
-        replaced = self._split(names.take(~is_last))[0]
-        names = names.take(is_last)
+        numbers = [np.zeros((3, 0), np.int64), *(part for some in taken for part in some.numbers)]
         stems, suffixes = self._split(names)
         # Numbers of samples are in the order of their first images, as others come behind these.
         samples = (names if self._whole else stems).codes()
         order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
         starts = np.cumsum(counts) - counts
         first = order[starts]
-        if len(counts) and counts.max() > MOST_IMAGES:
-            stem = prefix + stems[int(first[counts.argmax()])]
-            dot = "first" if self._first_dot else "last"
-            text = (
-                f"{self._file.name} has over {MOST_IMAGES} images {printable(stem)}.…, and those "
-                f"that share their names up to the {dot} dot are one sample"
-            )
-            raise self._choice(text, "rename them")
-        sizes, mtimes, offsets, crcs = np.concatenate(numbers, axis=1)[:, is_last][:, order]
+        sizes, offsets, crcs = np.concatenate(numbers, axis=1)[:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, counts, suffixes)
-        times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, kept, replaced) if self._labels else None
+        labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
         return rows_of(
             names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
             units=units_of(offsets[starts][kept], nbytes[kept]),
-            etags=etags.take(kept),
+            etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
-            mtimes=times[kept],
         )
-
-    def _choice(self, text: str, way_out: str) -> ChoiceError:
-        """Return the error of members that share a stem and are too many, or contradict."""
-        rules: list[SampleName] = ["last-dot"] * self._first_dot
-        return choice_error([doubt_of_names(text, *rules, "whole", way_out=way_out)])
 
     def _combined(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
@@ -280,75 +234,24 @@ class _ArchiveSamples:
                 count_combination(members.combinations, images, keys[rows[0]], len(rows))
         return kept
 
-    def _identities(
-        self,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        suffixes: Sequence[str],
-        sizes: np.ndarray,
-        mtimes: np.ndarray,
-    ) -> tuple[np.ndarray, Texts]:
-        """Return the time and the etag of each sample."""
-        archive, times = container_etag(self._file), mtimes[starts]
-        samples = np.repeat(np.arange(len(counts)), counts)
-        of_time = np.unique(mtimes, return_inverse=True)[1]
-        first, last = np.full(len(mtimes), len(counts)), np.zeros(len(mtimes), np.int64)
-        np.minimum.at(first, of_time, samples)
-        np.maximum.at(last, of_time, samples)
-        is_shared = np.zeros(len(counts), np.bool_)
-        is_shared[samples[(first < last)[of_time]]] = True
-        is_shared |= len(counts) == 1
-        etags = Texts([archive, ""]).take(np.where(is_shared, 0, 1))
-        times[is_shared] = -1
-        own = {}
-        for row in np.flatnonzero(counts > 1).tolist():
-            etag = archive if is_shared[row] else ""
-            if etag or times[row] >= 0:
-                part = slice(starts[row], starts[row] + counts[row])
-                described = list(zip(suffixes[part], sizes[part].tolist(), strict=True))
-                text = f"{etag} {described} {mtimes[part].tolist()}"
-                own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
-        return times, etags.replaced(own)
-
-    def _labels_of(self, stems: Texts, kept: np.ndarray, replaced: Texts) -> Any:
+    def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
         """Return the labels of the samples that are kept: the texts of ``.cls`` members.
 
-        A sample is not kept if they differ, unless later members replace it as a whole, or if its
-        label cannot be read.
-
-        Parameters
-        ----------
-        replaced
-            Stems of the images that later ones replace.
+        A sample is not kept if they differ, or cannot be read.
         """
         import pyarrow as pa
 
-        members, container = self._members, self._file.name
-        names = self._label_names.texts()
-        is_last = last_of_each(names, container, members)
+        members = self._members
+        theirs, _ = self._split(self._label_names.texts())
         texts = pa.array([label or None for label in self._labels], pa.large_string())
-        is_unread = np.array([label is None for label in self._labels], np.bool_)
-        earlier = self._split(names.take(~is_last))[0]
-        first = texts.filter(arrow_of(~is_last))
-        texts = texts.filter(arrow_of(is_last))
-        theirs, _ = self._split(names.take(is_last))
+        is_bad = np.array([label is None for label in self._labels], np.bool_)
         labels: dict[str, str | None] = {}
         for row in np.flatnonzero(theirs.counts() > 1).tolist():
-            label = texts[row].as_py()
-            before = labels.setdefault(theirs[row], label)
-            if before != label:
-                sample = printable(f"{container}/{theirs[row]}")
-                both = f"{printable(before or '')!r} and {printable(label or '')!r}"
-                raise self._choice(f"{container} has two labels of {sample}: {both}", "remove one")
-        found = theirs.find(stems)
-        last = texts.take(arrow_of(theirs.find(earlier))).to_pylist()
-        pairs = zip(first.to_pylist(), last, strict=True)
-        differ = np.array([one != other for one, other in pairs], np.bool_)
-        differ &= replaced.find(earlier) < 0
-        bad = Texts.joined([earlier.take(differ), theirs.take(is_unread[is_last])])
-        for row in np.flatnonzero((bad.find(stems) >= 0) & kept).tolist():
+            is_bad[row] |= labels.setdefault(theirs[row], self._labels[row]) != self._labels[row]
+        for row in np.flatnonzero((theirs.take(is_bad).find(stems) >= 0) & kept).tolist():
             kept[row] = False
-            members.leave_out(BAD_LABEL, f"{container}/{stems[row]}")
+            members.leave_out(BAD_LABEL, f"{self._file.name}/{stems[row]}")
+        found = theirs.find(stems)
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
             members.notes[

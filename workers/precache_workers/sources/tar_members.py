@@ -26,9 +26,6 @@ GNU_MAGIC, GNU_LISTED_FOLDER = b"ustar  \0", b"D"
 MOST_HEADER = 1 << 20
 """Most bytes of a long name or of extended attributes."""
 
-MOST_TIME = (1 << 63) - 1
-"""Latest time that a row table can hold, in nanoseconds since 1970."""
-
 AT_ONCE = 4096
 """Members that are read at a time."""
 
@@ -53,8 +50,6 @@ class MemberColumns(NamedTuple):
     ----------
     names
         Their bytes need not be UTF-8.
-    mtimes
-        Nanoseconds since 1970.
     offsets
         Offsets of data, right after the members' own headers.
     regular
@@ -67,7 +62,6 @@ class MemberColumns(NamedTuple):
 
     names: Texts
     sizes: np.ndarray
-    mtimes: np.ndarray
     offsets: np.ndarray
     regular: np.ndarray
     headers: list[bytes]
@@ -115,7 +109,7 @@ class _Run:
         self._sizes: list[int] = []
         self._offsets: list[int] = []
         self._labels: list[bytes] = []
-        self._others: dict[int, tuple[bytes, int, bool]] = {}
+        self._others: dict[int, tuple[bytes, bool]] = {}
 
     def add(
         self,
@@ -123,14 +117,14 @@ class _Run:
         size: int,
         offset: int,
         label: bytes = b"",
-        other: tuple[bytes, int, bool] | None = None,
+        other: tuple[bytes, bool] | None = None,
     ) -> None:
         """Add a member.
 
         Parameters
         ----------
         other
-            Its name, its time and whether it is a file, if these are not those of its header.
+            Its name, and whether it is a file, if these are not those of its header.
         """
         if other is not None:
             self._others[len(self.headers)] = other
@@ -158,21 +152,18 @@ class _Run:
                 tarfile.TarInfo.frombuf(headers[row], "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
                 raise _no_header(self._where, offsets[row] - BLOCK, error) from None
-        seconds = _octal(table[:, 136:147])
-        mtimes = np.where(seconds > MOST_TIME // 10**9, MOST_TIME, seconds * 10**9)
         regular = np.ones(len(headers), bool)
         named = {}
         for row in np.flatnonzero((table[:, 345] > 0) & (table[:, 262] == 0)).tolist():
             named[row] = headers[row][345:500].partition(b"\0")[0] + b"/" + _name(headers[row])
         for row, other in others.items():
-            named[row], mtimes[row], regular[row] = other
+            named[row], regular[row] = other
         names = _names(table, named)
         is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
         files = np.flatnonzero(~is_folder)
         return MemberColumns(
             names.take(files),
             sizes[files],
-            mtimes[files],
             np.array(offsets, np.int64)[files],
             regular[files],
             [headers[row] for row in files.tolist()],
@@ -282,17 +273,8 @@ def _read_other(
     is_label = regular and info.name[-4:].lower() == ".cls" and info.size <= MOST_TEXT
     label = stream.read(info.size) if is_label else b""
     name = info.name.encode("utf-8", "surrogateescape")
-    other = name, _nanoseconds(info, where), regular
-    run.add(own, info.size, info.offset_data, label, other)
+    run.add(own, info.size, info.offset_data, label, (name, regular))
     return end
-
-
-def _nanoseconds(info: tarfile.TarInfo, where: str) -> int:
-    try:
-        return min(max(0, round(info.mtime * 10**9)), MOST_TIME)
-    except (ValueError, OverflowError):
-        name = printable(info.name)
-        raise SourceError(f"{where}: {name} has a size or time that is no number") from None
 
 
 def _require_end(stream: BinaryIO, where: str, offset: int) -> None:

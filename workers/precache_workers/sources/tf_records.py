@@ -124,7 +124,7 @@ class TFRecordFormat:
             raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = wanted.places.to_pylist()
+        places = [place for _, place in wanted]
         ranges = [(place["offset"], place["length"] + 16) for place in places]
 
         def sample(number: int, data: bytes) -> Fetched | None:
@@ -243,10 +243,14 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
         if name is not None and name not in features:
             raise ValueError(_lacks(name, features))
     named, image_name = columns.inputs.names, ""
-    images: Sequence[memoryview] = ()
+    images: Sequence[memoryview] | np.ndarray = ()
     if columns.inputs.image:
         image_name = columns.image or _guess_image(features, named)
         columns.inputs.require_clear(features, image_name, "a record")
+        if features[image_name][0] != _BYTES:
+            raise ValueError(
+                f"its feature {image_name!r} has no bytes; an image is a feature of bytes"
+            )
         images = _values(image_name, features)
         if len(images) != 1:
             raise ValueError(f"its feature {image_name!r} has {len(images)} images")
@@ -256,18 +260,15 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     label = _label(label_name, features) if label_name else None
     key = _key(columns.key, features) if columns.key else ""
     inputs: dict[Part, Any] = {name: _input(name, features) for name in named}
-    image = images[0] if images else b""
+    image = images[0] if len(images) else b""
     return Parts(image, label, key, image_name, label_name, tuple(features), inputs)
 
 
 def _input(name: str, features: Features) -> bytes | np.ndarray | SampleError | None:
     """Return the value of a feature: bytes, or (n,) int64 or float32; None if it has none."""
-    kind, data = features.get(name, (_BYTES, memoryview(b"")))
-    if kind == _FLOATS:
-        return np.frombuffer(b"".join(bytes(value) for _, value in _fields(data, 1)), "<f4")
-    if kind == _NUMBERS:
-        return np.array(_numbers(data, len(data)), np.int64)
-    values = _values(name, {name: (kind, data)})
+    values = _values(name, features) if name in features else []
+    if isinstance(values, np.ndarray):
+        return values
     if len(values) > 1:
         return SampleError(f"has {len(values):,} values of bytes, and a field starts from one")
     return bytes(values[0]) if values else None
@@ -297,15 +298,12 @@ def _names(features: Iterable[str]) -> str:
 
 def _label(name: str, features: Features) -> Label | None:
     """Return a label."""
-    kind, data = features[name]
+    found = _values(name, features, MOST_CLASSES + 1)
     values: list[Any]
-    if kind == _FLOATS:
-        packed = b"".join(bytes(value) for _, value in _fields(data, 1))
-        values = np.frombuffer(packed, "<f4").tolist()
-    elif kind == _NUMBERS:
-        values = _numbers(data)
+    if isinstance(found, np.ndarray):
+        values = found.tolist()
     else:
-        values = [bytes(value).decode() for value in _values(name, features)]
+        values = [bytes(value).decode() for value in found]
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:
@@ -341,24 +339,23 @@ def _features(data: memoryview) -> Features:
     return features
 
 
-def _values(name: str, features: Features) -> Sequence[memoryview]:
-    """Return the values of a list of bytes."""
+def _values(
+    name: str, features: Features, most: int | None = None
+) -> Sequence[memoryview] | np.ndarray:
+    """Return the values of a feature: bytes, or an array of numbers, at most so many integers."""
     held, data = features[name]
-    if held != _BYTES:
-        raise ValueError(f"its feature {name!r} has no bytes; an image is a feature of bytes")
-    return [value for _, value in _fields(data, 1)]
-
-
-def _numbers(data: memoryview, most: int = MOST_CLASSES) -> list[int]:
-    """Return the values of a list of integers, cut off where they are too many for a label."""
+    if held == _FLOATS:
+        return np.frombuffer(b"".join(bytes(value) for _, value in _fields(data, 1)), "<f4")
+    if held == _BYTES:
+        return [value for _, value in _fields(data, 1)]
     numbers: list[int] = []
     for _, value in _fields(data, 1):
         place = 0
-        while place < len(value) and len(numbers) <= most:
+        while place < len(value) and (most is None or len(numbers) < most):
             number, place = _varint(value, place)
             number &= 2**64 - 1
             numbers.append(number - 2**64 if number >> 63 else number)
-    return numbers
+    return np.array(numbers, np.int64)
 
 
 def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
