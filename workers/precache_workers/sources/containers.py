@@ -100,7 +100,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"15"
+INDEX_RULES = b"16"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -271,16 +271,8 @@ def are_names(names: Texts) -> np.ndarray:
     return ~names.matching(_NO_NAME) & (numbers_of(pc.utf8_length(names.plain)) <= LONGEST_NAME)
 
 
-class Wanted(NamedTuple):
-    """Samples to read: keys, and an Arrow array of places in their container."""
-
-    keys: Sequence[str]
-    places: Any
-
-    def one(self, row: int) -> Wanted:
-        """Return one of the samples."""
-        return Wanted([self.keys[row]], self.places[row : row + 1])
-
+Wanted = Sequence[tuple[str, Any]]
+"""Samples to read: the key of each, and its place in their container, as Python has it."""
 
 Read = Sequence[Fetched | None]
 """Samples or errors; None in place of a sample that is not where it was listed."""
@@ -479,8 +471,8 @@ class ContainerSource(Source):
                     units.setdefault(numbers[row], []).append(row)
             for some in units.values():
                 taken = places.places.take(arrow_of(np.array(some)))
-                wanted = Wanted([keys[row] for row in some], taken)
-                samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
+                wanted = list(zip((keys[row] for row in some), taken.to_pylist(), strict=True))
+                samples_at_work().begin(FETCHING, *(key for key, _ in wanted), foreign=False)
                 container = places.containers[places.files[some[0]]]
                 fetched.update(zip(some, self._read(container, wanted), strict=True))
             return fetched
@@ -493,23 +485,22 @@ class ContainerSource(Source):
         try:
             read = self.format.read(self.folder, container, wanted, self.spec.most_bytes)
         except MemoryError:
-            if len(wanted.keys) == 1:
+            if len(wanted) == 1:
                 return [SampleError("there is not enough memory to read it")]
-            ones = map(wanted.one, range(len(wanted.keys)))
-            return [fetched for one in ones for fetched in self._read(container, one)]
+            return [fetched for one in wanted for fetched in self._read(container, [one])]
         except SourceError as error:
-            read = [SampleError(str(error))] * len(wanted.keys)
+            read = [SampleError(str(error))] * len(wanted)
         except StorageError as error:
-            return [FetchError(str(error))] * len(wanted.keys)
+            return [FetchError(str(error))] * len(wanted)
         except (ArithmeticError, LookupError, TypeError, ValueError):  # as a forged index has them
-            read = [None] * len(wanted.keys)
+            read = [None] * len(wanted)
         if not self.format.checks_members:  # after it was read: it may be replaced meanwhile
             now = self.containers.info(container.name)
             if now is None or container_etag(now) != container.etag:
-                read = [None] * len(wanted.keys)
+                read = [None] * len(wanted)
         return [
             changed(self.folder, container.name, key) if sample is None else sample
-            for key, sample in zip(wanted.keys, read, strict=True)
+            for (key, _), sample in zip(wanted, read, strict=True)
         ]
 
 

@@ -10,13 +10,14 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import Folder, left_out_text
-from precache.store.columns import GrowingTexts, Texts
+from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.commit_log import NUMBERED, ROOT
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
@@ -223,9 +224,7 @@ class _Images:
 
     def __init__(self, also: str) -> None:
         self._also, self.count, self.names = also, 0, list[str]()
-        self._etags, self._numbers = list[str](), array("q")
-        self._all_names, self._all_etags = GrowingTexts(), GrowingTexts()
-        self._all_numbers = array("q")
+        self._etags, self._numbers, self._parts = list[str](), array("q"), list[Any]()
 
     def add(self, name: str, size: int, mtime_ns: int, etag: str, file_state: int) -> None:
         """Add a file of a walk, which may be none of the images."""
@@ -235,27 +234,29 @@ class _Images:
 
     def settle(self, facts: Members) -> list[str]:
         """Find the images among the files that were added last; returns the names of the others."""
+        import pyarrow as pa
+
         names, found = self.names, Names.of(self.names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
-        kept = found.kept
-        self._all_names.extend(found.texts.take(kept))
-        self._all_etags.extend(Texts(self._etags).take(kept))
-        numbers = np.frombuffer(self._numbers, np.int64).reshape(-1, 3)[kept]
-        self._all_numbers.frombytes(numbers.tobytes())
-        self.count += int(kept.sum())
+        numbers = np.frombuffer(self._numbers, np.int64).reshape(-1, 3)
+        columns = [found.texts.plain, Texts(self._etags).plain]
+        columns += (arrow_of(np.ascontiguousarray(column)) for column in numbers.T)
+        part = pa.RecordBatch.from_arrays(columns, ["key", "etag", "size", "mtime", "state"])
+        self._parts.append(part.filter(arrow_of(found.kept)))
+        self.count += len(self._parts[-1])
         self.names, self._etags, self._numbers = [], [], array("q")
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
         """Return the images without labels, by name, and states of files; to be called once."""
-        unsorted = self._all_names.texts()
-        order = unsorted.order()
-        keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
-        numbers = np.frombuffer(self._all_numbers, np.int64).reshape(-1, 3)
-        sizes, mtimes, file_states = (column[order] for column in numbers.T)
-        self._all_numbers = array("q")  # it takes as much memory again
-        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), file_states
+        import pyarrow as pa
+
+        table, self._parts = pa.Table.from_batches(self._parts), []
+        table = table.sort_by("key").combine_chunks()
+        sizes, mtimes, states = (numbers_of(table[name]) for name in ("size", "mtime", "state"))
+        keys, etags = Texts(table["key"]), Texts(table["etag"])
+        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), states
 
 
 def _note_of_table(name: str) -> list[str]:

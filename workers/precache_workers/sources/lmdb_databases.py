@@ -82,7 +82,7 @@ class LMDBFormat:
         file = FileInfo(container.name, container.size, -1)
         fetched: list[Fetched | None] = []
         with _opened(folder, file) as transaction:
-            for key in wanted.places.to_pylist():
+            for _, key in wanted:
                 value = transaction.get(key)
                 if value is None:
                     fetched.append(None)

@@ -85,7 +85,7 @@ class TableFormat:
         return pa.struct({"group": pa.int64(), "row": pa.int32()})
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        numbers = [(place["group"], place["row"]) for place in wanted.places.to_pylist()]
+        numbers = [(place["group"], place["row"]) for _, place in wanted]
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
             rows[group].add(row)

@@ -92,7 +92,7 @@ class TarFormat:
         yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = wanted.places.to_pylist()
+        places = [place for _, place in wanted]
         parts = [
             (container.name, at["offset"] - BLOCK, BLOCK + at["size"])
             for place in places

@@ -124,7 +124,7 @@ class TFRecordFormat:
             raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = wanted.places.to_pylist()
+        places = [place for _, place in wanted]
         ranges = [(place["offset"], place["length"] + 16) for place in places]
 
         def sample(number: int, data: bytes) -> Fetched | None:

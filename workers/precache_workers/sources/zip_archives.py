@@ -130,15 +130,17 @@ class ZipFormat:
         )
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
-        places = [_Place(**place) for place in wanted.places.to_pylist()]
+        places = [_Place(**place) for _, place in wanted]
         if any(place.packed < 0 for place in places):
             return [None] * len(places)
         # The key contains the member's name, which is no longer in any other encoding.
-        heads = (_LOCAL.size + len(key.encode()) + EXTRA_BYTES for key in wanted.keys)
-        ranges = [(at.offset, head + at.packed) for at, head in zip(places, heads, strict=True)]
+        ranges = [
+            (at.offset, _LOCAL.size + len(key.encode()) + EXTRA_BYTES + at.packed)
+            for (key, _), at in zip(wanted, places, strict=True)
+        ]
 
         def sample(number: int, data: bytes) -> Fetched | None:
-            return _sample(folder, container.name, wanted.keys[number], places[number], data)
+            return _sample(folder, container.name, wanted[number][0], places[number], data)
 
         return read_places(folder, container, ranges, sample)
 
