@@ -891,9 +891,19 @@ class _Resampling(ImageTransform, WindowStep):
         nearest = self.interpolation[field] == "nearest"
         return self.nearest(images, draw) if nearest else self.images(images, draw)
 
-    @abstractmethod
     def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return the changed images, without new values."""
+        height, width = images.shape[2:]
+        view = self.view(View.of(height, width, draw), draw)
+        assert view.size is not None
+        corners, parts = view.corners.long(), view.parts.long()
+        rows, columns = (
+            corners[:, axis, None] + _nearest_pixels(parts[:, axis], out)
+            for axis, out in enumerate(view.size)
+        )
+        number = torch.arange(len(images), device=images.device)[:, None, None]
+        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
+        return sampled.permute(0, 3, 1, 2).contiguous()
 
 
 class RandomCrop(ImageTransform, WindowStep):
@@ -984,14 +994,6 @@ class Resize(_Resampling):
         resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
         return _like(resized, images)
 
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        lengths = images.shape[2:]
-        rows, columns = (
-            _nearest_pixels(_constant([length], images).long(), out)[0]
-            for length, out in zip(lengths, self._size_of(*lengths), strict=True)
-        )
-        return images[:, :, rows[:, None], columns]
-
     def view(self, view: View, draw: Draw) -> View:
         size = self.size if isinstance(self.size, tuple) else None
         if view.size is not None:
@@ -1047,17 +1049,6 @@ class RandomResizedCrop(_Resampling):
         top = (u[:, 2] * (height - h + 1)).floor()
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
-
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        height, width = images.shape[2:]
-        top, left, h, w = self.boxes(height, width, draw).long().unbind(1)
-        rows, columns = (
-            start[:, None] + _nearest_pixels(length, out)
-            for start, length, out in ((top, h, self.size[0]), (left, w, self.size[1]))
-        )
-        number = torch.arange(len(images), device=images.device)[:, None, None]
-        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
-        return sampled.permute(0, 3, 1, 2).contiguous()
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]
