@@ -656,17 +656,6 @@ class View:
         """Return the view of whole images of one size, on the device of a draw."""
         return cls.whole(_constant([[height, width]], draw.numbers), (height, width))
 
-    def require(self, size: tuple[int, int], padding: int = 0) -> None:
-        """Raise `UsageError` if a crop does not fit images, with `padding` on every side."""
-        sizes = np.array([self.size] if self.size else self.sizes.numpy()).reshape(-1, 2)
-        small = np.flatnonzero((sizes + 2 * padding < size).any(axis=1))
-        if len(small):
-            high, wide = (sizes[small[0]] + 2 * padding).astype(int).tolist()
-            raise UsageError(
-                f"a crop of {size[0]} x {size[1]} does not fit an image of {high} x {wide}; put "
-                f"Resize({max(size)}) before it"
-            )
-
     def cropped(
         self, corners: torch.Tensor, size: tuple[int, int] | None, sizes: torch.Tensor
     ) -> View:
@@ -891,9 +880,33 @@ class _Resampling(ImageTransform, WindowStep):
         nearest = self.interpolation[field] == "nearest"
         return self.nearest(images, draw) if nearest else self.images(images, draw)
 
-    @abstractmethod
     def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return the changed images, without new values."""
+        height, width = images.shape[2:]
+        view = self.view(View.of(height, width, draw), draw)
+        assert view.size is not None
+        corners, parts = view.corners.long(), view.parts.long()
+        rows, columns = (
+            corners[:, axis, None] + _nearest_pixels(parts[:, axis], out)
+            for axis, out in enumerate(view.size)
+        )
+        if len(rows) == 1:
+            return images[:, :, rows[0][:, None], columns[0]]
+        number = torch.arange(len(images), device=images.device)[:, None, None]
+        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
+        return sampled.permute(0, 3, 1, 2).contiguous()
+
+
+def _require_fitting_crop(
+    size: tuple[int, int], images: Iterable[Sequence[float]], padding: int = 0
+) -> None:
+    """Raise `UsageError` if a crop does not fit images of these heights and widths, padded."""
+    for high, wide in images:
+        if high + 2 * padding < size[0] or wide + 2 * padding < size[1]:
+            raise UsageError(
+                f"a crop of {size[0]} x {size[1]} does not fit an image of {high + 2 * padding:g} "
+                f"x {wide + 2 * padding:g}; put Resize({max(size)}) before it"
+            )
 
 
 class RandomCrop(ImageTransform, WindowStep):
@@ -915,18 +928,20 @@ class RandomCrop(ImageTransform, WindowStep):
         self.padding = whole("padding", padding, 0)
 
     def view(self, view: View, draw: Draw) -> View:
-        view.require(self.size, self.padding)
+        images = [view.size] if view.size else view.sizes.tolist()
+        _require_fitting_crop(self.size, images, self.padding)
         sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
         spare = (view.sizes + 2 * self.padding - sides + 1).float()
         corners = (draw.uniform(2) * spare).floor() - self.padding
         return view.cropped(corners, self.size, sides)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        height, width = images.shape[2:]
-        view = self.view(View.of(height, width, draw), draw)
+        height, width = self.size
+        _require_fitting_crop(self.size, [images.shape[2:]], self.padding)
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
-        corner = (view.corners + self.padding).long()
-        windows = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
+        spare = [length - s + 1 for length, s in zip(padded.shape[2:], self.size, strict=True)]
+        corner = (draw.uniform(2) * _constant(spare, images)).long()
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         number = torch.arange(len(images), device=images.device)
         return windows[number, :, corner[:, 0], corner[:, 1]]
 
@@ -947,13 +962,13 @@ class CenterCrop(ImageTransform, WindowStep):
         self.size = sides("size", size)
 
     def view(self, view: View, draw: Draw) -> View:
-        view.require(self.size)
+        _require_fitting_crop(self.size, [view.size] if view.size else view.sizes.tolist())
         sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
         return view.cropped(((view.sizes - sides) / 2).round(), self.size, sides)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         (height, width), (high, wide) = self.size, images.shape[2:]
-        View.of(high, wide, draw).require(self.size)
+        _require_fitting_crop(self.size, [(high, wide)])
         top, left = round((high - height) / 2), round((wide - width) / 2)
         return images[:, :, top : top + height, left : left + width]
 
@@ -983,14 +998,6 @@ class Resize(_Resampling):
         size = self._size_of(*images.shape[2:])
         resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
         return _like(resized, images)
-
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        lengths = images.shape[2:]
-        rows, columns = (
-            _nearest_pixels(_constant([length], images).long(), out)[0]
-            for length, out in zip(lengths, self._size_of(*lengths), strict=True)
-        )
-        return images[:, :, rows[:, None], columns]
 
     def view(self, view: View, draw: Draw) -> View:
         size = self.size if isinstance(self.size, tuple) else None
@@ -1047,17 +1054,6 @@ class RandomResizedCrop(_Resampling):
         top = (u[:, 2] * (height - h + 1)).floor()
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
-
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        height, width = images.shape[2:]
-        top, left, h, w = self.boxes(height, width, draw).long().unbind(1)
-        rows, columns = (
-            start[:, None] + _nearest_pixels(length, out)
-            for start, length, out in ((top, h, self.size[0]), (left, w, self.size[1]))
-        )
-        number = torch.arange(len(images), device=images.device)[:, None, None]
-        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
-        return sampled.permute(0, 3, 1, 2).contiguous()
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]

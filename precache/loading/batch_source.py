@@ -114,7 +114,7 @@ class BatchSource:
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
                     "shapes of their own; leave resident out"
                 )
-            self.reader.crop(windows, windows.size, windows.nearest, windows.places)
+            self.reader.crop(windows)
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
@@ -157,11 +157,6 @@ class BatchSource:
     def version(self) -> Version:
         """The version being read."""
         return self.reader.version
-
-    @property
-    def together(self) -> int:
-        """Batches that are made at a time."""
-        return 1 if self._transforms_early else self.stream.together
 
     @property
     def counters(self) -> Counters:

@@ -404,7 +404,7 @@ class Loader(Loop):
     @property
     def together(self) -> int:
         """Batches that are made at a time: small ones come in rounds of so many."""
-        return self._source.together
+        return self._source.stream.together
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: what it has received, not what is being read ahead.

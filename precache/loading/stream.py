@@ -264,7 +264,7 @@ class BatchStream:
     @property
     def together(self) -> int:
         """Batches that a thread makes at a time, so that they come in rounds."""
-        return self._schedule.together
+        return 1 if self._finish else self._schedule.together
 
     def batches(
         self, rows: Rows, epoch: int = 0, starts: Iterable[int] = itertools.repeat(0)
@@ -296,7 +296,7 @@ class BatchStream:
             ends.callback(threads.close, None if reader.mapped else reader.version.path)
             ends.callback(own.stop)
             # Batches that wait for shards, or are transformed, must not delay others.
-            together = 1 if feed.waits or self._finish else schedule.together
+            together = 1 if feed.waits else self.together
             placed = zip(coming, starts)  # noqa: B905  # there may be more starts
             groups: deque[deque[_Batch]] = deque()
 

@@ -29,7 +29,7 @@ from precache.recipe.variants import variants_of
 from precache.runtime.operating_system import read_ahead
 from precache.runtime.ordered_map import Threads, fail
 from precache.runtime.step_clock import FetchedObjects
-from precache.store.tree import CHECKSUM, Leaf
+from precache.store.tree import CHECKSUM
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class _CachedShardFiles(MappedShardFiles):
         """Map a file of the right size, unless it does not hold the object as it was written."""
         if self._sound.get(number) != _identity(descriptor):
             try:
-                if _xxh3(descriptor) != self.leaf(number).xxh3:
+                if _xxh3(descriptor) != self.expected[number].xxh3:
                     return False
             except OSError:  # the disk has lost some of it
                 return False
@@ -124,13 +124,7 @@ class _CachedShardFiles(MappedShardFiles):
 
     def cached_name(self, number: int) -> str:
         """Name of an object in the cache, by version and contents: a repaired shard has another."""
-        return f"{self.version.id}-{self.field}-{number}-{self.leaf(number).xxh3:032x}"
-
-    def leaf(self, number: int) -> Leaf:
-        return self.expected[number]
-
-    def nbytes(self, number: int) -> int:
-        return self.leaf(number).size
+        return f"{self.version.id}-{self.field}-{number}-{self.expected[number].xxh3:032x}"
 
 
 class CachedShards:
@@ -168,7 +162,7 @@ class CachedShards:
     def nbytes(self, number: int) -> int:
         """Bytes that a shard takes in the cache: all fields, the largest variant of each."""
         return sum(
-            max(on_disk(self.arrays[array].nbytes(number)) for array in variants)
+            max(on_disk(self.arrays[array].expected[number].size) for array in variants)
             for variants in self._fields
         )
 
@@ -328,7 +322,7 @@ class ShardPrefetcher:
         Runs on a fetch thread.
         """
         for objects in self._arrays:
-            name, size = objects.cached_name(number), objects.nbytes(number)
+            name, size = objects.cached_name(number), objects.expected[number].size
             fetch, use = partial(self._fetch, objects, number), partial(self._use, objects, number)
             fetched = self._shards.cache.obtain(name, size, fetch, use, at_once=at_once)
             if fetched:
@@ -346,7 +340,7 @@ class ShardPrefetcher:
 
     def _use(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
         # All of its rows are needed soon.
-        starts = range(0, objects.nbytes(number), READ_AHEAD_NBYTES)
+        starts = range(0, objects.expected[number].size, READ_AHEAD_NBYTES)
         read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
         sound = objects.use(number, descriptor)
         if not sound:
@@ -369,11 +363,11 @@ class ShardPrefetcher:
         """Fetch an object, write it to a descriptor and check it."""
         for _ in range(FETCH_TRIES):
             digest = xxhash.xxh3_128()
-            for start in range(0, objects.nbytes(number), REQUEST_NBYTES):
+            for start in range(0, objects.expected[number].size, REQUEST_NBYTES):
                 data = self._piece(objects, number, start)
                 digest.update(data)
                 _write(target, data, start)
-            if digest.intdigest() == objects.leaf(number).xxh3:
+            if digest.intdigest() == objects.expected[number].xxh3:
                 objects.mark_verified(number, target)
                 return
         raise self._damage(objects, number, CHECKSUM)
@@ -381,7 +375,8 @@ class ShardPrefetcher:
     def _piece(self, objects: _CachedShardFiles, number: int, start: int) -> bytes:
         if self._stopped:
             raise StorageError("stopped")  # nothing waits for it any more
-        name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
+        name, size = objects.name(number), objects.expected[number].size
+        length = min(REQUEST_NBYTES, size - start)
         [data] = objects.version.folder.read_ranges([(name, start, length)])
         if isinstance(data, StorageError):
             raise objects.unread(data, number, number * self._rows)

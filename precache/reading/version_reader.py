@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,6 @@ from precache.storage.open import StorageOptions
 from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
-
-FindView = Callable[[np.ndarray, Any], Any]
-"""Returns the `precache.transforms.View` of images of (n, 2) heights and widths, by the random
-numbers of their rows."""
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -95,8 +91,7 @@ class VersionReader:
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
-        self._windows: FindView | None = None
-        self._size, self._nearest, self._places = (0, 0), frozenset[str](), ""
+        self._windows: Any = None
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
@@ -128,42 +123,33 @@ class VersionReader:
                 self.ragged[name] = opened
             elif isinstance(opened, RaggedReader):
                 self.readers[name] = opened
-                self.shapes[name] = ((opened.channels, *self._size), opened.array.dtype)
+                self.shapes[name] = ((opened.channels, *self._windows.size), opened.array.dtype)
             elif isinstance(opened, ArrayReader):
                 self.readers[name] = opened
                 self.shapes[name] = (opened.array.row_shape, opened.array.dtype)
             else:
                 self.small[name] = opened
                 self.shapes[name] = (opened.shape[1:], opened.dtype.name)
-        if self._places:
-            self.shapes[self._places] = ((6,), "float32")
-        self.shapes["row"] = ((), "int64")
         if self._windows is not None:
+            if self._windows.places:
+                self.shapes[self._windows.places] = ((6,), "float32")
             self._sizes(slice(None))
+        self.shapes["row"] = ((), "int64")
 
-    def crop(
-        self,
-        windows: FindView,
-        size: tuple[int, int],
-        nearest: Collection[str] = (),
-        places: str = "",
-    ) -> None:
+    def crop(self, windows: Any) -> None:
         """Read ragged fields through windows from now on, as rows of one height and width.
 
         Parameters
         ----------
-        nearest
-            Fields whose values are not blended.
-        places
-            Name under which `read` tells where the windows lie; empty to leave it out.
+        windows
+            `precache.transforms.WindowSteps`; ``read`` fills its `places`, if it names them, too.
 
         Raises
         ------
         UsageError
             They differ in height or width, so that no window fits all fields of a row.
         """
-        self._windows, self._size, self._nearest = windows, size, frozenset(nearest)
-        self._places = places
+        self._windows = windows
         self._by_epoch.clear()
         self._open_at(list(self.arrays), self._epoch)
 
@@ -259,16 +245,15 @@ class VersionReader:
         for name, reader in self.readers.items():
             if isinstance(reader, RaggedReader):
                 if view is None:
-                    assert self._windows is not None
                     view = self._windows(self._sizes(rows), draw)
                     windows = view.windows()
-                reader.crop(rows, windows, out[name], nearest=name in self._nearest)
+                reader.crop(rows, windows, out[name], nearest=name in self._windows.nearest)
             elif name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             kernels.take(values, rows, out[name])
-        if self._places:
-            out[self._places][:] = view.places()
+        if view is not None and self._windows.places:
+            out[self._windows.places][:] = view.places()
         out["row"][:] = rows
 
 

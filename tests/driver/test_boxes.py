@@ -31,6 +31,7 @@ from precache.transforms import (
     RandomResizedCrop,
     Resize,
     View,
+    WindowSteps,
 )
 from tests.support.building import encoded
 from tests.support.device import unpacked
@@ -474,11 +475,12 @@ def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
     build(tmp_path, RECIPES["shrunk"])
     reader, rows = VersionReader(str(tmp_path), ("image", "boxes")), np.arange(8)
 
-    def corner(sizes: np.ndarray, draw: Any) -> View:
-        whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
-        return whole.cropped(whole.corners + 3, (30, 20), torch.tensor([[30.0, 20.0]]))
+    class Corner(WindowSteps):
+        def __call__(self, sizes: np.ndarray, draw: Any) -> View:
+            whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
+            return whole.cropped(whole.corners + 3, self.size, torch.tensor([self.size]).double())
 
-    reader.crop(corner, (30, 20), places=PLACES)
+    reader.crop(Corner([], (30, 20), places=PLACES))
     batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
     assert batch[PLACES].tolist() == [[3, 3, 1, 1, 0, 0]] * 8
 

@@ -90,6 +90,14 @@ def test_crops_without_a_resize_are_those_of_dense_rows(
             torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
 
 
+def test_labels_that_cannot_be_mixed_are_refused_before_the_first_batch(
+    alike: tuple[Path, Path],
+) -> None:
+    for store in alike:
+        with pytest.raises(UsageError, match="has the label 2, and MixUp takes 0 to 0"):
+            precache.Loader(store, 4, device="cpu", transform=Compose([RandomCrop(32), MixUp(1)]))
+
+
 @pytest.mark.parametrize(
     "transform",
     [

@@ -36,6 +36,7 @@ from precache.transforms import (
     Resize,
     ToDType,
     View,
+    WindowSteps,
 )
 from tests.conftest import photo
 from tests.support.building import encoded, write
@@ -417,11 +418,12 @@ def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
     store = build(folder, recipe({"size": 24}), "filtered.store")
     reader, rows = VersionReader(str(store)), np.arange(8)
 
-    def corner(sizes: np.ndarray, draw: Any) -> View:
-        whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
-        return whole.cropped(whole.corners, (16, 16), torch.tensor([[16.0, 16.0]]))
+    class Corner(WindowSteps):
+        def __call__(self, sizes: np.ndarray, draw: Any) -> View:
+            whole = View.whole(torch.from_numpy(sizes.astype(np.float64)))
+            return whole.cropped(whole.corners, self.size, torch.tensor([self.size]).double())
 
-    reader.crop(corner, (16, 16))
+    reader.crop(Corner([], (16, 16)))
     batch = unpacked(DeviceSlots(reader, 8, {}, ()), reader, rows)
     for name, values in reader.read_whole(rows).items():
         np.testing.assert_array_equal(batch[name], values)
