@@ -117,7 +117,7 @@ def _with_flags(message: str, given: Sequence[str]) -> str:
         flag = f"--{name[0].replace('_', '-')}"
         return flag if flag in flags else name[0]
 
-    return re.sub(r"(?:^|(?<=; ))\w+|\b[a-z]+_\w+", spell, message)
+    return re.sub(r"(?:^|(?<=; ))\w+\b(?! of )|\b[a-z]+_\w+", spell, message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -66,7 +66,8 @@ _LEFT_OUT_AS = {
     REPEATED: "that repeat another row, of the same file and label (remove them)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",
-    BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them)",
+    BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them; of a.cls and "
+    "a.b.cls, --sample-name last-dot takes the first)",
 }
 
 

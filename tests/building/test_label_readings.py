@@ -89,7 +89,8 @@ def of_archive(archive: str, commands: list[list[str]]) -> list[list[str]]:
 
 LEFT_OUT = (
     ".ipynb_checkpoints", "cat/.ipynb_checkpoints", "@eaDir", "dog/@eaDir/x", "__MACOSX/cat",
-    ".Trash-1000/files", "$RECYCLE.BIN", "#recycle/cat", "System Volume Information",
+    ".Trash-1000/files", "$RECYCLE.BIN", "#recycle/cat", "System Volume Information", "found.000",
+    "cat/_gsdata_", "Network Trash Folder", "Temporary Items",
 )  # fmt: skip
 
 
@@ -100,7 +101,8 @@ def test_images_of_hidden_and_service_folders_are_left_out_and_counted(
     put_classes(builds.root / "in")
     put(builds.root / "in", *(f"{folder}/{name}.png" for folder in LEFT_OUT for name in "xy"))
     assert builds.labels(pack(builds.root)) == ANIMALS
-    [line] = [line for line in builds.printed.splitlines() if "18 images in hidden" in line]
+    count = f"{2 * len(LEFT_OUT)} images in hidden"
+    [line] = [line for line in builds.printed.splitlines() if count in line]
     assert any(f"{folder}/{name}.png" in line for folder in LEFT_OUT for name in "xy")
     assert "name such a folder as the source" in line
     for folder in LEFT_OUT if pack is as_folder else ():  # the advice
@@ -686,6 +688,13 @@ COLUMNS: list[tuple[list[str], list[list[Any]]]] = [
     (["cat", "Unlabeled", "dog"], [["cat", None, "dog"], ["cat", "Unlabeled", "dog"]]),
     (["cat", "(blank)", "missing"], [["cat", None, None], ["cat", "(blank)", "missing"]]),
     (["0 3", "3", "0 1 3"], [[{0, 3}, {3}, {0, 1, 3}], ["0 3", "3", "0 1 3"]]),
+    (["cat\tdog", "dog", "cat"], [[{"cat", "dog"}, {"dog"}, {"cat"}], ["cat\tdog", "dog", "cat"]]),
+    (["cat:dog", "dog", "cat"], [[{"cat", "dog"}, {"dog"}, {"cat"}], ["cat:dog", "dog", "cat"]]),
+    (["+1", "-1", "+1"], [["+1", "-1", "+1"], [1, None, 1]]),
+    (["1.0", "-1.0"], [["1.0", "-1.0"], [1, None], [1.0, -1.0]]),
+    (["1_2", "1", "2"], [[None, 1, 2], ["1_2", "1", "2"]]),
+    (["cat", "(null)", "<NA>"], [["cat", None, None], ["cat", "(null)", "<NA>"]]),
+    (["cat", "#N/A N/A", "no label"], [["cat", None, None], ["cat", "#N/A N/A", "no label"]]),
 ]
 
 
@@ -716,6 +725,9 @@ def test_a_column_of_two_readings_is_refused(
         (["New York", "New Delhi", "Rome"], ["New York", "New Delhi", "Rome"], ""),
         (["tench, Tinca tinca", "crane"], ["tench, Tinca tinca", "crane"], ""),
         (["0", "a", "b"], ["0", "a", "b"], ""),
+        (["+0", "+1", "+2"], [0, 1, 2], ""),
+        (["[UNK]", "cat", "(dog)"], ["[UNK]", "cat", "(dog)"], ""),
+        (["'", ",", "a'", "a"], ["'", ",", "a'", "a"], ""),
         (["9" * 20, "8" * 20], ["9" * 20, "8" * 20], ""),
         (["[0, 1]", "[1, 1]", ""], [{1}, {0, 1}, set()], 'write them as names (["0", "1"])'),
         (["[0, 0, 1]", "[1, 0, 0]"], [{2}, {0}], "lists of 3 values that are 0 or 1, one for each"),
@@ -1546,6 +1558,11 @@ def test_a_table_beside_the_folder_of_its_files(builds: Builds) -> None:
     put(builds.root / "train", "a.png", "b.png")
     put_csv(builds.root / "train.csv", "id,label", "a.png,cat", "b.png,dog")
     assert builds.choices("train.csv") == [{"a": "cat", "b": "dog"}]
+    put(builds.root / "test", "a.png", "b.png")  # of the same names
+    for header in ("id,label", "path,label"):
+        put_csv(builds.root / "train.csv", header, "a.png,cat", "b.png,dog")
+        assert builds.choices("train.csv") == [{"a": "cat", "b": "dog"}]
+        assert commands_in(builds.printed)[0][1] == "train"
 
 
 # --- files of labels ----------------------------------------------------------------------------
@@ -1772,6 +1789,9 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("cat", "Cat - Copy (2)"),
         ("dog", "dog copy"),
         ("dog", "dog copy 2"),
+        ("dog", "dog(1)"),
+        ("cat", "'cat'"),
+        ("cat", "cat,"),
         ("St. Bernard", "St Bernard"),
     ],
 )

@@ -200,6 +200,7 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
             "--nice is 20; --cpus-per-task is 0",
         ),
         ("the rate is 0", "--rate 0", "the rate is 0"),
+        ("labels of l.csv are 1 and -1", "--labels l.csv", "labels of l.csv are 1 and -1"),
         ("give load_ms, or a scenario", "--step-ms 1", "give load_ms, or a scenario"),
     ],
 )

@@ -172,6 +172,22 @@ def test_lines_that_fit_no_sample_are_refused_above_a_few(relabel: Relabel) -> N
     assert relabel(keys, text, accept_unmatched=True)["99.jpg"] == "cat"
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "shift"),
+    [("{}.jpg", 0, 1), ("a.parquet/{}", 0, 1), ("{:04d}.jpg", 1, -1), ("x/{}.png", 7, 1)],
+)
+def test_numbers_that_are_counted_from_another_are_refused(
+    relabel: Relabel, name: str, first: int, shift: int
+) -> None:
+    keys = [name.format(number) for number in range(first, first + 30)]
+    lines = [name.format(first + shift + number) + f",{number % 2}\n" for number in range(30)]
+    text = "".join(lines)
+    with pytest.raises(ChoiceError, match=rf"of the source's keys \{shift:+}, counted"):
+        relabel(keys, text)
+    assert relabel(keys, text, accept_unmatched=True)[keys[-1 if shift < 0 else 0]] is None
+    assert len(relabel(keys, "".join(lines[1:]) + "other,1\n")) == 30
+
+
 def test_samples_without_a_label_are_refused_above_a_few(relabel: Relabel) -> None:
     keys = [f"{n}.jpg" for n in range(100)]
     with pytest.raises(SourceError, match=r"6 of 100 samples get no label, such as '94\.jpg'"):

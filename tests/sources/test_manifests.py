@@ -257,6 +257,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
+        ("path,label\nin/0.jpg,a\nin/../in//0.jpg,b\n", "has 2 samples in/0.jpg with the labels a"),
         ('path\n"in/0.jpg\n', "line 2 of .* is not CSV: .*; correct its quotes"),
         (
             "path|label\nin/0.jpg|a\n",
@@ -268,6 +269,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
             r"in/0.jpg is \['a', 'b'\], which is no list in JSON",
         ),
         ("path,label\nin/0.jpg,[1 0]\n", r"in/0.jpg is \[1 0\], which is no list in JSON"),
+        ('path,label\nin/0.jpg,"[a, b]"\n', r"in/0.jpg is \[a, b\], which is no list in JSON"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:

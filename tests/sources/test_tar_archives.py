@@ -127,8 +127,15 @@ def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
 
 def test_a_sample_with_two_labels_is_bad(tmp_path: Path) -> None:
     labels = {"1.cls": b"1", "1.b.cls": b"2", "2.cls": b"2", "2.b.cls": b"2"}
-    listing = listed(write_tar(tmp_path / "a.tar", {"1.jpg": PHOTO, "2.jpg": PHOTO, **labels}))
+    source = write_tar(tmp_path / "a.tar", {"1.jpg": PHOTO, "2.jpg": PHOTO, **labels})
+    listing = listed(source)
     assert (listing.table.labels.tolist(), listing.left_out) == ([2], {BAD_LABEL: 1})
+    assert "of a.cls and a.b.cls, --sample-name last-dot takes" in left_out_text(listing.left_out)
+    of_last = check_source(open_source(source, sample_name="last-dot")).table  # the advice
+    assert of_last.labels.tolist() == [1, 2]
+    write_tar(tmp_path / "b.tar", {})
+    notes = check_source(open_source(str(tmp_path / "*.tar"))).notes
+    assert not any("containers without labels" in note for note in notes)
 
 
 def test_a_build_reads_each_byte_of_an_archive_about_once(

@@ -213,7 +213,8 @@ def _choose(
         raise choice_error([Doubt.of(text, *ways)])
     [key] = possible
     if key not in cells or not candidates:
-        raise SourceError(f"{where} has no column of keys beside {quoted(cells)}; add one")
+        only = f"{where} has no two columns of keys and labels, only {quoted(cells) or 'others'}"
+        raise SourceError(f"{only}; write keys as text, and labels as text or numbers")
     if len(candidates) > 1 and keys.fit(cells[key]) is not None:
         raise _which(candidates, rows, cells, where, rules)
     labels = candidates[0]  # if keys fit no sample, no choice of a column would help

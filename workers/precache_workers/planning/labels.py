@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from precache_workers.sources.sample_keys import FORMS, SampleKeys, composed
 from precache_workers.sources.splits import splits_of
 
 log = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"(?:^|/)([0-9]{1,18})(?:\.[^/.]*)?$")
+"""The end of a key that is a number, as of a row, with or without a suffix."""
 
 MOST_EMPTY_CLASSES = 100_000
 """Highest class number in a file of labels, unless there are more samples: each number below it
@@ -143,12 +147,28 @@ def _notes_of_fit(
             f"{len(bare):,} of {len(table):,} samples get no label, such as "
             f"{short(table.keys[bare[0]])}"
         )
+    if unmatched and bare and not accepted and (shift := _shift(file.keys, table.keys)):
+        notes.append(f"its numbers are those of the source's keys {shift:+}, counted otherwise")
+        text = "; ".join(notes)
+        accept = ("--accept-unmatched",), "if equal numbers are equal samples"
+        raise choice_error([Doubt.of(text, accept, ((), "write keys as the source has them"))])
     too_many = len(unmatched) > default_max_failures(len(file.lines))
     if (too_many or len(bare) > default_max_failures(len(table))) and not accepted:
         text = f"{'; '.join(notes)}; the source's first key is {short(table.keys[0])}"
         accept = ("--accept-unmatched",), "if the others are meant"
         raise choice_error([Doubt.of(text, accept, ((), "correct the file"))])
     return notes
+
+
+def _shift(keys: Sequence[str], samples: Sequence[str]) -> int:
+    """Return 1 or -1 if keys are numbers, and from that much more to that much more than those of
+    all samples; else 0."""
+    ends = ([_NUMBER.search(key) for key in column] for column in (keys, samples))
+    numbers = [{int(end[1]) for end in of if end} for of in ends if all(of)]
+    if len(numbers) < 2:
+        return 0
+    first, last = (of(numbers[0]) - of(numbers[1]) for of in (min, max))
+    return first if first == last and abs(first) == 1 else 0
 
 
 def _matched(

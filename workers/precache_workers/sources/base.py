@@ -66,7 +66,8 @@ _SUFFIX = re.compile(r"\.(?=.*[a-z])[a-z0-9_-]{1,16}")
 
 _SERVICE = re.compile(
     r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|[#~]snapshot"
-    r"|lost\+found|\$RECYCLE\.BIN|RECYCLER|System Volume Information)/",
+    r"|lost\+found|found\.\d{3}|\$RECYCLE\.BIN|RECYCLER|System Volume Information|_gsdata_"
+    r"|Network Trash Folder|Temporary Items)/",
     re.IGNORECASE,
 )
 """Hidden folders, and folders that systems and programs make beside the user's."""

@@ -711,7 +711,7 @@ class Scans:
         for (file, members), column in zip(self.listed, columns, strict=True):
             if kind_of(column.type) is not None:
                 file_of.setdefault(members.classes, file)
-            elif not typed and kind_of(labels.type) is not None:
+            elif len(column) and not typed and kind_of(labels.type) is not None:
                 self.whole.notes[
                     "{count} samples lie in containers without labels beside images, as others "
                     "have: folders of names are no labels there"

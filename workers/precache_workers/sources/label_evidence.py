@@ -21,7 +21,7 @@ from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
-from precache_workers.sources.label_readings import CLASS_NUMBER, INTEGER, spelling
+from precache_workers.sources.label_readings import INTEGER, spelling
 from precache_workers.sources.labels import (
     Column,
     Kind,
@@ -49,8 +49,10 @@ _NO_WORD = re.compile(
 """Amounts, dates and times, several numbers, and numbers with a decimal comma."""
 _TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
-_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL)
-"""Lists and tuples as Python and NumPy print them."""
+_LIST = re.compile(
+    r"\[\s*(['\"\d.+\-\[]|True\b|False\b|[^\]]*,).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL
+)
+"""Lists and tuples as Python, NumPy and YAML write them."""
 
 
 def is_number(text: str) -> bool:
@@ -102,6 +104,11 @@ def _ways_of_nothing(c: Column) -> Sequence[Way]:
     return [none, (NAME, "if it is a class")]
 
 
+def _separator(c: Column) -> Sequence[str]:
+    """Return the flag of the text that joins classes; a space stands for a tab, too."""
+    return "--label-separator", c.mark.replace("\t", " ")
+
+
 def _ways_below(c: Column) -> Sequence[Way]:
     below = _below(c)
     none = [_none(below)] if len(below) == 1 else []
@@ -112,6 +119,7 @@ _CODES: Way = NAME, "if they are codes, one class each"
 _CLASSES: Way = NAME, "if each is the name of a class"
 _NUMBER_NAMES: Way = NAME, "if each number is a class"
 _NUMBERS: Way = NUMBER, "if they are class numbers"
+_NO_MINUS: Way = NUMBER, "if -1 stands for no label"
 _REGRESSION: Way = VALUE, "for a regression"
 _PLAIN: Way = (), "plain names or numbers, or another column by --label-column"
 
@@ -129,7 +137,7 @@ OF_NAMES: Rules = [
             "labels of {of.where} such as {some} are objects, several lines, amounts, times or "
             "truth values, rather than names",
             lambda c: [
-                *([(("--label-separator", c.mark), "if they are several classes")] * bool(c.mark)),
+                *([(_separator(c), "if they are several classes")] * bool(c.mark)),
                 _PLAIN,
                 _CLASSES,
             ],
@@ -142,7 +150,7 @@ OF_NAMES: Rules = [
         Rule(
             lambda c: c.mark and sorted(text for text in c.given if c.mark in text),
             "labels of {of.where} such as {some} seem to be several classes",
-            lambda c: [(("--label-separator", c.mark), "if they are"), _CLASSES],
+            lambda c: [(_separator(c), "if they are"), _CLASSES],
         ),
         Rule(
             lambda c: c.all_differ and sorted(c.given),
@@ -158,6 +166,11 @@ OF_VALUES: Rules = [
             lambda c: sorted(filter(_EXPONENT.fullmatch, _whole(c))),
             "labels of {of.where} such as {some} are codes, or have an exponent",
             [_CODES, _REGRESSION],
+        ),
+        Rule(
+            lambda c: {*map(float, _whole(c))} == {-1, 1},
+            "labels of {of.where} are 1 and -1 with a fraction that is zero",
+            [_NUMBER_NAMES, _NO_MINUS, _REGRESSION],
         ),
         Rule(
             lambda c: sorted(_whole(c)),
@@ -182,7 +195,7 @@ OF_NUMBERS: Rules = [
         Rule(
             lambda c: {*map(int, c.given)} == {-1, 1} and not c.classes,
             "labels of {of.where} are 1 and -1",
-            [_NUMBER_NAMES, (NUMBER, "if -1 stands for no label")],
+            [_NUMBER_NAMES, _NO_MINUS],
         ),
         Rule(
             lambda c: c.gets_names and c.all_differ and c.texts,
@@ -302,7 +315,7 @@ def _untyped_kind(texts: Sequence[str]) -> Kind | None:
     identifiers = all(map(str.isdecimal, texts)) and longest > _MOST_DIGITS
     if identifiers or None in map(number_of, texts):
         return "names"
-    return ("numbers" if all(map(CLASS_NUMBER.fullmatch, texts)) else "values") if texts else None
+    return ("numbers" if all(map(INTEGER.fullmatch, texts)) else "values") if texts else None
 
 
 def _list_of(text: str) -> Any:
@@ -329,7 +342,7 @@ def _with_lists(column: Column) -> Column:
         if text not in lists and _LIST.fullmatch(text):
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
             raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
-        alone = int(text) if lists and CLASS_NUMBER.fullmatch(text) else text
+        alone = int(text) if lists and INTEGER.fullmatch(text) else text
         try:
             labels.append(label_of(lists.get(text, alone)))
         except ValueError as reason:

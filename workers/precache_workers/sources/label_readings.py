@@ -39,7 +39,6 @@ from precache_workers.sources.name_readings import (
 from precache_workers.sources.splits import is_split, splits_among
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
 _PAIRED = IMAGES | TARGETS | {
@@ -532,8 +531,10 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
 
 # --- names of classes ---------------------------------------------------------------------------
 
-_COPY = re.compile(r"(?: \(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
+_COPY = re.compile(r"(?: ?\(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
 """Ends of the names that systems give to copies of a folder."""
+
+_QUOTED = re.compile(r"""(['"`])(.+)\1""", re.DOTALL)
 
 _BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
 """Spaces, lines and dashes, and the point of an abbreviation."""
@@ -560,6 +561,7 @@ def spelling(name: str) -> str:
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
         text = text.translate(_LATIN)
     text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
+    text = _QUOTED.sub(r"\2", text).rstrip(",; ") or text
     return text.casefold() if len(text) > 1 else text
 
 

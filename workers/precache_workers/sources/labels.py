@@ -52,15 +52,18 @@ FEWEST_TEXTS = 20
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 """Characters of no text; those of white space stand between several lines and columns."""
 
-_SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
+_SEPARATORS = ("|", ";", ",", "/", "+", "&", ":", " and ", "\t", " ")
 _NOTHING = frozenset(
     (
-        "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "<na>", "nil",
-        "nat", "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
-        "(blank)", "missing", "undefined", "not available", "unlabeled", "unlabelled",
+        "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "nil", "nat",
+        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
+        "#n/a n/a", "#na", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "(blank)",
+        "missing", "undefined", "not available", "no label", "no_label", "unlabeled", "unlabelled",
     )
 )  # fmt: skip
-"""Words for no value, as tables have them, in lower case."""
+"""Words for no value, as tables have them, in lower case; they may be in brackets, too."""
+
+_IN_BRACKETS = re.compile(r"\((.+)\)|<(.+)>|\[(.+)\]")
 
 _BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
 """Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
@@ -305,11 +308,12 @@ def cell_of(value: object, name: str, none: Collection[str] = ()) -> int | None:
 
 def is_nothing(text: str) -> bool:
     """Return True for a word that may stand for no value, such as ``NaN``."""
-    return text.lower() in _NOTHING
+    word = text.lower()
+    return word in _NOTHING or _IN_BRACKETS.sub(r"\1\2\3", word) in _NOTHING
 
 
 def number_of(text: str) -> float | None:
-    """Return the number that a text is; None for another text."""
+    """Return the number that a text is; None for another text, and for ``1_000`` of Python."""
     try:
         return float(text) if text.isascii() and "_" not in text else None
     except ValueError:

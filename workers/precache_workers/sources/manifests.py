@@ -184,7 +184,7 @@ class ManifestSource(Source):
         root, location = self.folder.local(""), locations[0]
         if root is None or "://" in location or is_there:
             return []
-        if (folder := _folder_named(root, [locations])) is None:
+        if (folder := _folder_named(root / Path(str(self)).name, [locations])) is None:
             return []
         text = (
             f"{self} names {printable(location)!r}, which is not there, and images in {folder} "
@@ -209,8 +209,7 @@ class ManifestSource(Source):
 
         def wanted(schema: Any, batch: Batch | None = None) -> Iterable[str]:
             def guess(schema: Any, features: object) -> str:
-                local = self.folder.local(file.name)
-                return _uri_column(schema.names, where, batch, local and local.parent)
+                return _uri_column(schema.names, where, batch, self.folder.local(file.name))
 
             nonlocal chosen
             chosen = choose(schema, self.spec.columns, where, guess, typed=batch is None)
@@ -255,7 +254,8 @@ class ManifestSource(Source):
             if key is None or key == "":
                 raise SourceError(f"{line} has no {key_column}, which must name its sample")
             # Keys are stored: they must not contain credentials of a URL.
-            text = shown(uri).removeprefix("./") if key_column is None else str(key)
+            own_name = shown(uri) if "://" in uri else os.path.normpath(uri)
+            text = own_name if key_column is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
                 own = {name: values[row] for name, values in named.items()}
@@ -362,18 +362,18 @@ class ManifestSource(Source):
         return self.spec.folder(root) if root else self.folder
 
 
-def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: Path | None) -> str:
+def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Path | None) -> str:
     """Return the column of URIs: one of a usual name, or the only one with names of images.
 
     Parameters
     ----------
-    beside
-        Folder of the table, if it is local.
+    table
+        The file of the table, if it is local.
 
     Raises
     ------
     ChoiceError
-        There is none, and images below that folder are called as a column says.
+        There is none, and images below its folder are called as a column says.
     SourceError
         There is none.
     """
@@ -386,9 +386,9 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
         return named[0]
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
     name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
-    if batch is not None and beside is not None:
-        columns = ([*map(str, cells)] for cells in batch.columns.values())
-        if (folder := _folder_named(beside, columns)) is not None:
+    if batch is not None and table is not None:
+        columns = [[*map(str, cells)] for cells in batch.columns.values()]
+        if (folder := _folder_named(table, columns)) is not None:
             words = str(folder), "--labels", where
             labelled = words, "labels the images of that folder by its rows"
             raise choice_error([Doubt.of(text, labelled, ((), name_it))])
@@ -398,8 +398,14 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, beside: P
     )
 
 
-def _folder_named(root: Path, columns: Iterable[Sequence[str]]) -> Path | None:
-    """Return the folder of images below one that most values of a column name; None for none."""
+def _folder_named(table: Path, columns: Sequence[Sequence[str]]) -> Path | None:
+    """Return the folder of images that most values of a column of a table name: one that is called
+    as the table, else one below the folder of the table; None for none."""
+    roots = table.with_suffix(""), table.parent
+    return next(filter(None, (_folder_below(root, columns) for root in roots)), None)
+
+
+def _folder_below(root: Path, columns: Sequence[Sequence[str]]) -> Path | None:
     paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
     images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
     keys = SampleKeys(images, str(root))
