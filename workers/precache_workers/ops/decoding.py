@@ -814,11 +814,12 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
     if not isinstance(data, bytes | bytearray | memoryview):
         return PictureFacts()
     data = bytes(data)
+    if op.mode == "unchanged" and data.startswith((b"II", b"MM")):
+        return PictureFacts()  # Pillow does not open all that tifffile reads
     with _opened(data, op) as image:
         _check_pixels(image.width, image.height, op.max_pixels)
         _check_parts(image, op.max_pixels)
-        if op.mode != "unchanged":
-            _require_one_page(image)
+        _require_one_page(image)
         low = _low_bytes(_raw_mode(image))
         facts = _facts(image)
         if image.format == "PNG":  # whose other frames were cut
