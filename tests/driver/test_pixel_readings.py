@@ -1087,7 +1087,8 @@ def test_how_often_to_draw_is_asked_for_and_the_ways_out_build(
         assert "variants is not stated" in text
         assert not (tmp_path / "no").exists()
     ways = re.findall(r"--variants \d", text)
-    assert ways == ["--variants 4", "--variants 1"]
+    assert ways == ["--variants 4", "--variants 1"] * 2  # of options, and of commands
+    ways = ways[:2]
     frozen = "all epochs read the same random draw of"
     for way in ways:
         for command in ("plan", "build"):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
-from precache_workers.ops.decoding import PictureFacts, frame_of, picture_facts
+from precache_workers.ops.decoding import PictureFacts, decode, frame_of, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.profiling.questions import Reading, Stated, Verdict, is_often
@@ -104,6 +104,8 @@ class Pixels(Reading):
         yield from ((name, file) for name, is_so in of_file.items() if is_so)
         if facts.widest is not None:
             self._widest = max(self._widest, (facts.widest, file))
+            if not mask_values(decode(data, Decode(mode="unchanged"))):
+                return  # a picture may have few values in the bits that are kept
         yield from self._of_masks(file, sample, facts)
 
     def _of_masks(
