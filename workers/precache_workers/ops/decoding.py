@@ -468,8 +468,9 @@ def _nearest(mode: str) -> str:
 
 def _turned_by_pillow(image: Image.Image) -> int:
     """Return the orientation by which Pillow itself turns an image as it loads it."""
-    is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
-    return int(image.tag_v2.get(_ORIENTATION, 1)) if is_tiff else 1
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(image.tag_v2.get(_ORIENTATION, 1))
+    return 1
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
