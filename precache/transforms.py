@@ -1334,8 +1334,10 @@ class Normalize(ImageTransform):
                 f"{top:.4g}, as normalized ones are: leave Normalize out, or give mean and std of "
                 "the stored values"
             )
-        if not any(self.mean) or not far:
-            return True  # one without a mean divides alone
+        if not any(self.mean):  # one without a mean divides alone, but not what was divided
+            far = floats and top <= 1 and min(self.std) > FAR_TOP
+        if not far:
+            return True
         bits = int(top).bit_length()
         more = 2.0 ** max(0, bits + bits % 2 - 8)
         factors = (1, 255, 1 / 255, more, 255 * more)

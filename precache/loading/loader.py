@@ -19,7 +19,7 @@ from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Loop, end_all, require_same
 from precache.loading.options import Block, Buckets, Cache, LoaderOptions, require_path
-from precache.loading.ranks import find_rank, require_rank
+from precache.loading.ranks import OUTSIDE, find_rank, require_rank
 from precache.loading.selection import row_numbers
 from precache.loading.sequences import Form
 from precache.loading.shard_order import ShardOrder
@@ -180,6 +180,7 @@ class Loader(Loop):
         parameters = {name: value for name, value in locals().items() if name in names}
         self._options = options = LoaderOptions(**parameters)
         self._given, self._counted_parts = (uri, parameters), False
+        self._ranks = 1  # of the process that this is a copy from
         self._closed = threading.Event()
         live = isinstance(uri, Version) and uri.followed and _supports_live(uri, options)
         name = uri if isinstance(uri, Version) else require_path(uri)
@@ -313,6 +314,12 @@ class Loader(Loop):
                 "with info = torch.utils.data.get_worker_info(); where each worker gives rows= of "
                 f"its own, {same}"
             )
+        if worker and not self._has_rank and self.world_size == 1 < self._ranks:
+            raise UsageError(
+                f"this loader was made on one of {self._ranks} ranks, and is used in a worker of a "
+                "DataLoader that does not know which, so that it would read the rows of all; "
+                + OUTSIDE
+            )
         if self._has_rank and not self._counted_parts and self._options.rows is None:
             self._counted_parts = True
             self._warn_of_few_parts(workers)
@@ -427,7 +434,7 @@ class Loader(Loop):
                 "a Loader that follows a build is neither copied nor pickled before the build has "
                 "ended: make another one where it is used; state_dict() has its position"
             )
-        return _make, (type(self), uri, parameters)
+        return _make, (type(self), uri, parameters, self.world_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -461,10 +468,11 @@ class Loader(Loop):
         self._source.close()
 
 
-def _make(kind: type[Loader], uri: Any, options: dict[str, Any]) -> Loader:
-    """Make a loader for `copy` and `pickle`."""
+def _make(kind: type[Loader], uri: Any, options: dict[str, Any], ranks: int) -> Loader:
+    """Make a loader for `copy` and `pickle`, of one in a process that is one of so many ranks."""
     loader = kind.__new__(kind)
     Loader.__init__(loader, uri, **options)
+    loader._ranks = ranks
     return loader
 
 

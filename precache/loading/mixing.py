@@ -9,6 +9,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from precache.errors import UsageError
@@ -209,7 +210,7 @@ class Mixture(Loop):
         return copy.deepcopy(self)  # with loaders of its own, as it closes them
 
     def _remake(self) -> tuple[Any, tuple[Any, ...]]:
-        return Mixture, (self.loaders, self._schedule)
+        return _made_again, (self.loaders, self._schedule, self._reached[1])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -236,6 +237,18 @@ class Mixture(Loop):
         super().close()
         for loader in self.loaders:
             loader.close()
+
+
+def _made_again(loaders: Sequence[Loader], schedule: MixSchedule, place: int) -> Mixture:
+    """Mix loaders that were copied or unpickled, which may have another number of ranks by now."""
+    lengths = tuple(map(len, loaders))
+    if place and lengths != schedule.lengths:
+        raise UsageError(
+            f"a mixture that was pickled within an epoch, with {schedule.lengths} batches of its "
+            f"sources, is unpickled where they have {lengths}, as with another number of ranks; "
+            "pickle it between epochs, or resume from its state_dict()"
+        )
+    return Mixture(loaders, replace(schedule, lengths=lengths))
 
 
 def _identity(loader: Loader) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 import torch.distributed
+from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
 
@@ -269,6 +270,12 @@ def _count(name: str) -> int | None:
 
 def _require_alone(readings: dict[Launcher, Reading]) -> None:
     """Raise `UsageError` if a variable suggests that there are several processes."""
+    if get_worker_info() is not None and os.environ.get("MASTER_ADDR"):
+        raise _unclear(
+            "a worker of a DataLoader that is spawned does not know the rank of its process",
+            ["MASTER_ADDR", "MASTER_PORT"],
+            OUTSIDE,
+        )
     for launcher, (rank, size) in readings.items():
         if rank is not None or size not in (None, 1):
             half = "the number of processes, and no rank"
@@ -293,6 +300,11 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
         local = [name for launcher in LAUNCHERS for name in astuple(launcher)[2:]]
         raise _unclear("the launcher gave this process a rank on its node alone", local)
 
+
+OUTSIDE = (
+    "iterate over the Loader itself, which reads ahead, in place of the DataLoader; or give rank= "
+    "and world_size= of the process"
+)
 
 WAY_OUT = (
     "give rank= and world_size=, or set RANK and WORLD_SIZE (rank 0 of 1 if it trains alone), or "

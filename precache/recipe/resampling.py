@@ -43,10 +43,11 @@ def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple
 def resize(
     array: np.ndarray, shape: tuple[int, int], interpolation: str, part: Part | None = None
 ) -> np.ndarray:
-    """Resize (H, W, C) with antialiasing; uint8 within 2 levels of Pillow, 3.5 times as fast.
+    """Resize (H, W, C) or (H, W) with antialiasing.
 
-    Other integers of up to 32 bits are computed as float64 and rounded. ``nearest`` takes any
-    dtype, and the pixels that Pillow takes, without antialiasing.
+    Values of uint8 are within 2 levels of Pillow's, 3.5 times as fast. Other integers of up to
+    32 bits are computed as float64 and rounded. ``nearest`` takes any dtype, and the pixels that
+    Pillow takes, without antialiasing.
 
     Parameters
     ----------
@@ -61,6 +62,8 @@ def resize(
         down, across = map(_nearest_pixels, array.shape[:2], shape)
         return array[down[rows, None], across[columns]]  # type: ignore[no-any-return]
     _require_blended(str(array.dtype), interpolation)
+    if array.ndim == 2:
+        return resize(array[..., None], shape, interpolation, part)[..., 0]
     if array.dtype != np.uint8 and array.dtype.kind in "iu":
         exact = resize(array.astype(np.float64), shape, interpolation, part)
         limits = np.iinfo(array.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import re
@@ -16,7 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import precache
-from precache.errors import RecipeError, UsageError
+from precache.errors import RecipeError, SampleError, UsageError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading.version_reader import VersionReader
 from precache.recipe.recipe import Recipe, draws_in_words
@@ -33,6 +34,7 @@ from precache.transforms import (
     View,
     WindowSteps,
 )
+from precache_workers.ops.kinds import value_of
 from tests.support.building import encoded
 from tests.support.device import unpacked
 
@@ -343,6 +345,22 @@ def test_a_recipe_of_a_store_is_the_declared_one(store: Path) -> None:
         field.ops for field in declared.fields.values()
     ]
     assert "follow" not in str(stored.to_dict())
+
+
+@pytest.mark.parametrize(("form", "fits"), [("XYXY", True), ("XYWH", False), ("CXCYWH", False)])
+def test_boxes_that_say_their_format_are_corners(form: str, fits: bool) -> None:
+    """As those of `torchvision.tv_tensors`, whose format is an enum."""
+
+    class BoundingBoxes(torch.Tensor):
+        format = enum.Enum("BoundingBoxFormat", {form: form})[form]
+
+    given = torch.tensor([[1.0, 2, 30, 40]])
+    boxes = given.as_subclass(BoundingBoxes)
+    if fits:
+        assert np.array_equal(value_of("boxes", boxes), given)
+        return
+    with pytest.raises(SampleError, match=f"it is of format {form}: convert it to XYXY"):
+        value_of("boxes", boxes)
 
 
 def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) -> None:

@@ -332,6 +332,25 @@ def test_masks_in_jpeg_files_are_said_with_both_ways(
         assert ("look like masks" in again) is said
 
 
+@pytest.mark.parametrize("bands", [0, 4])
+def test_masks_of_tiffs_that_pillow_does_not_open_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], bands: int
+) -> None:
+    for number in range(6):
+        values, file = np.asarray(mask(number)), io.BytesIO()
+        values = np.dstack([values] * bands) if bands else values.astype(np.float64)
+        tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
+        write(tmp_path / f"in/{number}.tif", file.getvalue())
+    recipe = ("--resize", "40", "--mode", "unchanged", "--codec", "zstd", *HERE)
+    for command in ("plan", "build"):
+        status, text = run(capfd, command, tmp_path / "in", tmp_path / "no", *recipe)
+        assert status
+        assert "6 of 6 samples tried look like masks" in text
+    paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
+    for key, row in pixels(tmp_path / "0.store").items():
+        assert {*np.unique(row)} <= {*np.unique(np.asarray(mask(int(key[0]))))}
+
+
 def test_masks_in_jpeg_files_are_said_if_nearest_is_stated_and_photographs_are_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1027,6 +1027,14 @@ def test_a_mean_of_another_range_is_not_subtracted(
         Normalize(given, [1] * 3).apply({"image": images}, _draw())
 
 
+def test_what_divides_alone_does_not_divide_twice() -> None:
+    by_255, floats = ([0.0] * 3, [255.0] * 3), ToDType().apply({"image": _images()}, _draw())
+    Normalize(*by_255).apply({"image": _images()}, _draw())
+    with pytest.raises(UsageError, match=re.escape("Give Normalize([0.0, 0.0, 0.0], [1.0, 1.0, 1")):
+        Normalize(*by_255).apply(floats, _draw())
+    Normalize([0.0] * 3, [1.0] * 3).apply(floats, _draw())
+
+
 @pytest.mark.parametrize("given", [IMAGENET, BYTES])
 def test_normalized_pixels_are_not_normalized(given: Any) -> None:
     normalized = Normalize(*BYTES).apply({"image": _images()}, _draw())

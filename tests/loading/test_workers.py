@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +121,28 @@ def test_a_loader_in_a_worker_says_that_no_rank_compares_it(
     assert len(lines) == said
     assert all("is in a worker of a DataLoader, and no rank compares it" in line for line in lines)
     assert len(rows) == len({*rows}) == 20
+
+
+@pytest.mark.parametrize("make", [_plain, _mixed])
+def test_a_worker_that_does_not_know_the_rank_of_its_process_is_refused(
+    make: Callable[..., Any], stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is spawned, where `torch.multiprocessing.spawn` started the ranks."""
+    with monkeypatch.context() as rank:
+        rank.setenv("RANK", "1")
+        rank.setenv("WORLD_SIZE", "2")
+        pickled = pickle.dumps(make(stores["raw"].path))
+    with pytest.raises(UsageError, match="made on one of 2 ranks, and is used in a worker"):
+        _rows(Streamed(pickle.loads, pickled), 1)
+    assert len(_rows(Streamed(pickle.loads, pickled), 0)) == 21
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(UsageError, match="does not know the rank of its process: MASTER_ADDR="):
+        _rows(Streamed(make, stores["raw"].path), 1)
+    given = Streamed(make, stores["raw"].path, rank=1, world_size=2)
+    assert len(_rows(given, 1)) == 11
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(_rows(Streamed(make, stores["raw"].path), 1)) == 21
 
 
 def test_workers_with_rows_of_their_own_are_the_users_business(

@@ -28,7 +28,7 @@ from precache.recipe.ops import Decode
 from precache.recipe.recipe import Recipe
 from precache.recipe.resampling import resize
 from precache_workers.ops import decoding
-from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.decoding import Scratch, decode, frame_of
 from tests.support.building import ask, build_here, encoded, photograph, write
 from tests.support.pictures import (
     ORIENTATION,
@@ -163,6 +163,32 @@ def test_files_are_decoded_as_by_pillow(monkeypatch: pytest.MonkeyPatch, name: s
             assert np.array_equal(found, expected), mode
         if " turned " in name:
             assert (found.shape[0] > found.shape[1]) is (int(name[-1]) > 4)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if " turned " in name])
+def test_stored_pixels_and_frames_are_those_of_the_file(name: str) -> None:
+    """Pillow turns a TIFF as it loads it, and has its size turned before that."""
+    data, upright = FILES[name](), FILES[name[:-1] + "1"]()
+    for mode in ("RGB", "unchanged"):
+        stored = Decode(mode=mode, orientation="stored")  # type: ignore[arg-type]
+        assert np.array_equal(decode(data, stored), decode(upright, stored))
+        for op in (stored, Decode(mode=mode)):  # type: ignore[arg-type]
+            height, width, _ = decode(data, op).shape
+            assert frame_of(data, op).decoded(op) == (width, height)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_stored_pixels_of_a_tiff_of_sixteen_bits(orientation: int) -> None:
+    values = random_bytes(48, 64, 3).astype(np.uint16) << 4
+    for part, kind in ((values, "rgb"), (values[..., 0], "minisblack")):
+        file, tags = io.BytesIO(), [(ORIENTATION, "H", 1, orientation, False)]
+        tifffile.imwrite(file, part, photometric=kind, extratags=tags)
+        for bits in (12, 16):
+            op = Decode(mode="RGB", bits=bits, orientation="stored")
+            found = decode(file.getvalue(), op)
+            assert np.array_equal(
+                found, np.dstack([part >> (bits - 8)] * (1 if kind == "rgb" else 3))
+            )
 
 
 def test_cmyk_looks_like_the_photograph_and_an_animation_like_its_first_frame() -> None:

@@ -253,6 +253,31 @@ def test_nearest_takes_the_pixels_that_pillow_takes(
     assert np.array_equal(wide, expected.astype(np.int64) * 1000)
 
 
+MOVES: tuple[Any, ...] = (
+    Resize(size=(9, 7)),
+    Resize(size=(9, 7), interpolation="nearest"),
+    CenterCrop(size=(9, 7)),
+    RandomResizedCrop(size=(9, 7)),
+    HorizontalFlip(p=1),
+)
+
+
+@pytest.mark.parametrize("op", MOVES, ids=lambda op: op.op)
+def test_arrays_without_decode_have_their_channels_last(op: Any) -> None:
+    recipe = FieldRecipe("image", Field(ops=[op], codec="zstd"), 0)
+    array = np.random.default_rng(0).integers(0, 256, (16, 20, 3), np.uint8)
+
+    def row(value: Any) -> np.ndarray:
+        return recipe(Sample({"image": value}), "a")
+
+    whole = row(array)
+    np.testing.assert_array_equal(row(array[..., 0]), whole[..., 0])
+    np.testing.assert_array_equal(row(torch.from_numpy(array)), whole)
+    for other in (array.transpose(2, 0, 1), array[None], torch.from_numpy(array).permute(2, 0, 1)):
+        with pytest.raises(SampleError, match="its channels last"):
+            row(other)
+
+
 def test_a_crop_larger_than_the_resize_is_refused() -> None:
     resize, crop = Resize(size=24), CenterCrop(size=(24, 60))
     with pytest.raises(SampleError, match="36 x 24 px is smaller than the crop to 60 x 24"):

@@ -14,7 +14,8 @@ pytest.importorskip("coverage", reason="measures branches by coverage.py")
 LIMITS = {
     *("_parts", "_segments", "_cut_png"),  # refuse files of thousands of parts
     *("why_unblended", "_require_blended"),  # values that cannot be resized
-    *("decode", "_channels_last"),  # arrays and tensors as they are
+    *("decode", "_channels_last", "resize"),  # arrays and tensors as they are
+    *("_require_bits", "_require_one_page"),  # refuse what nobody stated
     # what not every machine reads
     *("_formats", "_load_heif", "_truncated", "_decode_tiff", "_as_stored"),
     *(
@@ -22,7 +23,8 @@ LIMITS = {
         "_facts",
         "_most",
         "frame_of",
-        "Frame.upright",
+        "Frame.decoded",
+        "_stored_size",
     ),  # look at pixels, and make none
     *("_has_other_page", "_is_whole", "_in_srgb", "_values", "_wide_grey_alpha"),  # damaged files
 }

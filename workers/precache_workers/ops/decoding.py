@@ -314,7 +314,7 @@ def _has_other_page(image: TiffImagePlugin.TiffImageFile) -> bool:
     file = image.fp
     if file is None:
         return False  # of an image that was closed
-    width, height = image.size
+    width, height = _stored_size(image)
     place = file.tell()
     try:
         # `image.seek` would forget what is known of the first page if a later one is damaged.
@@ -409,16 +409,20 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                     f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
                     "guess; save it with 8 bits"
                 )
-            if op.mode == "unchanged" and _low_bytes(raw):
-                return np.concatenate([*_wide_colours(data, op)])
-            if op.mode == "unchanged" and raw == "LA;16B":
-                return _wide_grey_alpha(data, image, op)
-            if not op.keeps_values and _low_bytes(raw):
+            turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
+            narrows = not op.keeps_values and _low_bytes(raw) is not None
+            if narrows:
                 _require_bits(op)
-                if op.bits != 16:
-                    return _to_array(_narrowed(image, data, op), op)
-            _turn(image, op)
-            return _to_array(image, op)
+            if op.mode == "unchanged" and _low_bytes(raw):
+                array = np.concatenate([*_wide_colours(data, op)])
+            elif op.mode == "unchanged" and raw == "LA;16B":
+                array = _wide_grey_alpha(data, image, op)
+            elif narrows and op.bits != 16:
+                array = _to_array(_narrowed(image, data, op), op)
+            else:
+                _turn(image, op)
+                array = _to_array(image, op)
+            return _turned(array, {6: 8, 8: 6}.get(turned_by, turned_by))
     except UnidentifiedImageError:
         raise SampleError(
             _truncated(data)
@@ -460,6 +464,20 @@ def _nearest(mode: str) -> str:
         f'mode = "{mode}" and where it is resized interpolation = "nearest" (--mode {mode} '
         "--interpolation nearest)"
     )
+
+
+def _turned_by_pillow(image: Image.Image) -> int:
+    """Return the orientation by which Pillow itself turns an image as it loads it."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(image.tag_v2.get(_ORIENTATION, 1))
+    return 1
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the width and height of an image as its file stores it."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # whose size is that of the turned one
+        return image.tag_v2[_WIDTH], image.tag_v2[_LENGTH]
+    return image.size
 
 
 def _turn(image: Image.Image, op: Decode) -> None:
@@ -782,7 +800,7 @@ def frame_of(data: Any, op: Decode) -> Frame:
         # Of a PNG, Pillow decodes all pixels to look for EXIF behind them.
         if image.format == "PNG" and not any(mark in cut(data) for mark in _PNG_EXIF):
             return Frame(*image.size)
-        return Frame(*image.size, int(image.getexif().get(_ORIENTATION, 1)))
+        return Frame(*_stored_size(image), int(image.getexif().get(_ORIENTATION, 1)))
 
 
 @dataclass(frozen=True)
@@ -814,11 +832,12 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
     if not isinstance(data, bytes | bytearray | memoryview):
         return PictureFacts()
     data = bytes(data)
+    if op.mode == "unchanged" and data.startswith((b"II", b"MM")):
+        return PictureFacts()  # Pillow does not open all that tifffile reads
     with _opened(data, op) as image:
         _check_pixels(image.width, image.height, op.max_pixels)
         _check_parts(image, op.max_pixels)
-        if op.mode != "unchanged":
-            _require_one_page(image)
+        _require_one_page(image)
         low = _low_bytes(_raw_mode(image))
         facts = _facts(image)
         if image.format == "PNG":  # whose other frames were cut

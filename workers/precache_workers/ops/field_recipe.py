@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from precache.errors import RecipeError, SampleError
-from precache.recipe.ops import Computed, Decode, Function, Op, Operation
+from precache.recipe.ops import (
+    CenterCrop,
+    Computed,
+    Decode,
+    Function,
+    HorizontalFlip,
+    Op,
+    Operation,
+    Resampling,
+    ToDType,
+)
 from precache.recipe.recipe import Field, FieldKind
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode, frame_of
@@ -21,6 +31,9 @@ from precache_workers.ops.kinds import require_exact, row_of, stored_value, valu
 from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
+
+MOST_BANDS = 4
+"""Most channels of an array (C, H, W) that is taken for one."""
 
 
 def part_of(name: str, field: Field, sample: Sample) -> str | int:
@@ -72,6 +85,8 @@ class FieldRecipe:
         self._seed = seed
         self._runs_functions = any(isinstance(op, Function) for op in field.ops)
         self._is_picture = field.decodes
+        first = next((op for op in field.ops if not isinstance(op, ToDType)), None)
+        self._takes_images = isinstance(first, Resampling | CenterCrop | HorizontalFlip)
         # A custom function may keep a reference to its argument; built-in ops do not.
         scratch = None if self._runs_functions else Scratch()
         self._calls = [_computed(op, code or {}, scratch, field.kind) for op in field.ops]
@@ -201,7 +216,7 @@ class FieldRecipe:
         if self._field.kind is not None:
             return value_of(self._field.kind, value)
         require_exact(value)
-        return value
+        return _image(value) if self._takes_images else value
 
     def _following(self, value: np.ndarray, _: np.random.Generator | None) -> np.ndarray:
         """Return the entries that are left where the ops of their picture move them."""
@@ -267,6 +282,18 @@ class FieldRecipe:
         variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+def _image(value: Any) -> np.ndarray:
+    """Return an array that ops take as an image; raises `SampleError` if they would mix up axes."""
+    array = np.asarray(value)
+    shape = array.shape
+    if array.ndim not in (2, 3) or (array.ndim == 3 and shape[0] <= MOST_BANDS < min(shape[1:])):
+        raise SampleError(
+            f"it is an array {shape}, and without decode ops that move pixels take (H, W) or "
+            "(H, W, C): return one with its channels last, as of transpose(1, 2, 0)"
+        )
+    return array
 
 
 def _computed(

@@ -29,6 +29,10 @@ def value_of(kind: FieldKind, value: Any) -> Any:
             way = '; kind = "text" takes it' if isinstance(value, str) else ""
             raise SampleError(f"it is {described(value)}, and its field is of kind bytes{way}")
     array = _numbers(value)
+    # Boxes of torchvision.tv_tensors say their format.
+    form = getattr(getattr(value, "format", None), "name", "XYXY")
+    if kind == "boxes" and form != "XYXY":
+        raise SampleError(f"it is of format {form}: convert it to XYXY, x1, y1, x2, y2")
     return array if kind == "ragged" else array.astype(np.float32, copy=False)
 
 

@@ -104,10 +104,8 @@ class Pixels(Reading):
         yield from ((name, file) for name, is_so in of_file.items() if is_so)
         if facts.widest is not None:
             self._widest = max(self._widest, (facts.widest, file))
-            is_stated = self._decode is not None and self._decode.bits is not None
-            # The bits that are kept may have few values of a picture.
-            if is_stated and not mask_values(decode(data, Decode(mode="unchanged"))):
-                return
+            if not mask_values(decode(data, Decode(mode="unchanged"))):
+                return  # a picture may have few values in the bits that are kept
         yield from self._of_masks(file, sample, facts)
 
     def _of_masks(
