@@ -507,6 +507,7 @@ def test_compressed_archives_have_the_samples_of_others(
     listing = check_source(open_source(source))
     assert sum("1 tar archives are compressed" in note for note in listing.notes) == 1
     assert fetched(source) == plain
+    assert not listing.table.locations.unit_numbers.any()
     some = [7, 0, 9, 3]  # not in their order
     table = listing.table
     keys, sizes = [table.keys[n] for n in some], table.sizes[some].tolist()

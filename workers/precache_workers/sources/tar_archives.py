@@ -270,7 +270,7 @@ class _ArchiveSamples:
         return rows_of(
             names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
-            units=units_of(offsets[starts][kept], nbytes[kept]),
+            units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
