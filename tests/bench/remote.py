@@ -43,7 +43,7 @@ from tests.bench.harness import (
     serving,
 )
 from tests.support.building import cut, encoded
-from tests.support.containers import add
+from tests.support.containers import add, tar_index
 from tests.support.gcs_server import GCSServer
 from tests.support.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server
@@ -426,8 +426,8 @@ PIECE = 300
 def containers(
     work: Work,
     rows: Annotated[int, "photos in each"] = 1000,
-    kinds: Annotated[tuple[Literal["tar", "parquet"], ...], "of containers"] = (
-        "tar", "parquet",
+    kinds: Annotated[tuple[Literal["tar", "tar+idx", "parquet"], ...], "of containers"] = (
+        "tar", "tar+idx", "parquet",
     ),
     containers: Annotated[int, "number of them"] = 100,
     width: Annotated[int, "pixels across a photo"] = 96,
@@ -470,10 +470,11 @@ def _contained(
     """Bytes of the containers, and traffic and cost of listing and of building them."""
     from precache_workers.sources.kinds import open_source
 
+    suffix = kind.partition("+")[0]
     with serving(_serve_s3, [latency]) as pipe:
         direct, options = pipe.recv()
-        nbytes = _fill(kind, count, photos, width, group, direct)
-        uri = f"s3://bucket/data/*.{kind}"
+        nbytes = _fill(kind, suffix, count, photos, width, group, direct)
+        uri = f"s3://bucket/data/*.{suffix}"
         source = open_source(uri, options)
         listing = cost_of(lambda: len(source.list(lambda count: None).table))
         listed = _traffic(pipe, 0)
@@ -486,7 +487,7 @@ def _contained(
 
 
 def _fill(
-    kind: str, count: int, photos: int, width: int, group: int, options: dict[str, Any]
+    kind: str, suffix: str, count: int, photos: int, width: int, group: int, options: dict[str, Any]
 ) -> int:
     """Put the containers into the bucket; returns their bytes."""
     size = width, width * 3 // 4
@@ -495,8 +496,10 @@ def _fill(
     images = [distinct[n % len(distinct)] + f"{n:06d}".encode() for n in range(photos)]
     folder, nbytes = open_folder("s3://bucket/data", options), 0
     for number in range(count):
-        data = _tar(images, number) if kind == "tar" else _parquet(images, number, group)
-        folder.put(f"{number:04d}.{kind}", [data])
+        data = _tar(images, number) if suffix == "tar" else _parquet(images, number, group)
+        folder.put(f"{number:04d}.{suffix}", [data])
+        if kind == "tar+idx":
+            folder.put(f"{number:04d}.idx", [tar_index(io.BytesIO(data)).encode()])
         nbytes += len(data)
     return nbytes
 

@@ -156,6 +156,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     # folders
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a tar archive": (packed(MASKS, "tar"), 2),
+    "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
     "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
     "splits in two tar archives": (
         two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -118,8 +119,10 @@ def test_a_selection_that_an_old_version_saved_is_refused(tmp_path: Path) -> Non
 # --- Arrow files --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", [False, True])
-def test_columns_of_many_types_do_not_move_the_images(tmp_path: Path, file: bool) -> None:
+@pytest.mark.parametrize(("file", "old"), [(False, False), (True, False), (False, True)])
+def test_columns_of_many_types_do_not_move_the_images(
+    tmp_path: Path, file: bool, old: bool
+) -> None:
     count = 8
     table = pa.table(
         {
@@ -139,7 +142,8 @@ def test_columns_of_many_types_do_not_move_the_images(tmp_path: Path, file: bool
             "label": pa.array(list("badacbab"), pa.large_string()),
         }
     )
-    source = open_source(str(write_arrow(tmp_path / "a.arrow", table, file=file)))
+    path = write_arrow(tmp_path / "a.arrow", table, file=file, use_legacy_format=old)
+    source = open_source(str(path))
     listing = check_source(source)
     assert listing.table.keys[7] == "a.arrow/7"
     for n, sample in enumerate(source.fetch(listing.table.keys, [-1] * count)):
@@ -222,3 +226,33 @@ def test_a_stream_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:length])
         with pytest.raises(SourceError, match=r"a\.arrow (is cut off|cannot be read)"):
             listed(path)
+
+
+def _read_while_cut(path: Path) -> list[str]:
+    """Errors of listing and reading a file that is cut short after its first batch was found."""
+    opened, whole, read = open_source(str(path)), path.read_bytes(), pa.ipc.read_record_batch
+    table, errors = opened.list(lambda count: None).table, list[str]()
+
+    def cut_and_read(*arguments: Any) -> Any:
+        os.truncate(path, 5000)
+        return read(*arguments)
+
+    pa.ipc.read_record_batch = cut_and_read
+    errors += [str(one) for one in opened.fetch(table.keys, [-1] * len(table), table.locations)]
+    path.write_bytes(whole)
+    try:
+        opened.list(lambda count: None)
+    except SourceError as error:
+        errors.append(str(error))
+    return errors
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    labels = [[*generator.bytes(9000)] for _ in range(3)]
+    columns = {"image": [generator.bytes(9000) for _ in range(3)], "tokens": labels}
+    path = write_arrow(tmp_path / "a.arrow", pa.table(columns))
+    *fetched, listed_error = ask(_read_while_cut, path)
+    assert len(fetched) == 3
+    assert all("has changed since it was listed" in error for error in fetched)
+    assert "a.arrow is cut off" in listed_error

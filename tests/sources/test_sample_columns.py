@@ -69,9 +69,9 @@ Named = tuple[str, Mapping[str, str]]
 BY_NAME = {name: name for name in ("caption", "tokens", "mask", "meta")}
 
 
-def write_members(to: Path) -> Named:
+def write_members(to: Path, suffix: str = "tar") -> Named:
     names = {"caption": "txt", "tokens": "tokens.npy", "mask": "mask.png", "meta": "json"}
-    with tarfile.open(to / "a.tar", "w") as tar:
+    with tarfile.open(to / f"a.{suffix}", "w:gz" if "gz" in suffix else "w") as tar:
         for number, (stem, parts) in enumerate(SAMPLES.items()):
             members = {
                 "json": parts["meta"].encode(),
@@ -83,7 +83,11 @@ def write_members(to: Path) -> Named:
             }
             for name, data in members.items():
                 add(tar, f"{stem}.{name}", data, mtime=1000 + number)
-    return str(to / "a.tar"), names
+    return str(to / f"a.{suffix}"), names
+
+
+def write_compressed(to: Path) -> Named:
+    return write_members(to, "tar.gz")
 
 
 def table() -> pa.Table:
@@ -169,6 +173,7 @@ def write_csv(to: Path) -> Named:
 
 WRITERS: dict[str, Callable[[Path], Named]] = {
     "tar": write_members,
+    "compressed tar": write_compressed,
     "parquet": write_parquet,
     "arrow": write_arrow,
     "tfrecord": write_examples,
@@ -257,7 +262,7 @@ def test_every_source_builds_the_same_rows(kind: str, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(row[name].numpy()[0], pixels)
 
 
-@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "tfrecord"])
+@pytest.mark.parametrize("kind", ["tar", "compressed tar", "parquet", "arrow", "tfrecord"])
 def test_samples_need_no_image(kind: str, tmp_path: Path) -> None:
     source, names = WRITERS[kind](tmp_path)
     named = names["caption"], names["tokens"]

@@ -10,6 +10,7 @@ import os
 import struct
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 import precache
-from precache.errors import SourceError
+from precache.errors import FetchError, SourceError
 from precache.storage.base import (
     BAD_LABEL,
     HIDDEN_FILE,
@@ -30,6 +31,7 @@ from precache.storage.base import (
     left_out_text,
 )
 from precache.storage.local import LocalFolder
+from precache_workers.runtime.time_limit import SamplesAtWork
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.containers import Members, rows_of_one
 from precache_workers.sources.kinds import open_source
@@ -374,13 +376,14 @@ def test_of_sparse_members_no_byte_counts_as_a_header(tmp_path: Path, form: str)
 
 
 @pytest.mark.parametrize("zeros", [0, 512, 9 << 10, 10 << 10, 300 << 10])
-def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path, zeros: int) -> None:
-    path = tmp_path / "a.tar"
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.zst"])
+def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path, suffix: str, zeros: int) -> None:
+    path = tmp_path / f"a.{suffix}"
     joined = b""
     for n in range(2):
         data = Path(write_tar(tmp_path / f"{n}.part", {f"{n}.jpg": PHOTO})).read_bytes()
         data += bytes(zeros)
-        joined += data
+        joined += data if suffix == "tar" else COMPRESS[suffix](data)
     path.write_bytes(joined)
     with pytest.raises(SourceError, match="more than zeros behind its end"):
         listed(str(path))
@@ -471,26 +474,112 @@ def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:
 
 # --- compressed ---------------------------------------------------------------------------------
 
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "tar.gz": gzip.compress,
+    "tar.zst": lambda data: bytes(pa.compress(data, "zstd", asbytes=True)),
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+}
+FORWARD = ["tar.gz", "tar.zst"]
+SKIPPABLE = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"size"
+"""A frame of zstd without contents, which files of pzstd begin with."""
+
+
+def write_compressed(path: Path, members: dict[str, bytes]) -> Path:
+    whole = Path(write_tar(path.with_name("whole"), members))
+    path.write_bytes(COMPRESS[path.name.partition(".")[2]](whole.read_bytes()))
+    return path
+
 
 @pytest.mark.parametrize(
-    ("program", "suffix", "start"),
+    ("name", "form", "parts", "start"),
     [
-        *(("gzip", suffix, b"") for suffix in ("tar.gz", "tgz", "tar")),
-        ("zstd", "tar.zst", b""),
-        ("zstd", "tar.zst", b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"size"),
-        ("xz", "tar.xz", b""),
-        ("bzip2", "tar.bz2", b""),
+        ("a.tar.gz", "tar.gz", 1, b""),
+        ("a.tgz", "tar.gz", 3, b""),
+        ("a.tar", "tar.gz", 1, b""),
+        ("a.tar.zst", "tar.zst", 1, b""),
+        ("a.tzst", "tar.zst", 3, SKIPPABLE),
     ],
 )
-@pytest.mark.parametrize("nbytes", [6, None])
-def test_a_compressed_archive_is_refused_by_its_first_bytes(
-    tmp_path: Path, program: str, suffix: str, start: bytes, nbytes: int | None
+def test_compressed_archives_have_the_samples_of_others(
+    tmp_path: Path, name: str, form: str, parts: int, start: bytes
 ) -> None:
-    plain = Path(write_tar(tmp_path / "plain.tar", some_photos(4))).read_bytes()
-    compress = {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress,
-                "zstd": lambda data: bytes(pa.compress(data, "zstd", asbytes=True))}  # fmt: skip
-    data = compress[program](plain)[:nbytes]
-    source = write(tmp_path / "shards" / f"a.{suffix}", start + data)
-    for name in (source, source.with_name(f"*.{suffix}")):
+    """The suffix need not tell that they are compressed, nor be they compressed at once."""
+    members = {**some_photos(9), "7.cls": b"3", "1.txt": b"unused", "z.jpg": bytes(3 << 20)}
+    whole = write_tar(tmp_path / "plain.tar", members)
+    plain, data = fetched(whole), Path(whole).read_bytes()
+    size = -(-len(data) // parts)
+    packed = [COMPRESS[form](data[n : n + size]) for n in range(0, len(data), size)]
+    source = str(write(tmp_path / name, start + b"".join(packed)))
+    listing = check_source(open_source(source))
+    assert sum("1 tar archives are compressed" in note for note in listing.notes) == 1
+    assert fetched(source) == plain
+    assert not listing.table.locations.unit_numbers.any()
+    some = [7, 0, 9, 3]  # not in their order
+    table = listing.table
+    keys, sizes = [table.keys[n] for n in some], table.sizes[some].tolist()
+    again = open_source(source).fetch(keys, sizes, table.locations_of(some))
+    assert again == [plain[n] for n in some]
+
+
+@pytest.mark.parametrize(("program", "suffix"), [("xz", "tar.xz"), ("bzip2", "tar.bz2")])
+def test_an_archive_of_a_slow_compression_is_refused(
+    tmp_path: Path, program: str, suffix: str
+) -> None:
+    packed = write_compressed(tmp_path / f"a.{suffix}", some_photos(4))
+    plain = fetched(packed.with_name("whole"), kind="tar")
+    misnamed = write(tmp_path / "misnamed.tar", packed.read_bytes())
+    for source in (packed, tmp_path / f"*.{suffix}", misnamed):
         with pytest.raises(SourceError, match=rf"by {program}, .* decompress it \({program} -d\)"):
-            listed(str(name))
+            listed(source)
+    subprocess.run([program, "-d", packed], check=True)
+    assert fetched(packed.with_suffix("")) == plain
+
+
+@pytest.mark.parametrize("suffix", FORWARD)
+def test_compressed_archives_that_are_cut_off_or_damaged_are_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write_compressed(tmp_path / f"a.{suffix}", some_photos(4))
+    data = path.read_bytes()
+    cases = [data[:size] for size in (*range(20, len(data), len(data) // 7), len(data) - 1)]
+    if suffix == "tar.gz":  # it has a checksum
+        cases += [data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+                  for at in (len(data) // 2, len(data) - 6)]  # fmt: skip
+    for case in cases:
+        path.write_bytes(case)
+        with pytest.raises(
+            SourceError, match=r"a\.tar\.\w+ (cannot be read: |is damaged|is no tar)"
+        ):
+            listed(path)
+
+
+@pytest.mark.parametrize("suffix", FORWARD)
+def test_an_archive_that_decompresses_without_end_is_refused(tmp_path: Path, suffix: str) -> None:
+    endless = header("1.jpg", 1 << 40) + bytes(200 << 20)
+    path = write(tmp_path / f"a.{suffix}", COMPRESS[suffix](endless))
+    with pytest.raises(SourceError, match="over 1,000 times its size"):
+        listed(path)
+
+
+def test_skipping_what_is_compressed_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample that lies far in an archive takes as long as all before it, and does not hang."""
+    path = write_compressed(tmp_path / "a.tar.gz", {"0.jpg": bytes(2 << 20), "1.jpg": PHOTO})
+    table, advanced = listed(path).table, list[int]()
+    monkeypatch.setattr(SamplesAtWork, "advance", lambda self: advanced.append(1))
+    [sample] = open_source(str(path)).fetch(["a.tar.gz/1.jpg"], [-1], table.locations_of([1]))
+    assert sample.inputs == {"jpg": PHOTO}
+    assert len(advanced) > 8
+
+
+def test_a_compressed_archive_that_changes_between_listing_and_reading(tmp_path: Path) -> None:
+    path = write_compressed(tmp_path / "a.tar.gz", some_photos(4))
+    opened, whole = open_source(str(path)), path.read_bytes()
+    table = opened.list(lambda count: None).table
+    for data in (b"no archive", gzip.compress(bytes(2000)), whole[: len(whole) // 2], b""):
+        path.write_bytes(data)
+        for one in opened.fetch(table.keys, table.sizes.tolist(), table.locations):
+            assert isinstance(one, FetchError)
+            assert "has changed" in str(one)

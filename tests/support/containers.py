@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,21 @@ def photos_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
 
 
-def write_tars(photos: Path, to: Path) -> str:
+def write_tars(
+    photos: Path, to: Path, suffix: str = "tar", mode: Literal["w", "w:gz"] = "w"
+) -> str:
     """Tar archives of the files as they lie."""
     paths = photos_of(photos)
     for number in range(PARTS):
-        with tarfile.open(to / f"photos-{number:02d}.tar", "w") as tar:
+        with tarfile.open(to / f"photos-{number:02d}.{suffix}", mode) as tar:
             for path in paths[number::PARTS]:
                 tar.add(path, path.relative_to(photos).as_posix())
-    return str(to / f"photos-{{00..{PARTS - 1:02d}}}.tar")
+    return str(to / f"photos-{{00..{PARTS - 1:02d}}}.{suffix}")
+
+
+def write_compressed_tars(photos: Path, to: Path) -> str:
+    """The same, compressed."""
+    return write_tars(photos, to, "tar.gz", "w:gz")
 
 
 def write_webdataset(photos: Path, to: Path) -> str:
@@ -54,6 +61,21 @@ def write_webdataset(photos: Path, to: Path) -> str:
                 add(tar, f"{path.stem}.cls", str(label).encode())
                 add(tar, f"{path.stem}.json", b"{}")
     return str(to / "shard-*.tar")
+
+
+def tar_index(archive: IO[bytes]) -> str:
+    """An index as wds2idx of DALI writes it: in a line the members of a stem."""
+    samples: dict[str, list[str]] = {}
+    with tarfile.open(fileobj=archive) as tar:
+        for member in tar:
+            if member.isreg():
+                folder, slash, name = member.name.rpartition("/")
+                stem, _, suffix = name.partition(".")
+                samples.setdefault(f"{folder}{slash}{stem}", []).append(
+                    f"{suffix} {member.offset_data} {member.size} {member.name}"
+                )
+    lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]
+    return "\n".join(lines) + "\n"
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> None:
@@ -333,6 +355,7 @@ KEY_COLUMNS = {"tfrecord": "id"}
 
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
+    "compressed tar": write_compressed_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
     "zip": write_zip,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 from precache.errors import SourceError, StorageError
@@ -22,10 +22,19 @@ SPAN_BYTES = 16 << 20
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file; no read crosses `end`, and those behind it are small."""
+    """A remote file; no read crosses `end`, and those behind it are small.
 
-    def __init__(self, folder: Folder, file: FileInfo, end: int) -> None:
+    Parameters
+    ----------
+    ahead
+        Offset -> bytes there, which need no request.
+    """
+
+    def __init__(
+        self, folder: Folder, file: FileInfo, end: int, ahead: Mapping[int, bytes]
+    ) -> None:
         self._folder, self._file, self._end, self._place = folder, file, end, 0
+        self._ahead = ahead
 
     def readable(self) -> bool:
         return True
@@ -43,7 +52,10 @@ class RemoteFile(io.RawIOBase):
         length = min(len(buffer), end - self._place, self._file.size - self._place)
         if length <= 0:
             return 0
-        data = required(self._folder.read_ranges([(self._file.name, self._place, length)])[0])
+        data = self._ahead.get(self._place, b"")[:length]
+        data = data or required(
+            self._folder.read_ranges([(self._file.name, self._place, length)])[0]
+        )
         buffer[: len(data)] = data
         self._place += len(data)
         return len(data)
@@ -54,6 +66,7 @@ def open_file(
     file: FileInfo,
     block_bytes: int = BLOCK_BYTES,
     end: int | None = None,
+    ahead: Mapping[int, bytes] | None = None,
 ) -> BinaryIO:
     """Open a file for random access.
 
@@ -63,6 +76,8 @@ def open_file(
         Size of a request to a remote file; those before `end` may be shorter.
     end
         End of the part that is needed, if known; no request crosses it.
+    ahead
+        As in `RemoteFile`.
 
     Raises
     ------
@@ -74,7 +89,7 @@ def open_file(
         return os.fdopen(descriptor, "rb")
     require_size(folder, file)
     end = file.size if end is None else min(end, file.size)
-    return io.BufferedReader(RemoteFile(folder, file, end), block_bytes)
+    return io.BufferedReader(RemoteFile(folder, file, end, ahead or {}), block_bytes)
 
 
 def require_size(folder: Folder, file: FileInfo) -> None:

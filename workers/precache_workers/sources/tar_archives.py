@@ -10,12 +10,19 @@ the name of its first image, or the stem where images are no inputs.
 The identity of a sample is its archive's: after a change of that, its samples are compared by
 content.
 
-Compressed archives are refused: a read would have to decompress all before its samples.
+All samples of a compressed archive form one unit: a read decompresses the archive from its start.
+
+Beside ``train-0001.tar`` may lie ``train-0001.idx``, as ``wds2idx`` of NVIDIA DALI writes it: each
+line after the first lists the members of a sample, each with its suffix, the offset and size of its
+data, and from version 1.2 on its name. What lies between large members of a remote archive is then
+requested in parallel. Members always come from headers: an old, wrong or forged index only costs
+requests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import zlib
 from collections import Counter
@@ -25,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import FetchError, StorageError
-from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder
+from precache.errors import FetchError, SourceError, StorageError
+from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
 from precache.store.columns import GrowingTexts, Texts, arrow_of
 from precache.store.locations import Container
 from precache_workers.sources.base import (
@@ -37,6 +44,7 @@ from precache_workers.sources.base import (
     Inputs,
     SampleName,
 )
+from precache_workers.sources.compressed import decompressed
 from precache_workers.sources.containers import (
     Read,
     Rows,
@@ -46,7 +54,7 @@ from precache_workers.sources.containers import (
     rows_of,
     units_of,
 )
-from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.file_ranges import BLOCK_BYTES, open_file, read_parts
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import (
@@ -55,6 +63,19 @@ from precache_workers.sources.sample_inputs import (
 )
 from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
+
+COMPRESSED_NOTE = (
+    "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
+    "the last sample that it needs, so decompress large ones first"
+)
+
+LARGE_BYTES = 1 << 20
+"""Bytes of a large member: reading it takes far longer than a request for the next header."""
+
+MOST_INDEX, MOST_AHEAD = 4 << 20, 64 << 20
+"""Most bytes of an index that are read, enough for some 60,000 members; of what lies between."""
+
+_PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
 
 
 @dataclass(frozen=True)
@@ -85,8 +106,12 @@ class TarFormat:
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
         where = folder.path(file.name)
         samples = _ArchiveSamples(self, file, members)
-        with open_file(folder, file) as stream:
-            for some in read_members(stream, where, file.size):
+        with open_file(folder, file, ahead=between_members(folder, file)) as archive:
+            stream = decompressed(archive, file.size, where)
+            if stream:
+                members.notes[COMPRESSED_NOTE] += 1
+                members.forward = True
+            for some in read_members(stream or archive, where, math.inf if stream else file.size):
                 samples.add(some)
                 yield None
         yield samples.finish()
@@ -101,7 +126,14 @@ class TarFormat:
         ]
         if any(start < 0 for _, start, _ in parts):
             return [None] * len(places)
-        contents = iter(read_parts(folder, parts))
+        try:
+            contents = iter(
+                _read_forward(folder, container, parts)
+                if container.forward
+                else read_parts(folder, parts)
+            )
+        except SourceError:  # the archive could be decompressed when it was listed
+            return [None] * len(places)
         samples = list[Fetched | None]()
         for place in places:
             suffixes = (at["suffix"] for at in place)
@@ -118,6 +150,43 @@ class TarFormat:
                 inputs[at["suffix"]] = value_of(at["suffix"], data[BLOCK:])
             samples.append(joined(inputs) if is_there else None)
         return samples
+
+
+def _read_forward(folder: Folder, container: Container, parts: Sequence[Range]) -> list[bytes]:
+    """Read parts of a compressed archive, by their offsets in the decompressed contents."""
+    contents: dict[Range, bytes] = {}
+    with open_file(folder, FileInfo(container.name, container.size, -1)) as archive:
+        stream = decompressed(archive, container.size, folder.path(container.name)) or archive
+        for part in sorted({*parts}):
+            stream.seek(part[1])
+            contents[part] = stream.read(part[2])
+    return [contents[part] for part in parts]
+
+
+def between_members(folder: Folder, file: FileInfo) -> dict[int, bytes]:
+    """Read what lies between large members of an archive, by its index: offset -> bytes.
+
+    Nothing is read if the archive is local, small or compressed, or has no index.
+    """
+    stem = file.name.removesuffix(".tar")
+    if folder.local("") is not None or file.size <= BLOCK_BYTES or stem == file.name:
+        return {}
+    try:
+        index = folder.read_first(f"{stem}.idx", MOST_INDEX)
+    except StorageError:
+        return {}
+    places = (map(int, match.groups()) for match in _PLACE.finditer(index))
+    parts, start = {}, 0
+    for offset, size in sorted((at, size) for at, size in places if size >= LARGE_BYTES):
+        if start < offset and offset + size <= file.size:
+            parts[start] = offset
+            start = offset + (size + BLOCK - 1) // BLOCK * BLOCK
+    if parts:
+        parts[start] = file.size
+    most = MOST_AHEAD // max(len(parts), 4096)
+    read = read_parts(folder, [(file.name, at, min(end - at, most)) for at, end in parts.items()])
+    there = zip(parts, read, strict=True)
+    return {at: data for at, data in there if not isinstance(data, StorageError)}
 
 
 class _Taken:
@@ -201,7 +270,7 @@ class _ArchiveSamples:
         return rows_of(
             names.take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
-            units=units_of(offsets[starts][kept], nbytes[kept]),
+            units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],

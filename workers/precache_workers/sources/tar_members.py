@@ -36,12 +36,6 @@ _PLAIN = re.compile(
 
 _POWERS = 8 ** np.arange(11)[::-1]
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz",
-    **{bytes([0x50 + number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(16)},
-}  # fmt: skip
-"""Magic number of a compression, or of a skippable frame -> the program that decompresses it."""
-
 
 class MemberColumns(NamedTuple):
     """Some members of an archive, without folders.
@@ -68,13 +62,13 @@ class MemberColumns(NamedTuple):
     labels: list[bytes]
 
 
-def read_members(stream: BinaryIO, where: str, size: int) -> Iterator[MemberColumns]:
+def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberColumns]:
     """Yield the members of an archive, many at a time.
 
     Raises
     ------
     SourceError
-        The file is no tar archive, is compressed, damaged, or cut off.
+        The file is no tar archive, is damaged, or is cut off.
     """
     run, offset = _Run(where), 0
     try:
@@ -234,16 +228,9 @@ class _Headers:
 
 
 def _read_other(
-    stream: BinaryIO, where: str, size: int, header: bytes, offset: int, run: _Run
+    stream: BinaryIO, where: str, size: float, header: bytes, offset: int, run: _Run
 ) -> int:
     """Add a member that begins with a header of another kind; returns where the next one begins."""
-    # A plain archive may begin with a name that looks like a magic number.
-    for magic, program in _COMPRESSED.items() if not offset and header[257:262] != b"ustar" else ():
-        if header.startswith(magic):
-            raise SourceError(
-                f"{where} is compressed by {program}, and no sample in it is reached without "
-                f"decompressing all before it; decompress it ({program} -d)"
-            )
     if len(header) < BLOCK:
         raise SourceError(
             f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
