@@ -430,12 +430,13 @@ def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN
     """Read columns of a table, check their types, and that no value is missing."""
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(io.BytesIO(data))
+    # A thread of Arrow that lets go of Python's bytes while the process ends would abort it.
+    file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
     groups = range(file.num_row_groups)
     nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
     # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
     require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
-    table = file.read(list(columns))
+    table = file.read(list(columns), use_threads=False)
     for name in (*columns, *table.column_names):
         column, expected = table[name], types[name]
         also = LABEL_TYPES if name == "label" and types is COLUMN_TYPES else ()

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,17 @@ def test_an_index_with_places_of_another_format_is_ignored(archive: str, kind: A
     )
     again = listed(archive, sealed(other.replace_schema_metadata(table.schema.metadata)))
     assert again.table.locations == listing.table.locations
+
+
+def test_no_thread_of_arrow_reads_an_index(archive: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lets go of Python's bytes while the process ends would abort it."""
+    index, threads = listed(archive).index, set[int]()
+
+    class Noted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            threads.add(threading.get_ident())
+            return super().read(size)
+
+    monkeypatch.setattr(io, "BytesIO", Noted)
+    assert listed(archive, index).index is None
+    assert threads == {threading.get_ident()}

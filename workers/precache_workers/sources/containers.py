@@ -866,7 +866,8 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
         table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
-        labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
+        file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
+        labels = file.read(["label"], use_threads=False)["label"].combine_chunks()
         if pa.types.is_large_list(labels.type):  # its items may have another name
             labels = labels.cast(pa.large_list(labels.type.value_type))
         if table.schema.metadata.get(b"rules") != INDEX_RULES:
