@@ -100,12 +100,12 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
 
 
 def test_nothing_to_do_loads_neither_torch_nor_ray(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a cache of its own: a test beside it may empty the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = [str(source), str(tmp_path / "out"), *map(str, SMALL)]
-    assert run("build", *store).status == 0
+    assert cli("build", *store).returncode == 0
     heavy = {"torch", "ray", "PIL", "zarr", "simplejpeg"}
     code = (
         "import sys; from precache.cli.main import main\n"
