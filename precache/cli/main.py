@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import sys
 import time
@@ -80,15 +81,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     name, *rest = arguments or ["--help"]
     if name not in (*_LISTED, "job"):
         _help_or_refuse(name)
+    parser = _parser(name)
+    options, unknown = parser.parse_known_args(rest)
+    if unknown:
+        parser.refuse(unknown, any(text.startswith("--storage") for text in rest))
+    options.json = sys.stdout if options.json else None
+    return options
+
+
+@functools.cache
+def _parser(name: str) -> _Parser:
     from precache.cli.signatures import add_arguments
 
     parser = _Parser(prog=f"precache {name}")
     parser.set_defaults(command=name)
     add_arguments(parser, name)
-    options, unknown = parser.parse_known_args(rest)
-    if unknown:
-        parser.refuse(unknown, any(text.startswith("--storage") for text in rest))
-    return options
+    return parser
 
 
 def _help_or_refuse(name: str) -> NoReturn:

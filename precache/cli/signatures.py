@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
                 _add(parser, function, parameter, command.optional == parameter.name)
     for flag, settings in command.flags.items():
         parser.add_argument(flag, **settings)
-    parser.set_defaults(json=sys.stdout if name == "job" else None)
+    parser.set_defaults(json=name == "job")
     if name not in ("job", "view"):
         text = "Print one JSON object on standard output."
-        parser.add_argument("--json", action="store_const", const=sys.stdout, help=text)
+        parser.add_argument("--json", action="store_true", help=text)
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -429,6 +429,7 @@ def test_no_doubt_is_without_a_case(
         return of(cls, *arguments, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Doubt, "of", classmethod(recording))
+    monkeypatch.setattr(remedies, "SECONDS", 0)  # no command is planned
     cases = [*READINGS, *(case for case, _ in REFUSALS.values())]
     for number, case in enumerate(cases):
         (root := tmp_path / str(number)).mkdir()

@@ -32,6 +32,7 @@ from tests.driver.test_incremental import (
     some_added,
 )
 from tests.support.building import cli, cut, encoded, write, write_jpegs
+from tests.support.command_line import Run
 from tests.support.forging import settle
 from tests.support.servers import S3Server
 
@@ -452,14 +453,14 @@ def test_in_a_bucket_whole_shards_are_copied_by_the_service(
     assert " copied by the service" in capsys.readouterr().out
 
 
-def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path) -> None:
+def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path, run: Run) -> None:
     with pytest.raises(precache.SourceError, match="does not exist"):
         precache.plan(tmp_path / "none", tmp_path / "store")
     with pytest.raises(TypeError, match="'compcat'"):
         precache.plan(source, tmp_path / "store", compcat=True)
-    missing = cli("plan", source, tmp_path / "store", "--recipe", tmp_path / "none.toml")
-    assert missing.returncode == 2
-    assert "cannot read the recipe" in missing.stderr
+    missing = run("plan", source, tmp_path / "store", "--recipe", tmp_path / "none.toml")
+    assert missing.status == 2
+    assert "cannot read the recipe" in missing.err
     assert not (tmp_path / "store").exists()
 
 

@@ -120,8 +120,8 @@ def edited(**values: Any) -> Callable[[Path], None]:
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     **{f"row of {codec}": flipped(f"{codec}/c/1/0/0/0", 0.3) for codec in CODECS},
-    **{f"index of {codec}": flipped(f"{codec}/c/1/0/0/0", 0.998) for codec in CODECS},
-    **{f"{codec} cut": cut_short(f"{codec}/c/2/0/0/0") for codec in CODECS},
+    "index": flipped("zstd/c/1/0/0/0", 0.998),
+    "cut": cut_short("raw/c/2/0/0/0"),
     "exchanged": swapped("raw/c/0/0/0/0", "raw/c/1/0/0/0"),
     "row table": flipped("rows/c/0", 0.5),
     "labels": flipped("label/c/0", 0.5),
@@ -135,19 +135,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "document cut": cut_short("zarr.json"),
     **{
         f"document at {text}": flipped_after(text)
-        for text in (
-            "zarr_format",
-            "format",
-            "fingerprint",
-            "rows_digest",
-            "rows_per_shard",
-            "stored",
-            "dtype",
-            r'recipe":\s*\{\s*"fields',
-            "rows/c/0",
-            "classes",
-            "mean",
-        )
+        for text in ("zarr_format", "format", "fingerprint", "rows_per_shard", "rows/c/0")
     },
     "mean": edited(mean={codec: [1.0, 2.0, 3.0] for codec in CODECS}),
     "rows": edited(rows=23),

@@ -21,7 +21,8 @@ from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.transforms import CenterCrop, RandomResizedCrop
 from tests.conftest import photo
-from tests.support.building import build_until, cli, encoded, end, start, write
+from tests.support.building import build_until, encoded, end, start, write
+from tests.support.command_line import Run
 
 LONGEST = 64
 
@@ -142,7 +143,7 @@ def test_statistics_and_shapes_are_of_the_pixels_that_are_read(built: dict[str, 
 
 
 def test_plan_and_build_say_how_many_files_stay_and_that_others_lose(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path, run: Run
 ) -> None:
     line = "image: {} of {} samples tried stay the JPEG files that they are"
     loses = "; rows of the others are encoded at quality 80, which loses (--codec image keeps all"
@@ -151,13 +152,13 @@ def test_plan_and_build_say_how_many_files_stay_and_that_others_lose(
         write(few / "a" / name, {**KEPT, **ENCODED}[name])
     command = [few, tmp_path / "store", "--max-size", LONGEST, "--codec", "jpeg", "--quality", 80]
     command += ["--address", "serial"]
-    planned = cli("plan", *command)
-    assert line.format(2, 3) + loses in planned.stdout, planned
-    done = cli("build", *command)
-    assert line.format(2, 3) + loses in done.stderr, done
+    planned = run("plan", *command)
+    assert line.format(2, 3) + loses in planned.out, planned
+    done = run("build", *command)
+    assert line.format(2, 3) + loses in done.err, done
     write(few / "a/more.jpg", KEPT["progressive.jpg"])
-    added = cli("plan", *command)  # of the samples that are decoded
-    assert line.format(1, 1) + "\n" in added.stdout, added
+    added = run("plan", *command)  # of the samples that are decoded
+    assert line.format(1, 1) + "\n" in added.out, added
     assert files_of(tmp_path / "store")["a/turned.jpg"] == encode_jpeg(
         rows_of_source(few, "turned.jpg"), 80
     )
@@ -366,7 +367,7 @@ def test_a_training_node_without_the_library_is_told_what_to_install(
     jpeg.import_simplejpeg.cache_clear()
 
 
-def test_doctor_says_that_it_measures_rows_of_one_shape(source: Path) -> None:
-    done = cli("doctor", source, "--resize", 30, "--crop", 24, "--codec", "jpeg")
-    assert done.returncode == 2
-    assert "no --codec jpeg" in done.stderr
+def test_doctor_says_that_it_measures_rows_of_one_shape(source: Path, run: Run) -> None:
+    done = run("doctor", source, "--resize", 30, "--crop", 24, "--codec", "jpeg")
+    assert done.status == 2
+    assert "no --codec jpeg" in done.err

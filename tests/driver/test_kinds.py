@@ -508,8 +508,12 @@ def test_a_row_of_100_megabytes_takes_three_times_its_memory(tmp_path: Path) -> 
     assert ask(_peak_of_reading, tmp_path / "store") < 310 << 10  # in KiB
 
 
-def test_a_row_that_no_reader_would_believe_is_a_hole_and_raw_stores_it(tmp_path: Path) -> None:
-    rows = [row(1), row(2), row(3), row(4, caption="0" * (65 << 20))]
+def test_a_row_that_no_reader_would_believe_is_a_hole_and_raw_stores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("precache.codecs.chunk", "precache_workers.shards.field_writer"):
+        monkeypatch.setattr(f"{module}.MAX_EXPANDED", 1 << 20)
+    rows = [row(1), row(2), row(3), row(4, caption="0" * (2 << 20))]
     result = build(rows, tmp_path / "store", recipe("caption"), max_failures=1)
     assert 'take for forged; give the field codec = "raw"' in result.holes[0][1]
     raw = recipe("caption", caption={"codec": "raw"})

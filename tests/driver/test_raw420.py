@@ -14,7 +14,8 @@ from precache.codecs.raw420 import planes_of, rgb_of
 from precache.recipe.recipe import Recipe
 from precache.transforms import CenterCrop
 from tests.conftest import photo
-from tests.support.building import cli, encoded, write
+from tests.support.building import encoded, write
+from tests.support.command_line import Run
 
 LINE = (
     "image: codec raw420 halves height and width of colours, which loses: pixels of {} samples "
@@ -43,14 +44,14 @@ def build(source: Path, store: Path, codec: str = "raw420") -> int:
 
 
 def test_a_build_says_that_it_loses_and_stores_what_a_fresh_one_does(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, run: Run
 ) -> None:
     source, store = tmp_path / "photos", tmp_path / "store"
     write_photos(source, range(10))
-    planned = cli(
+    planned = run(
         "plan", source, store, "--max-size", 60, "--codec", "raw420", "--address", "serial"
     )
-    assert LINE.format(10) in planned.stdout, planned
+    assert LINE.format(10) in planned.out, planned
     build(source, store)
     write_photos(source, range(10, 15))
     caplog.clear()
@@ -73,12 +74,12 @@ def test_a_build_says_that_it_loses_and_stores_what_a_fresh_one_does(
         assert bytes(data) == planes_of(plain[key]).tobytes()
 
 
-def test_rows_of_one_shape_are_read_by_a_crop_too(tmp_path: Path) -> None:
+def test_rows_of_one_shape_are_read_by_a_crop_too(tmp_path: Path, run: Run) -> None:
     source, store = tmp_path / "photos", tmp_path / "store"
     write_photos(source, range(4))
     sized = ("--resize", "24x32", "--codec", "raw420", "--address", "serial")
-    planned = cli("plan", source, store, *sized)
-    assert "(another codec with --crop stores rows of one shape)" in planned.stderr, planned
+    planned = run("plan", source, store, *sized)
+    assert "(another codec with --crop stores rows of one shape)" in planned.err, planned
     precache.build(source, store, Recipe.image(resize=(24, 32), codec="raw420"), address="serial")
     dataset = precache.CachedDataset(store)
     with precache.Loader(

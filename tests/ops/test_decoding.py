@@ -892,15 +892,15 @@ def test_the_limit_of_pixels_takes_the_place_of_pillows(
     assert Image.MAX_IMAGE_PIXELS == 1000
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.6, 0.97])
 @pytest.mark.parametrize("name", ["JPEG", *FORMATS])
-def test_truncated_files_are_samples_that_fail(name: str, share: float) -> None:
+def test_truncated_files_are_samples_that_fail(name: str) -> None:
     data = encoded(photograph()) if name == "JPEG" else FORMATS[name]()
-    try:
-        found = decode(data[: int(len(data) * share)], Decode())
-    except SampleError:
-        return
-    assert name in ("TIFF LZW", "TIFF JPEG"), f"{name} was decoded: {found.shape}"
+    for share in (0.0, 0.01, 0.2, 0.6, 0.97):
+        try:
+            found = decode(data[: int(len(data) * share)], Decode())
+        except SampleError:
+            continue
+        assert name in ("TIFF LZW", "TIFF JPEG"), f"{share} of it was decoded: {found.shape}"
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"

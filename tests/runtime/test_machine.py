@@ -24,16 +24,16 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
     reader = MachineReader()
     assert reader.read().cpu_cores is None
     started = time.monotonic()
-    subprocess.run(_burn(0.5), check=True)  # gone by the time of reading
+    subprocess.run(_burn(0.2), check=True)  # gone by the time of reading
     with subprocess.Popen(_burn(60)) as child:
         process = psutil.Process(child.pid)
-        while process.cpu_times().user < 0.5:
+        while process.cpu_times().user < 0.2:
             time.sleep(0.01)  # until the child has had so much
         found = reader.read().cpu_cores
         wall = time.monotonic() - started
         child.kill()
     assert found is not None
-    assert found * wall >= 0.9
+    assert found * wall >= 0.36
 
 
 def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

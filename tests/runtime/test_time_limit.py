@@ -74,6 +74,7 @@ from tests.support.building import (
     running,
     write,
 )
+from tests.support.command_line import Run
 from tests.support.servers import POLL, PatientServer
 
 SLOW = precache.Recipe.from_dict(tomllib.loads(marked_recipe("hang")))
@@ -753,13 +754,12 @@ def test_requests_are_given_the_time_to_be_made_again(tmp_path: Path) -> None:
         precache.build("s3://bucket/in", tmp_path / "store", sample_timeout=60)
 
 
-def test_the_command_line_takes_both_limits(photos: Path) -> None:
+def test_the_command_line_takes_both_limits(photos: Path, run: Run) -> None:
     make_sparse(photos / "cat/0000.jpg", 1 << 40)
-    line = [sys.executable, "-m", "precache", "build", str(photos), str(photos.with_name("store"))]
-    line += ["--address", "serial", "--json", "--max-sample-bytes", "1MB", "--sample-timeout", "99"]
-    ran = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    holes = dict(json.loads(ran.stdout)["holes"])
+    line = ["build", photos, photos.with_name("store"), "--address", "serial", "--json"]
+    ran = run(*line, "--max-sample-bytes", "1MB", "--sample-timeout", 99)
+    assert ran.status == 0, ran.err
+    holes = dict(ran.json["holes"])
     assert holes["cat/0000.jpg"] == "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
 
 

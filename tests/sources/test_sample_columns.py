@@ -38,7 +38,7 @@ from tests.support.containers import add, listed, write_tar
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
 
-COUNT = 40
+COUNT = 16
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,8 @@ import precache
 from precache.errors import BuildError, StoreError
 from precache.store.build_status import BuildStatus
 from tests.conftest import BuiltStore
-from tests.support.building import cli, write, write_jpegs
+from tests.support.building import write, write_jpegs
+from tests.support.command_line import Run
 from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=160, crop=150)
@@ -67,16 +67,16 @@ def test_a_store_in_a_bucket(tmp_path: Path, s3: S3Server) -> None:
     assert unfinished.idle_seconds < 60
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, run: Run) -> None:
     begin(tmp_path / "in", tmp_path / "store")
-    ran = cli("ls", tmp_path / "store")
-    assert ran.returncode == 0, ran.stderr
-    assert "1 of 5 shards, " in ran.stdout
-    told = json.loads(cli("ls", tmp_path / "store", "--json").stdout)
+    ran = run("ls", tmp_path / "store")
+    assert ran.status == 0, ran.err
+    assert "1 of 5 shards, " in ran.out
+    told = run("ls", tmp_path / "store", "--json").json
     assert told["unfinished"][0]["build"]["done"] == 1
-    nothing = cli("ls", tmp_path / "in")
-    assert nothing.returncode == 2
-    assert "there is no store at" in nothing.stderr
+    nothing = run("ls", tmp_path / "in")
+    assert nothing.status == 2
+    assert "there is no store at" in nothing.err
 
 
 def test_asking_for_a_store_loads_no_ray(

@@ -295,10 +295,11 @@ def free_ports(count: int) -> list[int]:
 
 def poll(condition: Callable[[], Any], what: str) -> Any:
     """Wait until `condition` gives something true, and return that."""
-    limit = time.monotonic() + DEADLINE
+    limit, pause = time.monotonic() + DEADLINE, 0.01
     while not (value := condition()):
         assert time.monotonic() < limit, f"never happened: {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.1)
     return value
 
 

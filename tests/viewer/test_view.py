@@ -28,7 +28,6 @@ from tests.conftest import BuiltStore
 from tests.support.browser import AXE, Tab
 from tests.support.building import (
     build_here,
-    cli,
     command,
     cut,
     encoded,
@@ -39,6 +38,7 @@ from tests.support.building import (
     write,
     write_jpegs,
 )
+from tests.support.command_line import Run
 from tests.support.html_page import Page, stands_alone
 from tests.support.servers import S3Server
 
@@ -405,7 +405,7 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
     assert err == "precache: only this machine can open this address; press Ctrl-C to stop\n"
 
 
-def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path, run: Run) -> None:
     store = str(built.path)
     for count in (0, -1, 1001):
         with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
@@ -419,9 +419,9 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
         ViewServer(view.pages, 99999)
     with ViewServer(view.pages) as other, pytest.raises(UsageError, match="give another"):
         ViewServer(view.pages, other.server_port)
-    ran = cli("view", tmp_path / "none.store")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert "there is no store at" in ran.stderr
+    ran = run("view", tmp_path / "none.store")
+    assert (ran.status, ran.out) == (2, "")
+    assert "there is no store at" in ran.err
 
 
 def test_numbers_are_shown_as_text(tmp_path: Path) -> None:
@@ -443,10 +443,12 @@ def squares() -> list[tuple[np.ndarray, int]]:
 # --- in a browser -------------------------------------------------------------------------------
 
 
-def test_a_static_page_needs_nothing_else_and_is_bounded(built: BuiltStore, tmp_path: Path) -> None:
+def test_a_static_page_needs_nothing_else_and_is_bounded(
+    built: BuiltStore, tmp_path: Path, run: Run
+) -> None:
     out = tmp_path / "page.html"
-    ran = cli("view", built.path, "--rows", 20, "--out", out)
-    assert (ran.returncode, ran.stderr) == (0, f"wrote {out}\n")
+    ran = run("view", built.path, "--rows", 20, "--out", out)
+    assert (ran.status, ran.err) == (0, f"wrote {out}\n")
     text = out.read_text("utf-8")
     read = stands_alone(text)
     assert keys([read]) == list(built.open().keys)

@@ -137,8 +137,8 @@ def _write(
             lease.require()
         target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
 
-    at_once = 1 if target.folder.local("") else PUTS
-    deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
+    items = objects.items()
+    deque(map(create, items) if target.folder.local("") else prefetch(create, items, PUTS, PUTS), 0)
     if lease is not None:
         lease.require()
     created = target.folder.create(ROOT, [root], scratch=SCRATCH)

@@ -41,6 +41,7 @@ class BuildProgress:
         self._shown = shown
         self._logged = time.monotonic()
         self._began = (0, self._logged)
+        console = Terminal(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -49,8 +50,8 @@ class BuildProgress:
             _Rate(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=Terminal(stderr=True),
-            disable=not shown,
+            console=console,
+            disable=not (shown and (console.is_terminal or console.is_jupyter)),
             refresh_per_second=4,
         )
         self._task = self._progress.add_task("Listing", total=None, note="")
