@@ -53,11 +53,6 @@ _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]|\(\s*['\"\d.+\-].*,
 """Lists and tuples as Python and NumPy print them."""
 
 
-def is_number(text: str) -> bool:
-    """Return True for a number, no text, and a word for no value."""
-    return number_of(text) is not None or is_nothing(text) or not text
-
-
 # --- the rules ----------------------------------------------------------------------------------
 
 
