@@ -389,3 +389,13 @@ def test_a_path_of_another_computer_that_may_be_of_two_samples_names_none(
     text = f"{folder}2.jpg,cat\n{folder}A/1.jpg,cat\n{folder}A/2.jpg,dog\n"
     found = relabel(keys, text, source="/data/train", accept_unmatched=True)
     assert found == {"2.jpg": "cat", "A/1.jpg": None, "A/2.jpg": "dog", "train/A/1.jpg": None}
+
+
+def test_paths_of_several_folders_that_end_in_one_key_name_none(relabel: Relabel) -> None:
+    """Even where they have one label: it is not known which folder the source is."""
+    keys = [f"{number}.jpg" for number in range(9)]
+    text = "".join(f"/mnt/{folder}/{key},cat\n" for key in keys for folder in "ab")
+    with pytest.raises(SourceError, match=r"no key of .* is in the source"):
+        relabel(keys, text, source="/data/b")
+    found = relabel(keys, f"{text}/mnt/a/last.jpg,cat\n", source="/mnt/b", accept_unmatched=True)
+    assert found == dict.fromkeys(keys, "cat")

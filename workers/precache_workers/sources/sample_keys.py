@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -80,7 +81,8 @@ class SampleKeys:
             yield _rows(names, keys)
             yield _rows([*map(self._below, names)], keys)
             row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
-            yield tuple(map(row_of.__getitem__, names))
+            paths = Counter(row_of.values())  # of one sample, two are of two folders
+            yield tuple(row if paths[row] == 1 else -1 for row in map(row_of.__getitem__, names))
             yield _rows(names, ends)
 
     def _below(self, path: str) -> str:
