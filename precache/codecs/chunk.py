@@ -283,16 +283,6 @@ class Decoder:
             undo_image(row[np.newaxis])
         return row
 
-    def ragged_values(self, data: memoryview) -> bytes:
-        """Return the values of a ragged row as they are stored, filtered ones too; or its file.
-
-        Raises
-        ------
-        DamageError
-            The bytes are not what was written.
-        """
-        return self._payload(data).tobytes()
-
     def _payload(
         self, data: memoryview, nbytes: int | None = None, *, verify: bool = True
     ) -> np.ndarray:

@@ -336,7 +336,8 @@ def _keep(descriptor: int) -> None:
 
 
 def _is_kept(status: os.stat_result) -> bool:
-    return status.st_mtime_ns > time.time_ns()
+    left = status.st_mtime_ns - time.time_ns()
+    return 0 < left <= KEPT_SECONDS * 10**9  # later ones are of a clock that was set back
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

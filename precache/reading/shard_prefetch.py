@@ -321,6 +321,7 @@ class ShardPrefetcher:
 
         Runs on a fetch thread.
         """
+        is_there = True
         for objects in self._arrays:
             name, size = objects.cached_name(number), objects.expected[number].size
             fetch, use = partial(self._fetch, objects, number), partial(self._use, objects, number)
@@ -328,15 +329,17 @@ class ShardPrefetcher:
             if fetched:
                 self._shards.count(size)
             if fetched is None:
+                is_there = False
                 with self._lock:
                     if shard.batches:
                         shard.fetched = None
                         self._nbytes -= self._shards.nbytes(number)
-                return False
+                break
         if number not in self._open:  # the batches that needed it failed meanwhile
             self._close(number)
-        self._progress = time.monotonic()
-        return True
+        if is_there:
+            self._progress = time.monotonic()
+        return is_there
 
     def _use(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
         # All of its rows are needed soon.

@@ -75,7 +75,7 @@ def test_a_file_that_is_kept_gives_the_pixels_that_the_build_decodes(name: str, 
     file, pixels = jpeg_of(row, FILES[name], 90)
     chunk = memoryview(chunk_of(file))
     np.testing.assert_array_equal(DECODER.decode_ragged(chunk, row.shape, "uint8"), pixels)
-    assert DECODER.ragged_values(chunk) == file
+    assert chunk[-4 - len(file) : -4] == file
     if mode == "RGB" or "grey" in name:
         assert file == FILES[name]
         np.testing.assert_array_equal(pixels, row)

@@ -178,6 +178,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.commit, "as_json", json_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.field_writer, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.shard_objects, "RECEIPT_SECONDS", 0.5)
+    monkeypatch.setattr(precache_workers.shards.shard_objects, "CLAIM_SECONDS", 0.5)
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(
         precache_workers.shards.shard_objects, "time", SimpleNamespace(monotonic=now, sleep=sleep)

@@ -386,3 +386,32 @@ def test_the_keys_of_a_dataset_are_its_indices(
     file.write_text("".join(f"{n},{n % 3}\n" for n in range(9)))
     build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
     assert labels(tmp_path / "store") == {str(n): n % 3 for n in range(9)}
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ""])
+def test_a_path_below_the_source_names_what_lies_there_alone(suffix: str, relabel: Relabel) -> None:
+    """However keys end, and whatever of the source is gone."""
+    keys = ["2.jpg", "A/1.jpg", "train/A/1.jpg"]
+    text = f"/data/train/A/1{suffix},cat\n/data/train/gone/2{suffix},dog\n"
+    found = relabel(keys, text, source="/data/train", accept_unmatched=True)
+    assert found == {"2.jpg": None, "A/1.jpg": "cat", "train/A/1.jpg": None}
+
+
+@pytest.mark.parametrize("folder", ["/mnt/data/train/", "D:\\data\\train\\"])
+def test_a_path_of_another_computer_that_may_be_of_two_samples_names_none(
+    folder: str, relabel: Relabel
+) -> None:
+    keys = ["2.jpg", "A/1.jpg", "A/2.jpg", "train/A/1.jpg"]
+    text = f"{folder}2.jpg,cat\n{folder}A/1.jpg,cat\n{folder}A/2.jpg,dog\n"
+    found = relabel(keys, text, source="/data/train", accept_unmatched=True)
+    assert found == {"2.jpg": "cat", "A/1.jpg": None, "A/2.jpg": "dog", "train/A/1.jpg": None}
+
+
+def test_paths_of_several_folders_that_end_in_one_key_name_none(relabel: Relabel) -> None:
+    """Even where they have one label: it is not known which folder the source is."""
+    keys = [f"{number}.jpg" for number in range(9)]
+    text = "".join(f"/mnt/{folder}/{key},cat\n" for key in keys for folder in "ab")
+    with pytest.raises(SourceError, match=r"no key of .* is in the source"):
+        relabel(keys, text, source="/data/b")
+    found = relabel(keys, f"{text}/mnt/a/last.jpg,cat\n", source="/mnt/b", accept_unmatched=True)
+    assert found == dict.fromkeys(keys, "cat")

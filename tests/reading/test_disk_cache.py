@@ -221,6 +221,19 @@ def test_nobody_keeps_what_is_not_read_any_more(
     assert again.obtain("b-3", at_once=False)
 
 
+def test_a_clock_that_is_set_back_keeps_nothing_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, now = reader(tmp_path, 2), time.time_ns()
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: now + 86_400 * 10**9)
+        one.obtain("a-1")
+        one.obtain("a-2")
+    assert one.obtain("a-3", at_once=False)
+    assert "a-3" in there(tmp_path)
+    assert len(there(tmp_path)) <= 2
+
+
 def test_many_small_objects_are_used_within_the_limit(tmp_path: Path) -> None:
     limit = OVERHEAD + 400 * on_disk(1)
     one = Reader(tmp_path, limit)

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -32,6 +33,7 @@ from precache.loading import stream
 from precache.reading import shard_files, shard_prefetch
 from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk
 from precache.reading.shard_files import MappedShardFiles
+from precache.reading.shard_prefetch import ShardPrefetcher, _Shard
 from precache.storage.file_lock import remove_if_free
 from precache.storage.open import open_folder
 from precache.store.tree import Leaf
@@ -364,6 +366,29 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
     poll(is_left, "no object is in use")
     assert_whole(epoch(loader), large)
     loader.close()
+
+
+def test_a_shard_that_nobody_waits_for_and_has_room_for_one_field_holds_nothing() -> None:
+    """Its batches failed while it was fetched ahead."""
+    ended: list[str] = []
+
+    def field(name: str) -> Any:
+        return SimpleNamespace(
+            cached_name=lambda number: name,
+            expected=[SimpleNamespace(size=1)],
+            end=lambda number, reader: ended.append(name),
+        )
+
+    shards: Any = SimpleNamespace(
+        arrays={name: field(name) for name in "ab"},
+        cache=SimpleNamespace(room=9, obtain=lambda name, *_, **__: name == "a" or None),
+        count=lambda size: None,
+        version=SimpleNamespace(path="", attributes=SimpleNamespace(rows_per_shard=1)),
+    )
+    prefetcher = ShardPrefetcher(shards, "ab")
+    assert not prefetcher._obtain(_Shard(), 0, at_once=False)
+    assert ended == ["a", "b"]
+    prefetcher.close()
 
 
 def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path: Path) -> None:

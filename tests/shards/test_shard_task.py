@@ -8,9 +8,12 @@ import gc
 import io
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +25,16 @@ from PIL import Image
 
 import precache
 from precache.errors import FetchError, SampleError, StorageError
+from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
+from precache_workers.shards import shard_objects
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
-from precache_workers.shards.shard_task import ShardTask, run_shard
+from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.shards.shard_task import ShardTask, _build, run_shard
 from precache_workers.shards.stored_rows import StoredObject
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
@@ -51,6 +57,7 @@ WIDTH, HEIGHT = 160, 144
 ROW_NBYTES = 3 * HEIGHT * WIDTH
 SHAPES = {"image": RowShape((3, HEIGHT, WIDTH), "uint8")}
 """A row is a chunk of its own."""
+PUT = FinishedObject.put
 
 
 def photos(folder: Path, count: int) -> list[str]:
@@ -288,6 +295,64 @@ def test_missing_samples_are_holes_where_accepted(tmp_path: Path) -> None:
     assert "1.png" in receipt.holes[1]
     assert receipt.content[1] == ""
     assert raw_rows(stored(task), 8)[1:3] == [bytes(ROW_NBYTES), reading("2.png", tmp_path)]
+
+
+@pytest.mark.parametrize("lacking", [0, 1], ids=["the-slow-one-lacks", "the-other-one-lacks"])
+def test_a_slow_copy_and_one_that_replaces_its_object_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
+) -> None:
+    """Of two copies of a task, one cannot fetch a sample. The first one puts an object, and is
+    slow with its next one; meanwhile the other one waits no longer, and is slow, too."""
+    keys, image = photos(tmp_path / "in", 4), RAW.fields["image"]
+    recipe, shapes = precache.Recipe(fields={"image": image, "other": image}), SHAPES["image"]
+    task = task_of(
+        tmp_path, keys, recipe, accept_missing=True, shapes=dict.fromkeys(recipe.fields, shapes)
+    )
+    copies = [task, dataclasses.replace(task, again=True)]
+    copies[lacking] = dataclasses.replace(copies[lacking], keys=[*keys[:2], "gone.png", keys[3]])
+    begun, replaced, ended = threading.Event(), threading.Event(), threading.Event()
+    first: list[int] = []
+
+    def slowed(write: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(own: FinishedObject, folder: Folder, name: str) -> Any:
+            is_first = threading.get_ident() in first
+            if name.startswith("other"):
+                (replaced if is_first else ended).wait(1.0)
+            written = write(own, folder, name)
+            if is_first:
+                begun.set()
+            elif write is PUT:
+                replaced.set()
+            return written
+
+        return slow
+
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.2)
+    monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 30)
+    for name in ("create", "put"):
+        monkeypatch.setattr(FinishedObject, name, slowed(getattr(FinishedObject, name)))
+
+    def run(number: int) -> Receipt:
+        if number == 0:
+            first.append(threading.get_ident())
+        else:
+            begun.wait(5.0)
+        try:
+            return _build(copies[number])
+        finally:
+            ended.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        receipts = [*pool.map(run, range(2))]
+    assert replaced.is_set()
+    assert receipts[0].objects == receipts[1].objects
+    assert receipts[0].holes == receipts[1].holes
+    for field, name in task.objects.items():
+        data = task.folder.read(name)
+        assert xxhash.xxh3_128_intdigest(data) == receipts[0].objects[field].xxh3
+        is_blank = [not any(row) for row in raw_rows(bytes(data), 8)]
+        assert [row for row, blank in enumerate(is_blank) if blank] == [*receipts[0].holes]
+    assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipts[0].objects
 
 
 def test_an_object_that_cannot_be_put_leaves_no_receipt(tmp_path: Path) -> None:

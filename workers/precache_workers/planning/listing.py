@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +65,7 @@ from precache_workers.sources.name_readings import (
     partners_among,
 )
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
-from precache_workers.sources.splits import is_split, split_name
+from precache_workers.sources.splits import is_split, is_trained_on, split_name
 from precache_workers.user_code.identity import code_of, unfollowed
 
 log = logging.getLogger(__name__)
@@ -433,7 +432,7 @@ def _named_split(source: str) -> str:
 
 def _is_later_split(name: str) -> bool:
     """Return True for the name of a split that is not trained on."""
-    return is_split(name) and not re.search("tr(ai)?n", name.lower())
+    return is_split(name) and not is_trained_on(name)
 
 
 def _split_above(source: Source) -> Path | None:

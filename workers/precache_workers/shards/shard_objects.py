@@ -2,9 +2,9 @@
 
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
-an object without a receipt is kept if it is the same, or its receipt follows. So what is done stays
-as it is, and what was committed is never overwritten, unless it is lost: then the same bytes
-replace it.
+an object without a receipt is kept if it is the same, or its receipt follows; else one copy claims
+the shard, after which no other can finish it, and replaces it. So what is done stays as it is, and
+what was committed is never overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import xxhash
 
 from precache.errors import BuildError, StorageError
 from precache.storage.base import Buffer, Folder
-from precache.store.commit_log import ROOT, short
+from precache.store.commit_log import short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
 from precache.store.tree import Leaf
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 RECEIPT_SECONDS = ALIVE_SECONDS + 20
 """Seconds to wait for the receipt that follows an object of another task."""
+CLAIM_SECONDS = 10 * RECEIPT_SECONDS
+"""Seconds to wait for the receipt of a copy that puts its objects over others."""
+CLAIM = b"{}"
+"""What stands in place of a receipt while a copy of a task puts its objects over others."""
 
 
 @dataclass(frozen=True)
@@ -128,22 +132,33 @@ def finished(task: ShardTask) -> Receipt | None:
     return None
 
 
-def create_objects(
-    task: ShardTask, objects: Mapping[str, FinishedObject]
-) -> dict[str, ShardObject]:
-    """Create the objects of a shard, or accept those that exist; field -> the object that counts.
+def create_objects(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bool:
+    """Create the objects of a shard, unless the same ones exist.
+
+    Where others exist, the receipt of their copy is waited for. If there is none after a while,
+    the shard is claimed in place of a receipt, so that no other copy can finish it, and the objects
+    are put in place of the others.
+
+    Returns
+    -------
+    bool
+        Whether the shard was claimed.
 
     Raises
     ------
     StorageError
         An object cannot be written or read.
     """
-    return {
-        field: own.stored
-        if own.create(task.folder, task.objects[field])
-        else _accept_other(task, field, own)
-        for field, own in objects.items()
-    }
+    own_names = [(own, task.objects[field]) for field, own in objects.items()]
+    if all(own.create(task.folder, name) or _exists(task, own, name) for own, name in own_names):
+        return False
+    claim = receipt_name(task.shard), [CLAIM]
+    if _awaited(task, RECEIPT_SECONDS) or not task.folder.create(*claim, scratch=SCRATCH):
+        return False
+    for own, name in own_names:
+        require_lease(task)
+        own.put(task.folder, name)
+    return True
 
 
 class OtherBytesError(BuildError):
@@ -173,47 +188,46 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
         objects[field].put(task.folder, task.objects[field])
 
 
-def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
-    """Return the object of another copy if it is the same, or once it has a receipt.
-
-    Without one after a while, it is replaced.
-    """
-    name = task.objects[field]
+def _exists(task: ShardTask, own: FinishedObject, name: str) -> bool:
+    """Return whether an object that exists has the bytes of a finished one."""
     data = task.folder.get(name)
     if data is None:
         where = task.folder.path(name)
         raise BuildError(f"{where} was removed at this moment; run the same again")
-    if not Leaf(name, own.stored.size, own.stored.xxh3).fault(data):
-        return own.stored
+    return not Leaf(name, own.stored.size, own.stored.xxh3).fault(data)
+
+
+def _awaited(task: ShardTask, seconds: float) -> Receipt | None:
+    """Wait for the receipt of another copy; returns None if there is none after a while."""
     began = time.monotonic()
-    while (receipt := finished(task)) is None:
-        if time.monotonic() - began > RECEIPT_SECONDS and _replace(task, name, own):
-            return own.stored
+    while (receipt := finished(task)) is None and time.monotonic() - began <= seconds:
         time.sleep(0.1)
-    return receipt.objects[field]
+    return receipt
 
 
-def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
-    """Put an object in place of one that a lost task left; False if the shard is done meanwhile."""
-    if task.folder.size(ROOT) is not None:
-        raise BuildError(f"another build committed {task.folder}; run the same command again")
-    if finished(task):
-        return False
-    require_lease(task)
-    own.put(task.folder, name)
-    return True
+def create_receipt(task: ShardTask, receipt: Receipt, *, claimed: bool) -> Receipt:
+    """Create the receipt of a shard; returns the one that was created first.
 
-
-def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
-    """Create the receipt of a shard; returns the one that was created first."""
-    name = receipt_name(task.shard)
-    if task.folder.create(name, [receipt.to_json()], scratch=SCRATCH):
-        return receipt
-    first = finished(task)
-    if first is None or (first.objects != receipt.objects and not _is_stored(task, first)):
-        task.folder.put(name, [receipt.to_json()], scratch=SCRATCH)
-        return receipt
-    return first
+    Parameters
+    ----------
+    claimed
+        This copy has claimed the shard.
+    """
+    name, data = receipt_name(task.shard), [receipt.to_json()]
+    require_lease(task)  # or the objects may be gone, and made by another build
+    if not claimed:
+        if task.folder.create(name, data, scratch=SCRATCH):
+            return receipt
+        first = _awaited(task, CLAIM_SECONDS)
+        if first and (first.objects == receipt.objects or _is_stored(task, first)):
+            return first
+        if first is None or not _is_stored(task, receipt):
+            raise BuildError(
+                f"shard {task.shard} of {task.folder} is by another copy of its task, which made "
+                "other bytes and has not finished it; run the same command again"
+            )
+    task.folder.put(name, data, scratch=SCRATCH)
+    return receipt
 
 
 def _is_stored(task: ShardTask, receipt: Receipt) -> bool:

@@ -188,13 +188,11 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built = {name: all_built[name] for name in task.objects}
     require_lease(task)
-    objects = {name: built_object.stored for name, built_object in built.items()}
-    if task.lost is None:
-        objects = create_objects(task, built)
-        timing.charge("put")
+    claimed = task.lost is None and create_objects(task, built)
+    timing.charge("put")
     receipt = Receipt(
         shard=task.shard,
-        objects=objects,
+        objects={name: built_object.stored for name, built_object in built.items()},
         holes=rows.holes,
         content=rows.content,
         parts=rows.parts if any(rows.parts) else [],
@@ -216,7 +214,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     if task.lost is not None:
         replace_lost(task, built, receipt)
         return receipt
-    return create_receipt(task, receipt)
+    return create_receipt(task, receipt, claimed=claimed)
 
 
 class _Rows:

@@ -55,11 +55,6 @@ _LIST = re.compile(
 """Lists and tuples as Python, NumPy and YAML write them."""
 
 
-def is_number(text: str) -> bool:
-    """Return True for a number, no text, and a word for no value."""
-    return number_of(text) is not None or is_nothing(text) or not text
-
-
 # --- the rules ----------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ from precache_workers.sources.name_readings import (
     plain_folder,
     ways_by_patterns,
 )
-from precache_workers.sources.splits import is_split, splits_among
+from precache_workers.sources.splits import is_split, is_trained_on, splits_among
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
@@ -361,7 +361,7 @@ def _same_stems(names: Texts, folders: Sequence[str]) -> tuple[list[str], bool]:
 
 def _ways_of_splits(of: _Level) -> list[Way]:
     """Return the ways where some folders are splits: a source that is trained on, and levels."""
-    trained = [name for name in of.splits if re.search("tr(ai)?n", name.lower())]
+    trained = [*filter(is_trained_on, of.splits)]
     others = [name for name in of.tops if name not in of.splits]
     bare = [t for t in of.splits if re.fullmatch("unlabell?ed|unsup(ervised)?", of.plain[t])]
     if bare == of.splits and len(others) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,9 @@ from precache_workers.sources.container_names import common_start
 from precache_workers.sources.splits import is_split
 
 FORMS = (
-    "by key", "by paths that end in their keys", "by the ends of their keys",
-    "by key without suffix", "by paths that end in their keys without suffix",
+    "by key", "by paths below the source", "by paths that end in their keys",
+    "by the ends of their keys", "by key without suffix",
+    "by paths below the source, without suffix", "by paths that end in their keys without suffix",
     "by the ends of their keys, without suffix",
 )  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
@@ -77,24 +79,34 @@ class SampleKeys:
         """Yield the rows that names have by each of `FORMS`."""
         for keys, ends in ((self._keys, self._ends), (self._stems, self._ends_of_stems)):
             yield _rows(names, keys)
+            yield _rows([*map(self._below, names)], keys)
             row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
-            yield tuple(map(row_of.__getitem__, names))
+            paths = Counter(row_of.values())  # of one sample, two are of two folders
+            yield tuple(row if paths[row] == 1 else -1 for row in map(row_of.__getitem__, names))
             yield _rows(names, ends)
+
+    def _below(self, path: str) -> str:
+        """Return an absolute path below the source's folder without this."""
+        path = path.strip()
+        return next((path.removeprefix(f) for f in self._paths if path.startswith(f)), path)
 
     def _row_at_end(self, path: str, keys: Mapping[str, int]) -> int:
         """Return the row of the key that a path ends in.
 
         A relative path has to begin with the last parts of the source's folder; an absolute one
-        may be of another computer, unless it is of another split.
+        may be of another computer, unless it is of another split. Of several keys it names the
+        longest, unless the source's folder has the name before a shorter one.
         """
         is_absolute, rest = _ABSOLUTE.match(path), path.removeprefix("./")
         rows = [keys[rest]] if rest in keys else []
         while rest := rest.partition("/")[2]:
             before = path.removesuffix(rest)
-            if rest in keys and (self._has_split(before) if is_absolute else self._ends_in(before)):
+            if rest not in keys or (is_absolute and not self._has_split(before)):
+                continue
+            last = f"{before[:-1].rpartition('/')[2]}/" if is_absolute else before
+            if (is_absolute and not rows) or self._ends_in(last):
                 rows.append(keys[rest])
-        rows = rows[:1] if is_absolute else [*dict.fromkeys(rows)]
-        return rows[0] if len(rows) == 1 else -1
+        return rows[0] if len({*rows}) == 1 else -1
 
     def _has_split(self, folder: str) -> bool:
         """Return True unless a folder and the source are of different splits."""

@@ -60,6 +60,11 @@ def is_split(name: str) -> bool:
     return _SPLIT.fullmatch(name[:100].lower()) is not None
 
 
+def is_trained_on(name: str) -> bool:
+    """Return True if a name of splits has the word of training data."""
+    return re.search("tr(ai)?n", name.lower()) is not None
+
+
 def splits_among(names: Iterable[str]) -> set[str]:
     """Return the names that are splits: each alone, as `is_split`, or beside those like it.
 
@@ -151,7 +156,7 @@ def _doubt(
     containers: Containers, files: Mapping[str, Sequence[str]], names: Sequence[str]
 ) -> Doubt:
     """Return the doubt about files of several splits, with the source that has each alone."""
-    splits = sorted({*files} - {""}, key=lambda split: (not re.search("tr(ai)?n", split), split))
+    splits = sorted({*files} - {""}, key=lambda split: (not is_trained_on(split), split))
     sources = {s: containers.narrowed(files[s], names) for s in splits[:MOST_COMMANDS]}
     ways = [((source,), f"for {split!r}") for split, source in sources.items() if source]
     text = f"{containers} has files of the splits {quoted(sorted(splits))}, and the samples of all"
