@@ -91,7 +91,7 @@ def packed(case: Case, kind: str) -> Case:
                 for path in paths:
                     archive.write(path, path.relative_to(root / "in"))
         else:
-            with tarfile.open(root / "in.tar", "w") as tar:
+            with tarfile.open(root / f"in.{kind}", "w:gz" if kind == "tar.gz" else "w") as tar:
                 for path in paths:
                     tar.add(path, path.relative_to(root / "in"))
         shutil.rmtree(root / "in")
