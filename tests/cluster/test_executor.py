@@ -133,7 +133,8 @@ def is_worker(process: psutil.Process) -> bool:
 def test_a_build_in_worker_processes_is_that_of_a_serial_one_and_leaves_nothing(
     embedded: Embedded, tmp_path: Path
 ) -> None:
-    assert (embedded.ran.returncode, embedded.ran.stderr) == (0, "")
+    assert (embedded.ran.returncode, embedded.ran.stderr.count("\n")) == (0, 1)
+    assert "each folder is a class" in embedded.ran.stderr
     assert embedded.ran.stdout.count("\n") == 1
     found = json.loads(embedded.ran.stdout)
     assert (found["samples"], found["failed"]) == (21, 1)

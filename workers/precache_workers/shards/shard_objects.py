@@ -214,7 +214,6 @@ def create_receipt(task: ShardTask, receipt: Receipt, *, claimed: bool) -> Recei
         This copy has claimed the shard.
     """
     name, data = receipt_name(task.shard), [receipt.to_json()]
-    require_lease(task)  # or the objects may be gone, and made by another build
     if not claimed:
         if task.folder.create(name, data, scratch=SCRATCH):
             return receipt
