@@ -163,16 +163,23 @@ def test_a_dataset_that_draws_is_not_taken_for_another(source: Module, tmp_path:
     ids=["pixels", "label", "nothing"],
 )
 def test_compared_samples_alone_are_built_again(
-    changed: list[int], fetched: int, source: Module, tmp_path: Path
+    changed: list[int],
+    fetched: int,
+    source: Module,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put(tmp_path, DATA)
     name = source(BODY)
     first = build(name, tmp_path)
     put(tmp_path, changed)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     plan = precache.plan(
         name, tmp_path / "store", IMAGE, address="serial", compare=True, shard_samples=4
     )
     assert plan.rows_computed == fetched
+    assert not list(Path.cwd().iterdir())
     second = build(name, tmp_path, compare=True)
     assert (second.version == first.version) is (fetched == 0)
     found = labels(tmp_path / "store")
