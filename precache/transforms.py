@@ -615,7 +615,7 @@ def _range(name: str, value: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class View:
-    """What is seen of N images: a part of each, resized, of that a part, mirrored after that.
+    """A part of each of N images, resized, of that a part, mirrored after that.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ def readings(fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) ->
     return [
         *(Frames(mask, image, frames) for mask, image in frames.pairs),
         *(
-            Places(name, field.kind, recipes[name])
+            Coordinates(name, field.kind, recipes[name])
             if field.kind in ("boxes", "keypoints")
             else Pixels(name, field, recipes[name], flags)
             for name, field in fields.items()
@@ -67,7 +67,7 @@ def readings(fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) ->
 
 
 class Pixels(Reading):
-    """Whether the pixels of a field are those of pictures, of masks, or of 12 bits in 16.
+    """Tells pixels of pictures, of masks, and of 12 bits in 16 apart.
 
     Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
     opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``). And of masks:
@@ -220,7 +220,7 @@ def _either(text: str, mask: Stated, picture: Stated) -> Verdict:
 
 
 class Frames(Reading):
-    """Whether masks lie on their images.
+    """Tells masks that lie on their images from others.
 
     Evidence: the mask does not lie on its image (``unlike``; ``as stored`` if it lies on the
     image's stored pixels); EXIF turns the image alone, and the mask may lie on it either way
@@ -273,8 +273,8 @@ class Frames(Reading):
             yield Verdict(f"{text}; give both fields the same resize and crop")
 
 
-class Places(Reading):
-    """Whether boxes or keypoints are pixels of their pictures as these are decoded.
+class Coordinates(Reading):
+    """Tells boxes and keypoints in pixels of their decoded pictures from others.
 
     Samples without boxes, or with keypoints at 0, 0 alone, as those without a label are, do not
     count. Evidence: all coordinates are from 0 to 1 (``fractions``); EXIF turns the picture, and
