@@ -86,8 +86,8 @@ def open_stored(array: StoredArray, shard: int) -> Version:
     version = _opened.get(key)
     if version is None or not version.shard_leaves(array.name)[shard].xxh3:
         version = open_finished(array.folder)
-        while len(_opened) >= OPENED:
-            _opened.pop(next(iter(_opened)), None)
+        for old in [*_opened][: 1 - OPENED]:
+            _opened.pop(old, None)
         _opened[key] = version
     return version
 

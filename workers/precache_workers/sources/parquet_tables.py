@@ -122,8 +122,9 @@ class TableFormat:
         stamp = folder.path(container.name), container.etag, container.file_state, self.columns
         if (kept := _heads.get(stamp)) is None:
             kept = read()
-            sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first, *_ in _heads.values())
             with _lock:
+                firsts = (first for first, *_ in _heads.values())
+                sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first in firsts)
                 if sum(sizes) > FOOTER_BYTES:
                     _heads.clear()
                 if container.etag:
