@@ -15,6 +15,7 @@ import pytest
 
 import precache
 from precache.errors import FetchError, HangError, SourceError
+from precache.storage.base import REPEATED
 from precache.storage.open import open_folder
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import manifests
@@ -117,6 +118,70 @@ def test_lines_of_json_may_leave_out_labels(photos: Path, column: str | None) ->
     assert class_of(listing) == {"in/0.jpg": None, "in/1.jpg": "cat", "in/2.jpg": None}
     with pytest.raises(SourceError, match=r"has no column 'lable' \(did you mean label\?\)"):
         listed(source, columns=Columns(label="lable"))
+
+
+SPELLINGS = {
+    "absolute": "{folder}/in/0.jpg",
+    "dot": "./in/0.jpg",
+    "slashes": "in//0.jpg",
+    "up": "in/../in/0.jpg",
+    "url": "file://{folder}/in/%30.jpg",
+    "linked": "{folder}/link/in/0.jpg",
+    "backslash": r"in\0.jpg",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "list.parquet"])
+def test_one_file_is_one_sample_however_it_is_spelled(
+    photos: Path, name: str, spelling: str
+) -> None:
+    (photos / "link").symlink_to(photos)
+    again = SPELLINGS[spelling].format(folder=photos)
+
+    def rows(label: str, ids: tuple[str, ...] = ()) -> str:
+        columns = {"path": ["in/0.jpg", "in/1.jpg", again], "label": ["dog", "cat", label]}
+        columns |= {"id": [*ids]} if ids else {}
+        lines = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+        if name.endswith(".parquet"):
+            pq.write_table(pa.table(columns), photos / name)
+        elif name.endswith(".csv"):
+            table(
+                photos, "\n".join([",".join(columns), *(",".join(row.values()) for row in lines)])
+            )
+        else:
+            table(photos, "\n".join(map(json.dumps, lines)), name)
+        return str(photos / name)
+
+    listing = listed(rows("dog"), kind="manifest")
+    assert list(listing.table.keys) == ["in/0.jpg", "in/1.jpg"]
+    assert listing.left_out == {REPEATED: 1}
+    with pytest.raises(SourceError, match=r"2 samples in/0\.jpg with the labels cat and dog"):
+        listed(rows("cat"), kind="manifest")
+    # Keys that the user gives name samples, of which several may be of one file.
+    keyed = listed(rows("cat", ("a", "b", "c")), kind="manifest", columns=Columns(key="id"))
+    assert class_of(keyed) == {"a": "dog", "b": "cat", "c": "cat"}
+
+
+def test_one_object_is_one_sample_however_it_is_spelled(photos: Path, s3: S3Server) -> None:
+    data = (photos / "in/0.jpg").read_bytes()
+    with web_server(photos) as base:
+        folder = open_folder("s3://bucket", s3.options())
+        folder.put("a b.jpg", [data])
+        write(photos / "a b.jpg", data)
+        for root, again, options in (
+            ("s3://bucket", "s3://bucket/a b.jpg", s3.options()),
+            (base, f"{base}/a%20b.jpg", None),
+        ):
+            text = f"path,label\na b.jpg,dog\n{again},cat\n"
+            folder.put("list.csv", [text.encode()])
+            table(photos, text)
+            with pytest.raises(
+                SourceError, match=r"2 samples a b\.jpg with the labels cat and dog"
+            ):
+                listed(f"{root}/list.csv", storage_options=options)
 
 
 def test_file_uris_are_decoded(photos: Path) -> None:

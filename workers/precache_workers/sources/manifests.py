@@ -14,6 +14,7 @@ identity before they are fetched.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -93,6 +94,9 @@ URI_NAMES = (
 MOST_LOOKED_AT = 1 << 18
 """Files and folders beside a table among which those that it names are looked for."""
 
+WAY_OUT = "remove all but one, or name samples by --key-column"
+"""Way out of several rows of one key."""
+
 FEW_FILES = 64
 """Up to so many files of a bucket are looked up one by one; for more, their folder is listed."""
 
@@ -150,8 +154,14 @@ class ManifestSource(Source):
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
         scans.join(typed=all(file.name.lower().endswith(".parquet") for file, _ in scans.listed))
-        every, way_out = scans.rows["place"], "remove all but one, or name samples by --key-column"
-        scans.leave_out_repeated(lambda row: str(every[row]), way_out)
+        files = self._files(Texts(scans.rows["place"].field("uri")))
+        of_rows = Texts(scans.rows["place"].field("cells"))
+        if self.spec.columns.key is None:  # a file that is spelled in several ways is one sample
+            first: dict[str, str] = {}
+            pairs = zip(files, Texts(scans.rows["key"]), strict=True)
+            one_each = Texts([first.setdefault(file, key) for file, key in pairs])
+            scans.rows = with_column(scans.rows, "key", one_each.arrow)
+        scans.leave_out_repeated(lambda row: (files[row], of_rows[row]), WAY_OUT)
         keys, locations = Texts(scans.rows["key"]), Texts(scans.rows["place"].field("uri"))
         numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
         cells = Texts(scans.rows["place"].field("cells"))
@@ -300,6 +310,19 @@ class ManifestSource(Source):
             f"{where}: {printable(uri)} leads out of the folder of its table; give a path below "
             "it, an absolute one, or --follow-links"
         )
+
+    def _files(self, locations: Iterable[str]) -> list[str]:
+        """Return the file of each location, equal however it is spelled; links to files stay."""
+        real = functools.cache(os.path.realpath)
+
+        def file_of(location: str) -> str:
+            if _root(location) == location:  # it may have a query
+                return location
+            folder, name = self._place(location)
+            path = folder.local(name)
+            return folder.path(name) if path is None else f"{real(path.parent)}/{path.name}"
+
+        return [*map(file_of, locations)]
 
     def _infos(self, locations: Sequence[str]) -> Iterator[FileInfo | None]:
         """Yield the identity of each file; None if it is unknown."""
