@@ -100,9 +100,9 @@ def wide(most: int) -> Make:
     )
 
 
-def folder_of(root: Path, make: Make, count: int = 12, kind: str = "PNG") -> Path:
+def folder_of(root: Path, make: Make, count: int = 12, kind: str = "PNG", **options: Any) -> Path:
     for number in range(count):
-        write(root / f"{number:02}.{kind.lower()}", encoded(make(number), kind))
+        write(root / f"{number:02}.{kind.lower()}", encoded(make(number), kind, **options))
     return root
 
 
@@ -296,6 +296,7 @@ PICTURES: dict[str, tuple[Make, str]] = {
     "digits": (digit, "PNG"),
     "smooth drawings": (smooth, "PNG"),
     "enlarged photographs": (enlarged, "PNG"),
+    "lossy photographs": (cut, "WEBP"),
     "one colour": (lambda n: Image.new("RGB", (50, 50), (n, 9, 9)), "PNG"),
 }
 
@@ -351,17 +352,37 @@ def test_masks_of_tiffs_that_pillow_does_not_open_are_asked_for(
         assert {*np.unique(row)} <= {*np.unique(np.asarray(mask(int(key[0]))))}
 
 
-def test_masks_in_jpeg_files_are_said_if_nearest_is_stated_and_photographs_are_not(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("JPEG", {}, "JPEG"),
+        ("WEBP", {}, "lossy WebP"),
+        ("WEBP", {"xmp": b"any"}, "lossy WebP"),
+        ("WEBP", {"save_all": True, "append_images": [mask(99)]}, "lossy WebP"),
+        ("WEBP", {"lossless": True}, ""),
+        ("AVIF", {"quality": 30}, "AVIF"),
+        ("TIFF", {"compression": "jpeg"}, "TIFF with JPEG"),
+        ("TIFF", {"compression": "tiff_lzw"}, ""),
+    ],
+)
+def test_masks_in_lossy_files_are_said_if_nearest_is_stated_and_photographs_are_not(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+    options: dict[str, Any],
+    name: str,
 ) -> None:
     nearest = ("--resize", "24", "--interpolation", "nearest", *HERE)
-    masks = folder_of(
-        tmp_path / "masks", lambda n: mask(n).point(lambda v: 255 * (v > 9)), kind="JPEG"
-    )
+
+    def make(number: int) -> Image.Image:
+        return mask(number).point(lambda value: 255 * (value > 9))
+
+    masks = folder_of(tmp_path / "masks", make, kind=kind, **options)
     status, text = run(capfd, "build", masks, tmp_path / "masks.store", *nearest)
-    assert status == 0
-    assert re.search(r"masks in JPEG files.*Masks: round the values behind the loader\n", text)
-    photos = folder_of(tmp_path / "photos", cut, kind="JPEG")
+    assert status == 0, text
+    said = rf"masks in {name} files.*Masks: round the values behind the loader\n"
+    assert bool(re.search(said, text)) is bool(name), text
+    photos = folder_of(tmp_path / "photos", lambda n: cut(n, mask(n).size), kind=kind, **options)
     status, text = run(capfd, "build", photos, tmp_path / "photos.store", *nearest)
     assert status == 0
     assert "look like masks" not in text

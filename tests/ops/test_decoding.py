@@ -966,6 +966,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
         INDICES, r"I;16.*--mode unchanged",
     ),
     "no indices, JPEG": (lambda: jpeg("L"), INDICES, "is a JPEG, .*save masks as PNG"),
+    "no indices, JPEG in TIFF": (
+        lambda: encoded(photograph().convert("L"), "TIFF", compression="jpeg"),
+        INDICES, "is a JPEG, .*save masks as PNG",
+    ),
+    "no indices, JPEG that was opened": (
+        lambda: Image.open(io.BytesIO(jpeg("L"))), INDICES, "is a JPEG, .*save masks as PNG",
+    ),
     **{f"grey levels of {name}": (FORMATS[name], GREY_LEVELS, PALETTE) for name in PALETTES},
     "grey levels of an image with a palette": (indexed, GREY_LEVELS, PALETTE),
     "unchanged, palette": (

@@ -39,7 +39,7 @@ from PIL import (
 
 from precache.errors import SampleError
 from precache.recipe.ops import Decode
-from precache_workers.ops.segments import cut, has_one_scan, is_exif, jpeg_tags
+from precache_workers.ops.segments import cut, has_one_scan, is_exif, is_lossy_webp, jpeg_tags
 
 FORMATS = tuple(
     opener.format
@@ -80,6 +80,8 @@ _MOST_PAGES = 32
 _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
+_LOSSY = {"JPEG": "JPEG", "MPO": "JPEG", "AVIF": "AVIF", "HEIF": "HEIC"}
+_JPEG_IN_TIFF = frozenset(("jpeg", "tiff_jpeg"))
 _SOS, _EOI = b"\xff\xda", b"\xff\xd9"
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ICC_PROFILE = b"ICC_PROFILE\0"
@@ -194,10 +196,7 @@ def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None
     if op.mode == "RGBA" or (op.icc is not None and _ICC_PROFILE in data):
         return None
     if op.mode == "P":
-        raise SampleError(
-            "is a JPEG, whose compression changes values, and mode P keeps them; save masks as "
-            f"PNG, or decode it with {_mode('L')}"
-        )
+        raise _changed_by_jpeg()
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height, op.max_pixels)
@@ -223,6 +222,13 @@ def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None
     if not tags or op.orientation == "stored":
         return array
     return _turned(array, _orientation(data, tags, op))
+
+
+def _changed_by_jpeg() -> SampleError:
+    return SampleError(
+        "is a JPEG, whose compression changes values, and mode P keeps them; save masks as PNG, or "
+        f"decode it with {_mode('L')}"
+    )
 
 
 def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -636,6 +642,8 @@ def _values(image: Image.Image) -> np.ndarray:
 
 def _indices(image: Image.Image) -> np.ndarray:
     """Return the indices of a palette image, or the values of a grey one, (H, W, 1) uint8."""
+    if "JPEG" in _lossy_format(image):
+        raise _changed_by_jpeg()
     if image.mode in ("P", "L"):
         return np.asarray(image)[..., None]
     way_out = f"decode it with {_mode('RGB')}"
@@ -817,12 +825,15 @@ class PictureFacts:
         Some of its pixels are not opaque.
     animated
         It has other frames behind its first.
+    lossy
+        Name of its format where that does not keep values, or may not, as AVIF; else empty.
     """
 
     mode: str = ""
     widest: int | None = None
     transparent: bool = False
     animated: bool = False
+    lossy: str = ""
 
 
 def picture_facts(data: Any, op: Decode) -> PictureFacts:
@@ -843,9 +854,18 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
         if image.format == "PNG":  # whose other frames were cut
             before_pixels = data.partition(b"IDAT")[0]
             facts = replace(facts, animated=b"acTL" in before_pixels)
+        elif image.format == "WEBP" and is_lossy_webp(data):
+            facts = replace(facts, lossy="lossy WebP")
         if low is None:
             return facts
         return replace(facts, widest=max(int(s[..., :3].max()) for s in _wide_colours(data, op)))
+
+
+def _lossy_format(image: Image.Image) -> str:
+    """Return `PictureFacts.lossy`, which WebP tells by its bytes alone."""
+    if image.format == "TIFF":
+        return "TIFF with JPEG" if image.info.get("compression") in _JPEG_IN_TIFF else ""
+    return _LOSSY.get(image.format or "", "")
 
 
 def _facts(image: Image.Image) -> PictureFacts:
@@ -853,7 +873,7 @@ def _facts(image: Image.Image) -> PictureFacts:
     if image.has_transparency_data:
         alpha = image if "A" in image.getbands() else image.convert("RGBA")
         transparent = bool((np.asarray(alpha.getchannel("A")) < 255).any())
-    facts = PictureFacts(image.mode, transparent=transparent)
+    facts = PictureFacts(image.mode, transparent=transparent, lossy=_lossy_format(image))
     if _is_wide(image):
         facts = replace(facts, widest=int(np.asarray(image).max()))
     return replace(facts, animated=getattr(image, "is_animated", False) and not image.tell())

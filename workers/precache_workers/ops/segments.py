@@ -4,7 +4,7 @@ Pillow takes microseconds for each segment, chunk or tag, and longer for those t
 a file may have millions of them. So Pillow receives only the pixels and at most a mebibyte of EXIF
 and XMP, and files with too many parts are refused.
 
-Sources: ITU-T T.81, annex B (JPEG); W3C PNG, 5; GIF89a; TIFF 6.0, section 2.
+Sources: ITU-T T.81, annex B (JPEG); W3C PNG, 5; GIF89a; TIFF 6.0, section 2; RFC 9649 (WebP).
 """
 
 from __future__ import annotations
@@ -222,6 +222,17 @@ def _cut_gif(data: bytes) -> bytes:
         if data[start + 1] == 0xF9:
             kept.append(data[start:at])
     return b"".join(kept)
+
+
+def is_lossy_webp(data: bytes) -> bool:
+    """Return True if the first frame of a WebP image is of VP8, and not lossless."""
+    at = 12
+    for _ in _parts("chunks"):
+        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        if name in (b"VP8 ", b"VP8L", b""):
+            return name == b"VP8 "
+        at += 8 + (16 if name == b"ANMF" else size + size % 2)  # a frame has chunks of its own
+    return False
 
 
 def _check_tiff(data: bytes) -> None:

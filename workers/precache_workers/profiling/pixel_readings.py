@@ -44,7 +44,8 @@ PART = 1024
 """Pixels of a side that are looked at for it."""
 
 NEARLY_ALL, NEAR, MOST_LEVELS = 0.95, 8, 4
-"""A JPEG is a mask if so many of its pixels are near to one of so few values."""
+"""A picture of a lossy format is a mask if so many of its pixels are near to one of so few
+values."""
 
 LEAST_BITS = (8, 10, 12, 14)
 """Bits of sensors, in files of 16 bits."""
@@ -72,7 +73,8 @@ class Pixels(Reading):
     Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
     opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``). And of masks:
     ``palette`` of few values; ``blended`` by an op, of which some are grey images of 8 bits
-    (``grey``), or of many values in colours, as drawings are (``drawn``); ``noisy``, in a JPEG.
+    (``grey``), or of many values in colours, as drawings are (``drawn``); ``noisy``, in a file that
+    does not keep values, such as a JPEG.
     """
 
     def __init__(self, name: str, field: Field, recipe: FieldRecipe, flags: bool) -> None:
@@ -82,6 +84,7 @@ class Pixels(Reading):
         self._decode = field.decode
         self._blends = any(map(_blends, self._ops))
         self._widest = 0, ""
+        self._lossy = set[str]()
 
     def evidence(self, key: str, sample: Sample) -> Iterator[tuple[str, str]]:
         self.tried += 1
@@ -91,10 +94,11 @@ class Pixels(Reading):
             if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
                 # A JPEG: no palette, at most 12 bits, and no values that are exact.
                 yield "jpeg", file
-                if levels := _levels(data):
-                    yield "noisy", f"{file} has nearly all pixels near {levels}"
+                yield from self._of_lossy(file, data, "JPEG")
                 return
             facts = picture_facts(data, self._decode)
+            if facts.lossy:
+                yield from self._of_lossy(file, data, facts.lossy)
         of_file = {
             "coloured": facts.mode in COLOURED,
             "transparent": facts.transparent,
@@ -107,6 +111,12 @@ class Pixels(Reading):
             if not mask_values(decode(data, Decode(mode="unchanged"))):
                 return  # a picture may have few values in the bits that are kept
         yield from self._of_masks(file, sample, facts)
+
+    def _of_lossy(self, file: str, data: Any, lossy: str) -> Iterator[tuple[str, str]]:
+        """Yield the evidence of a picture whose format does not keep values."""
+        if levels := _levels(data):
+            self._lossy.add(lossy)
+            yield "noisy", f"{file} has nearly all pixels near {levels}"
 
     def _of_masks(
         self, file: str, sample: Sample, facts: PictureFacts
@@ -147,7 +157,8 @@ class Pixels(Reading):
         is_mask = self._blends or all(op.interpolation == "nearest" for op in resized)
         if is_mask and self.often("noisy"):
             nearest, bilinear = (self._options(way) for way in ("nearest", "bilinear"))
-            what = "look like masks in JPEG files, which do not keep values"
+            formats = " and ".join(sorted(self._lossy))
+            what = f"look like masks in {formats} files, which do not keep values"
             yield Verdict(
                 f"{self.said('noisy', what)}. Masks: "
                 + f"{nearest}, and " * self._blends
@@ -324,12 +335,15 @@ class Coordinates(Reading):
 
 
 def _levels(data: Any) -> str:
-    """Return the values that nearly all pixels of a JPEG are near to, if they are few as a mask's.
+    """Return the values that nearly all pixels of a picture are near to, if they are few as a
+    mask's, where its format does not keep values.
 
     Of 160 photographs none is so; a mask of class numbers is dark all over.
     """
-    image = Image.open(io.BytesIO(data))
-    image.draft("L", (PART // 2, PART // 2))  # an eighth of a large one is decoded
+    image = data
+    if not isinstance(data, Image.Image):
+        image = Image.open(io.BytesIO(data))
+        image.draft("L", (PART // 2, PART // 2))  # an eighth of a large JPEG is decoded
     counts, levels = np.array(image.convert("L").histogram(), np.float64), list[int]()
     used = counts.nonzero()[0]
     if len(used) > 1 and used[-1] < FEW_VALUES:
