@@ -251,6 +251,7 @@ class Loader(Loop):
 
     def locate(self) -> Callable[[], tuple[str, ...]]:
         """Return a function that looks up the keys of the batch that was handed out last."""
+        self.require_position()
         order, keys, last = self.order, self.version.keys, self._last
         return lambda: tuple(keys[row] for row in next(order.epoch(*last)).tolist())
 

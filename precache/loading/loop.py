@@ -54,6 +54,8 @@ class Loop(ABC):
     """
 
     unit: ClassVar[str]
+    is_mixed = False
+    """True once a mixture reads this, which then has the position."""
 
     _closed: threading.Event
 
@@ -107,6 +109,7 @@ class Loop(ABC):
     def __iter__(self) -> Iterator[Any]:
         if self._closed.is_set():
             raise UsageError(f"this {type(self).__name__} is closed; make a new one")
+        self.require_position()
         iterator = self._run()
         self._iterators.add(iterator)
         return iterator
@@ -172,19 +175,35 @@ class Loop(ABC):
 
     # --- position ---
 
+    def require_position(self) -> None:
+        """Raise `UsageError` if a mixture reads this: the position is that of the mixture."""
+        if self.is_mixed:
+            raise UsageError(
+                f"this {type(self).__name__} is a source of a mixture, which alone iterates over "
+                "it and has a position: iterate over the mixture, and call set_epoch, state_dict "
+                "and load_state_dict on that"
+            )
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs; one that was resumed goes on there."""
         epoch = whole("epoch", epoch, 0)
         self._choose(epoch, self._next[1] if epoch == self._next[0] else 0)
 
     def _choose(self, epoch: int, place: int) -> None:
+        self.require_position()
         self._reached = self._next = (whole("epoch", epoch, 0), place)
         self._is_chosen = True
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: what it has received, not what is being read ahead."""
+        self.require_position()
         epoch, place = self._reached
         return {**self.identity(), "epoch": epoch, self.unit: place}
+
+    @property
+    def is_chosen(self) -> bool:
+        """True if the user chose a position from which no iterator has begun."""
+        return self._is_chosen
 
     def _position(self, state: Mapping[str, Any], length: Callable[[int], int]) -> tuple[int, int]:
         """Return the epoch and the place of a state.

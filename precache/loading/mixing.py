@@ -37,7 +37,7 @@ def mix(
     ----------
     loaders
         The sources, each with its own store, transform and options. From here on only the mixture
-        may iterate over them, and it closes them.
+        iterates over them, has a position, and closes them.
     weights
         Each source's share of the steps; by default in proportion to its batches. The proportions
         are exact in every epoch.
@@ -59,8 +59,8 @@ def mix(
     Raises
     ------
     UsageError
-        The loaders have different ranks, devices or `output`, an option makes no sense, or a source
-        would have no batch.
+        The loaders have different ranks, devices or `output`, one is closed or at a position that
+        was chosen, an option makes no sense, or a source would have no batch.
 
     Notes
     -----
@@ -123,6 +123,14 @@ def _require_compatible(loaders: Any) -> None:
                 f"source 0 has output={first.output!r}, and source {number} has "
                 f"output={loader.output!r}; give all the same output="
             )
+        if loader.closed:
+            raise UsageError(f"source {number} is closed; make a new one")
+        if loader.is_chosen:
+            raise UsageError(
+                f"source {number} is at a position that was chosen by set_epoch, seek or "
+                "load_state_dict, and a mixture reads each source from its start; call these on "
+                "the mixture, with its own state"
+            )
         if loader.follows:
             raise UsageError(
                 f"source {number} has refresh='epoch' or follows a build, and the shares of a "
@@ -150,7 +158,7 @@ class Mixture(Loop):
         self._closed = threading.Event()
         marks_repeated = any(loader.marks_repeated for loader in self.loaders)
         for loader in self.loaders:
-            loader.marks_repeated = marks_repeated
+            loader.marks_repeated, loader.is_mixed = marks_repeated, True
         first = self.loaders[0]
         super().__init__(first.device, first.rank, first.world_size, "mixture")
 
@@ -169,8 +177,13 @@ class Mixture(Loop):
                     batches = self._endless(self.loaders[source], *position)
                     reading[source] = ends.enter_context(contextlib.closing(batches))
                 arrived = next(reading[source], None)
-                if self._closed.is_set() or arrived is None:
+                if self._closed.is_set():
                     return
+                if arrived is None:
+                    raise UsageError(
+                        f"source {source} of this mixture was closed, and the rest of the epoch "
+                        "would lack its rows; close the mixture, which closes its sources"
+                    )
                 arrived.output[:] = [_add_source(arrived.output.pop(), source)]
                 yield arrived._replace(place=number if number < len(self) else None)
 

@@ -209,9 +209,15 @@ def test_iterators_end_with_their_loader(
     loader.close()
 
 
-def test_a_mixture_ends_with_one_of_its_sources(image_store: BuiltStore) -> None:
-    with precache.mix([precache.Loader(image_store.path, 4) for _ in range(2)]) as mixture:
+def test_a_mixture_fails_if_one_of_its_sources_is_closed(image_store: BuiltStore) -> None:
+    loaders = [precache.Loader(image_store.path, 4) for _ in range(2)]
+    with precache.mix(loaders) as mixture:
         batches = iter(mixture)
         next(batches)
-        mixture.loaders[0].close()
-        assert len(list(batches)) < len(mixture) - 1
+        loaders[0].close()
+        with pytest.raises(UsageError, match="source 0 of this mixture was closed"):
+            list(batches)
+        with pytest.raises(UsageError, match="source 0 of this mixture was closed"):
+            list(mixture)
+    with pytest.raises(UsageError, match="source 0 is closed; make a new one"):
+        precache.mix(loaders)

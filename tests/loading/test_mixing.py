@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +247,46 @@ def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
             swapped.load_state_dict(state)
         with pytest.raises(UsageError, match="has sources=2 and this mixture has 1"):
             one.load_state_dict(state)
-        with pytest.raises(UsageError, match="the saved state has until=None and this mixture has"):
-            mixture.load_state_dict(mixture.loaders[0].state_dict())
+        with (
+            precache.Loader(pair[0].path, 4, device="cpu") as loader,
+            pytest.raises(UsageError, match="saved state has until=None and this mixture has"),
+        ):
+            mixture.load_state_dict(loader.state_dict())
         with pytest.raises(UsageError, match="at epoch 0, batch 99; an epoch has 16"):
             mixture.load_state_dict({**state, "batch": 99})
+
+
+OF_POSITION: dict[str, Callable[[precache.Loader], Any]] = {
+    "iter": iter,
+    "set_epoch": lambda loader: loader.set_epoch(3),
+    "seek": lambda loader: loader.seek(1, 0),
+    "state_dict": lambda loader: loader.state_dict(),
+    "locate": lambda loader: loader.locate(),
+}
+
+
+@pytest.mark.parametrize("name", OF_POSITION)
+def test_a_source_of_a_mixture_has_no_position_of_its_own(
+    pair: list[BuiltStore], name: str
+) -> None:
+    with _mix(pair) as mixture:
+        for _ in range(2):
+            with pytest.raises(
+                UsageError, match=r"source of a mixture.* call set_epoch, .* on that"
+            ):
+                OF_POSITION[name](mixture.loaders[1])
+            next(iter(mixture))
+        mixture.set_epoch(3)
+    with _mix(pair[:1]) as fresh, precache.Loader(pair[1].path, 8, device="cpu") as alone:
+        state = alone.state_dict()
+        alone.set_epoch(1)
+        with pytest.raises(UsageError, match=r"source 1 is at a position .* set_epoch, seek or"):
+            precache.mix([*fresh.loaders, alone])
+        next(iter(alone))  # a look at a batch chooses nothing
+        mixture = precache.mix([*fresh.loaders, alone])
+        with pytest.raises(UsageError, match="source of a mixture"):
+            alone.load_state_dict(state)
+        assert len(_steps(mixture)) == len(mixture)
 
 
 def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:
