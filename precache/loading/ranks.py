@@ -11,15 +11,21 @@ SageMaker, SkyPilot, Volcano, LeaderWorkerSet, and of Kubernetes' indexed jobs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
+import multiprocessing
 import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
+from multiprocessing import context
 
 import torch.distributed
 from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -269,7 +275,8 @@ def _count(name: str) -> int | None:
 
 
 def _require_alone(readings: dict[Launcher, Reading]) -> None:
-    """Raise `UsageError` if a variable suggests that there are several processes."""
+    """Raise `UsageError` if something suggests that there are several processes."""
+    _require_parent_alone()
     if get_worker_info() is not None and os.environ.get("MASTER_ADDR"):
         raise _unclear(
             "a worker of a DataLoader that is spawned does not know the rank of its process",
@@ -299,6 +306,37 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
     if find_local_rank() or find_local_size() > 1 or not is_alone:
         local = [name for launcher in LAUNCHERS for name in astuple(launcher)[2:]]
         raise _unclear("the launcher gave this process a rank on its node alone", local)
+
+
+def _require_parent_alone() -> None:
+    """Raise `UsageError` in a spawned process whose parent may be a rank that it does not know.
+
+    A process that is forked knows what its parent knew. The first process of a program is a rank
+    of a job where each was given its rank by its user, which no child can see.
+    """
+    parent, info = multiprocessing.parent_process(), get_worker_info()
+    if parent is None or not isinstance(
+        multiprocessing.current_process(), context.SpawnProcess | context.ForkServerProcess
+    ):
+        return
+    if parent.name != "MainProcess":
+        raise UsageError(
+            f"this process was spawned by {parent.name}, which another process started and which "
+            "may be one of several ranks, and does not know its rank; "
+            + (WAY_OUT if info is None else OUTSIDE)
+        )
+    if info is not None and info.id == 0:
+        _warn_of_spawned_worker()
+
+
+@functools.cache
+def _warn_of_spawned_worker() -> None:
+    log.warning(
+        "a loader in a worker of a DataLoader that is spawned reads as rank 0 of 1, and does not "
+        "know whether its process is one of several ranks, which would then all read all rows; "
+        "with several, %s",
+        OUTSIDE,
+    )
 
 
 OUTSIDE = (

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import precache
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
+from tests.support.building import environment
 
 
 def _plain(store: Path, **options: Any) -> Any:
@@ -143,6 +146,63 @@ def test_a_worker_that_does_not_know_the_rank_of_its_process_is_refused(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert len(_rows(Streamed(make, stores["raw"].path), 1)) == 21
+
+
+RANK = """
+import sys, torch
+from multiprocessing import get_context
+from torch.utils.data import DataLoader
+from tests.loading.test_workers import Streamed, _plain, _rows
+
+def made(store):
+    _rows(Streamed(_plain, store), 0)
+
+def train(rank, store, meet, world, how, given):
+    if world > 1:
+        torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
+    options = {"rank": rank, "world_size": world} if given else {}
+    if how == "worker":
+        rows = _rows(Streamed(_plain, store, **options), 1, multiprocessing_context="spawn")
+        print(rank, *rows, flush=True)
+        return
+    child = get_context("spawn").Process(target=made, args=(store,))
+    child.start()
+    child.join()
+
+if __name__ == "__main__":
+    store, meet, world, how, given = sys.argv[1:]
+    arguments = store, meet, int(world), how, given == "given"
+    if int(world) > 1:
+        torch.multiprocessing.spawn(train, arguments, int(world))
+    else:
+        train(0, *arguments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "how", "given"),
+    [
+        (2, "worker", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.heavy)
+            for case in [(2, "process", False), (2, "worker", True), (1, "worker", False)]
+        ),
+    ],
+)
+def test_what_a_rank_without_a_launcher_spawns_does_not_take_itself_for_the_only_one(
+    world: int, how: str, given: bool, stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    arguments = [stores["raw"].path, f"file://{tmp_path / 'meet'}", world, how, "given" * given]
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "rank.py", *map(str, arguments)],
+        capture_output=True, text=True, timeout=200, check=False, env=environment(),
+    )  # fmt: skip
+    refused = bool(re.search(r"spawned by SpawnProcess-\d, which another process", ended.stderr))
+    assert refused == (world > 1 and not given), ended.stderr
+    assert ("reads as rank 0 of 1, and does not know" in ended.stderr) == (world == 1)
+    rows = [int(row) for line in ended.stdout.splitlines() for row in line.split()[1:]]
+    assert len(rows) == (0 if refused else 22 if world > 1 else 21)
 
 
 def test_workers_with_rows_of_their_own_are_the_users_business(
