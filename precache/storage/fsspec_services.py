@@ -332,7 +332,7 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 
 def _etag(info: Mapping[str, Any]) -> str:
-    for name in ("generation", "ETag", "etag", "blob_id"):
+    for name in ("generation", "ETag", "etag", "blob_id", "Last-Modified"):
         if info.get(name):
             return str(info[name]).strip('"')
     return ""

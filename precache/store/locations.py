@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +101,11 @@ class Locations:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def without_file_states(self) -> Locations:
+        """Return these locations, of containers whose states are unknown."""
+        containers = tuple(file._replace(file_state=-1) for file in self.containers)
+        return replace(self, containers=containers)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Locations:
         """Return the locations of some rows, with their containers alone; -1 stands for none."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
+import re
 import sys
+import tarfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +21,7 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache.storage.open import open_folder
+from precache_workers.shards import shard_task
 from precache_workers.sources.base import Columns, Fetched, Sample
 from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.folder import FolderSource
@@ -28,11 +33,12 @@ from tests.support.containers import (
     SOURCES,
     WRITERS,
     Members,
+    add,
     fetched,
     keys_of,
     listed,
 )
-from tests.support.servers import S3Server
+from tests.support.servers import S3Server, web_server
 from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -119,6 +125,80 @@ def test_a_container_that_changed_after_listing_is_noticed(kind: str, tmp_path: 
     assert isinstance(again, Sample)
     data = {name[-7:]: data for name, data in MEMBERS}
     assert data[table.keys[1][-7:]] in again.inputs.values()
+
+
+def tar_of(first: int) -> bytes:
+    """A tar of photographs from a number on, whose headers are those of each other one."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for number in range(40):
+            data = encoded(cut(first + number)).ljust(4000, b"\0")
+            add(tar, f"{number:02}.jpg", data, mtime=1000)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("where", ["disk", "ignored", "touched", "s3", "https", "gzip"])
+def test_an_archive_of_equal_headers_that_is_rewritten_during_a_build_is_noticed(
+    where: str, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = gzip.compress if where == "gzip" else bytes
+    folder, name = tmp_path / "in", "a.tar.gz" if where == "gzip" else "a.tar"
+    source, options = str(folder / name), {"ignore_ctime": where == "ignored"}
+    (folder / name).parent.mkdir()
+    receipt = shard_task.create_receipt
+
+    def put(first: int) -> None:
+        (folder / name).write_bytes(packed(tar_of(first)))
+        if where in ("disk", "ignored"):
+            os.utime(folder / name, (9, 9))
+        if where == "s3":
+            open_folder("s3://bucket", s3.options()).put(name, [tar_of(first)])
+
+    def rewriting(*arguments: Any, **more: Any) -> Any:
+        made = receipt(*arguments, **more)
+        put(50)
+        return made
+
+    with web_server(folder) as base:
+        if where == "s3":
+            source, options["storage_options"] = f"s3://bucket/{name}", s3.options()
+        if where == "https":
+            source = f"{base}/{name}"
+        how: dict[str, Any] = {"address": "serial", "shard_samples": 16, **options}
+        put(0)
+        if where == "https":
+            os.utime(folder / name, (9, 9))
+        monkeypatch.setattr(shard_task, "create_receipt", rewriting)
+        store = tmp_path / "store"
+        if where == "ignored":
+            assert precache.build(source, store, RECIPE, **how).samples == 40
+            return
+        with pytest.raises(PrecacheError, match="has changed since it was listed"):
+            precache.build(source, store, RECIPE, **how)
+        monkeypatch.setattr(shard_task, "create_receipt", receipt)
+        assert precache.build(source, store, RECIPE, **how).samples == 40
+        precache.build(source, tmp_path / "new", RECIPE, **how)
+    wanted = pixels(tmp_path / "new")
+    for key, row in pixels(store).items():
+        np.testing.assert_array_equal(row, wanted[key])
+
+
+def test_files_of_which_a_server_tells_nothing_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(0))
+    text = "1 of 1 files have neither ETag nor Last-Modified, such as http.*not noticed"
+    with web_server(tmp_path) as base:
+        assert not [n for n in listed(f"{base}/a.tar").notes if re.search(text, n)]
+    with web_server(tmp_path, silent=True) as base:
+        source = open_source(f"{base}/a.tar")
+        listing = source.list(lambda count: None)
+        assert [n for n in listing.notes if re.search(text, n)]
+        assert listing.table.locations is not None
+        source.require_unchanged(listing.table.locations)
+        (tmp_path / "a.tar").write_bytes(tar_of(0) + bytes(512))
+        with pytest.raises(FetchError, match="has changed since it was listed"):
+            source.require_unchanged(listing.table.locations)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

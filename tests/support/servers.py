@@ -170,6 +170,7 @@ class _Files(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     ranges = True
+    silent = False
     query = ""
     held: Mapping[str, threading.Event] = MappingProxyType({})
 
@@ -196,6 +197,10 @@ class _Files(SimpleHTTPRequestHandler):
             return super().do_GET()
         start, stop = wanted
         return self._send(206, data[start:stop], f"bytes {start}-{stop - 1}/{len(data)}")
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if not (self.silent and keyword == "Last-Modified"):
+            super().send_header(keyword, value)
 
     def _send(self, status: int, data: bytes, span: str) -> None:
         self.send_response(status)
@@ -251,6 +256,7 @@ def web_server(
     *,
     certificate: Certificate | None = None,
     ranges: bool = True,
+    silent: bool = False,
     query: str = "",
 ) -> Iterator[str]:
     """A web server of the files below a folder, with listings; its URL.
@@ -263,10 +269,13 @@ def web_server(
         Makes it one of ``https://``.
     ranges
         Whether it answers with parts of files; otherwise with all, whatever the range.
+    silent
+        Whether it tells no time of a file.
     query
         End of the URLs that it answers, such as a signature.
     """
-    kind = type("Handler", (_Files,), {"held": held, "ranges": ranges, "query": query})
+    own = {"held": held, "ranges": ranges, "silent": silent, "query": query}
+    kind = type("Handler", (_Files,), own)
     handler = functools.partial(kind, directory=str(folder))
     with PatientServer(("127.0.0.1", 0), handler) as server:
         if certificate is not None:

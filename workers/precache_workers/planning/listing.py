@@ -241,6 +241,8 @@ def list_rows(
     recipe = _with_current_variants(request.recipe, store)
     code, decided = function_digests(recipe), decides(recipe)
     table = listing.table
+    if request.ignore_ctime and table.locations is not None:
+        table = replace(table, locations=table.locations.without_file_states())
     changed: tuple[str, ...] = ()
     if not table.source:
         table = replace(table, source=source_by_name(request.source))

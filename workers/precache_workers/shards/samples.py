@@ -166,6 +166,11 @@ class FetchAllTask(SampleTask):
             locations = None if locations is None else locations.take(places)
         return fetch_ahead(self.job.source, keys, sizes, self.barred, self.alone, locations)
 
+    def require_unchanged(self, places: Sequence[int]) -> None:
+        """Raise `FetchError` if a container changed while the samples of some places were read."""
+        if self.locations is not None and places:
+            self.job.source.require_unchanged(self.locations.take(places))
+
 
 def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> Iterator[list[int]]:
     """Group samples that are fetched together; each key of `alone` is a group of its own."""

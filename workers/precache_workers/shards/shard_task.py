@@ -183,6 +183,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     rows = _Rows(task, assembly, writers, timing, frames if frames and frames.pairs else None)
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
+    task.require_unchanged(assembly.fetched)
     if rows.unfetched and not task.accept_missing:
         raise _unfetched(task.shard, rows.unfetched)
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}

@@ -457,6 +457,9 @@ class Source(Protocol):
             listing has `RowTable.locations` must then find them itself.
         """
 
+    def require_unchanged(self, locations: Locations) -> None:
+        """Raise `FetchError` for a container that is not the one that was listed, after reads."""
+
 
 _listings: dict[str, RowTable] = {}
 """Index name of a source -> its listing in this process. Single dict operations need no lock."""

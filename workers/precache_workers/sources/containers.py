@@ -68,7 +68,7 @@ from precache_workers.sources.base import (
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
-from precache_workers.sources.container_names import MOST_UNPACKED, Containers
+from precache_workers.sources.container_names import MOST_UNPACKED, REQUESTS, Containers
 from precache_workers.sources.file_ranges import read_parts
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import bare_folders
@@ -384,7 +384,7 @@ class ContainerSource(Source):
         index = scans.index() if fresh else None
         if columns.key is not None or _nested(files):
             scans.leave_out_repeated(functools.partial(_record, scans.rows))
-        notes, places = whole.lines, scans.rows["place"]
+        notes, places = (*_note_of_unseen(self.folder, files), *whole.lines), scans.rows["place"]
         if inputs:
             is_last = getattr(self.format, "sample_name", None) == "last-dot"
             notes = (*notes, inputs.note("last" if is_last else "first"))
@@ -478,6 +478,21 @@ class ContainerSource(Source):
             return fetched
 
         return fetch_located(self, keys, locations, read)
+
+    def require_unchanged(self, locations: Locations) -> None:
+        files = locations.containers
+        threads = 1 if self.folder.local("") else REQUESTS
+        names = [file.name for file in files]
+        try:
+            for file, now in zip(
+                files, prefetch(self.containers.info, names, threads, 2 * threads), strict=True
+            ):
+                if now is not None and _differs(file, now):  # samples of one that is gone say so
+                    raise FetchError(
+                        f"{self.folder.path(file.name)} {CHANGED}; build again to list it anew"
+                    )
+        except StorageError as error:
+            raise FetchError(str(error)) from None
 
     def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
         """Read samples of a unit; one by one if memory is short."""
@@ -628,6 +643,27 @@ def container_etag(file: FileInfo) -> str:
         return ""
     times = file.etag or f"{file.name} {file.size} {file.mtime_ns}"
     return xxhash.xxh3_64_hexdigest(times.encode())
+
+
+def _note_of_unseen(folder: Folder, files: Sequence[FileInfo]) -> list[str]:
+    """Return the line about files of which a server tells nothing but the size."""
+    unseen = [file.name for file in files if not container_etag(file)]
+    if not unseen:
+        return []
+    text = (
+        f"{len(unseen):,} of {len(files):,} files have neither ETag nor Last-Modified, such as "
+        f"{folder.path(unseen[0])}: one that is replaced by another of its size during a build is "
+        "not noticed"
+    )
+    return [text]
+
+
+def _differs(file: Container, now: FileInfo) -> bool:
+    """Return True if a file is known to be another than it was when it was listed."""
+    return container_etag(now) != file.etag or any(
+        min(pair) >= 0 and pair[0] != pair[1]
+        for pair in ((file.size, now.size), (file.file_state, now.file_state))
+    )
 
 
 def of_inputs(listing: Listing, names: Sequence[str], *, image: bool) -> Listing:
