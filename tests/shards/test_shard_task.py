@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import io
+import pickle
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,9 +29,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import precache
-from precache.errors import FetchError, SampleError, StorageError
+from precache.errors import BuildError, FetchError, SampleError, StorageError
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
@@ -44,12 +50,14 @@ from tests.support.building import (
     contents,
     cut,
     encoded,
+    environment,
     poll,
     remains,
     write,
     write_jpegs,
 )
 from tests.support.containers import located
+from tests.support.servers import S3Server
 from tests.support.stored import checks_of
 
 RAW = precache.Recipe.image(codec="raw")
@@ -352,6 +360,122 @@ def test_a_slow_copy_and_one_that_replaces_its_object_agree(
         assert xxhash.xxh3_128_intdigest(data) == receipts[0].objects[field].xxh3
         is_blank = [not any(row) for row in raw_rows(bytes(data), 8)]
         assert [row for row, blank in enumerate(is_blank) if blank] == [*receipts[0].holes]
+    assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipts[0].objects
+
+
+CLAIMING = """
+import pickle, sys, time
+from precache_workers.shards import shard_objects
+from precache_workers.shards.shard_task import _build
+
+def put(own, folder, name):
+    print("claimed", flush=True)
+    time.sleep(600)
+
+shard_objects.RECEIPT_SECONDS = 0.1
+shard_objects.FinishedObject.put = put
+_build(pickle.loads(sys.stdin.buffer.read()))
+"""
+
+
+@pytest.mark.parametrize("ends", ["killed", "stopped"])
+def test_the_claim_of_a_copy_that_was_killed_is_taken_over_and_that_of_a_stopped_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    task = task_of(tmp_path, photos(tmp_path / "in", 4))
+    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
+    copies = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMING],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
+        )
+        for _ in range(1 if ends == "stopped" else 2)
+    ]  # fmt: skip
+    try:
+        for copy in copies:  # of two, the second takes the first one's claim over, and ends, too
+            assert copy.stdin is not None
+            assert copy.stdout is not None
+            copy.stdin.write(pickle.dumps(task))
+            copy.stdin.close()
+            copy.stdin = None
+            assert copy.stdout.readline() == b"claimed\n"
+            if ends == "stopped":
+                copy.send_signal(signal.SIGSTOP)
+                monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 1)
+                with pytest.raises(BuildError, match="by another copy of its task"):
+                    _build(task)
+            copy.kill()
+            copy.wait()
+        began = time.monotonic()
+        receipt = _build(task)
+        assert time.monotonic() - began < 30
+        assert xxhash.xxh3_128_intdigest(stored(task)) == receipt.objects["image"].xxh3
+        assert raw_rows(stored(task), 8)[1] == reading("1.png", tmp_path)
+        assert run_shard(dataclasses.replace(task, again=True)).objects == receipt.objects
+    finally:
+        for copy in copies:
+            copy.kill()
+            copy.communicate()
+
+
+def test_a_copy_that_cannot_put_its_objects_gives_its_claim_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(tmp_path, photos(tmp_path / "in", 2))
+    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
+    with monkeypatch.context() as failing:
+
+        def put(own: FinishedObject, folder: Folder, name: str) -> None:
+            raise StorageError("no space")
+
+        failing.setattr(FinishedObject, "put", put)
+        with pytest.raises(StorageError, match="no space"):
+            _build(task)
+    assert _build(task).objects["image"].size == len(stored(task))
+
+
+def test_copies_that_race_in_a_bucket_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server
+) -> None:
+    """Each lacks another sample, and each waits no longer for an object of a third one."""
+    keys = photos(tmp_path / "in", 4)
+    task = dataclasses.replace(
+        task_of(tmp_path, keys, accept_missing=True),
+        folder=open_folder("s3://bucket", s3.options()),
+    )
+    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
+    monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 30)
+    for name in ("create", "put"):  # of claims, and then of receipts
+        write_, together = getattr(RemoteFolder, name), threading.Barrier(4)
+
+        def at_once(
+            folder: RemoteFolder,
+            name: str,
+            *arguments: Any,
+            together: Any,
+            write_: Any,
+            **more: Any,
+        ) -> Any:
+            if name == receipt_name(0):
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait(2)
+            return write_(folder, name, *arguments, **more)
+
+        slow = functools.partialmethod(at_once, together=together, write_=write_)
+        monkeypatch.setattr(RemoteFolder, name, slow)
+
+    def run(lacking: int) -> Receipt:
+        some = [key if n != lacking else "gone.png" for n, key in enumerate(keys)]
+        return _build(dataclasses.replace(task, keys=some))
+
+    with ThreadPoolExecutor(4) as pool:
+        receipts = [*pool.map(run, range(4))]
+    assert len({receipt.objects["image"].xxh3 for receipt in receipts}) == 1
+    data = task.folder.read(task.objects["image"])
+    assert xxhash.xxh3_128_intdigest(data) == receipts[0].objects["image"].xxh3
     assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipts[0].objects
 
 

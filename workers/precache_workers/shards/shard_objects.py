@@ -3,15 +3,19 @@
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
 an object without a receipt is kept if it is the same, or its receipt follows; else one copy claims
-the shard, after which no other can finish it, and replaces it. So what is done stays as it is, and
-what was committed is never overwritten, unless it is lost: then the same bytes replace it.
+the shard, after which no other can finish it, and replaces it. If its process is known to have
+ended, another takes the claim over. So what is done stays as it is, and what was committed is never
+overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +23,9 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from precache.errors import BuildError, StorageError
+from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import Buffer, Folder
-from precache.store.commit_log import short
+from precache.store.commit_log import BUILD, short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
 from precache.store.tree import Leaf
@@ -34,8 +39,8 @@ RECEIPT_SECONDS = ALIVE_SECONDS + 20
 """Seconds to wait for the receipt that follows an object of another task."""
 CLAIM_SECONDS = 10 * RECEIPT_SECONDS
 """Seconds to wait for the receipt of a copy that puts its objects over others."""
-CLAIM = b"{}"
-"""What stands in place of a receipt while a copy of a task puts its objects over others."""
+CLAIMS = f"{BUILD}/claims"
+"""Folder of a version with claims that were taken over, by the digest of the one before."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +157,7 @@ def create_objects(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bo
     own_names = [(own, task.objects[field]) for field, own in objects.items()]
     if all(own.create(task.folder, name) or _exists(task, own, name) for own, name in own_names):
         return False
-    claim = receipt_name(task.shard), [CLAIM]
-    if _awaited(task, RECEIPT_SECONDS) or not task.folder.create(*claim, scratch=SCRATCH):
-        return False
-    for own, name in own_names:
-        require_lease(task)
-        own.put(task.folder, name)
-    return True
+    return not _awaited(task, RECEIPT_SECONDS) and _claimed(task, objects)
 
 
 class OtherBytesError(BuildError):
@@ -198,14 +197,53 @@ def _exists(task: ShardTask, own: FinishedObject, name: str) -> bool:
 
 
 def _awaited(task: ShardTask, seconds: float) -> Receipt | None:
-    """Wait for the receipt of another copy; returns None if there is none after a while."""
+    """Wait for the receipt of another copy; returns None if there is none after a while, or the
+    process that claimed the shard has ended."""
     began = time.monotonic()
     while (receipt := finished(task)) is None and time.monotonic() - began <= seconds:
+        if (last := _last_claim(task)[1]) is not None and has_ended(last):
+            return finished(task)  # it may have put that before
         time.sleep(0.1)
     return receipt
 
 
-def create_receipt(task: ShardTask, receipt: Receipt, *, claimed: bool) -> Receipt:
+def _last_claim(task: ShardTask) -> tuple[str, Process | None]:
+    """Return the name at which the next claim of a shard is created, and who holds the last one."""
+    name, holder = receipt_name(task.shard), None
+    while (data := task.folder.get(name)) is not None:
+        try:
+            holder = Process.model_validate(json.loads(data)["claim"])
+        except (LookupError, TypeError, ValueError):  # a receipt
+            return name, None
+        name = f"{CLAIMS}/{xxhash.xxh3_128_hexdigest(data)}.json"
+    return name, holder
+
+
+def _claimed(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bool:
+    """Claim a shard in place of its receipt, and put the objects in place of others.
+
+    The claim of a process that has ended is taken over. Claims differ, as in a bucket all succeed
+    that create the same bytes. Returns False if another copy has claimed the shard.
+    """
+    name, holder = _last_claim(task)
+    if holder is not None and not has_ended(holder):
+        return False
+    own = {"claim": process_of(os.getpid()).model_dump(), "nonce": uuid.uuid4().hex}
+    if not task.folder.create(name, [json.dumps(own).encode()], scratch=SCRATCH):
+        return False
+    try:
+        for field, object_ in objects.items():
+            require_lease(task)
+            object_.put(task.folder, task.objects[field])
+    except BaseException:
+        task.folder.remove(name)  # for another copy
+        raise
+    return True
+
+
+def create_receipt(
+    task: ShardTask, receipt: Receipt, objects: Mapping[str, FinishedObject], *, claimed: bool
+) -> Receipt:
     """Create the receipt of a shard; returns the one that was created first.
 
     Parameters
@@ -220,7 +258,8 @@ def create_receipt(task: ShardTask, receipt: Receipt, *, claimed: bool) -> Recei
         first = _awaited(task, CLAIM_SECONDS)
         if first and (first.objects == receipt.objects or _is_stored(task, first)):
             return first
-        if first is None or not _is_stored(task, receipt):
+        taken_over = first is None and _claimed(task, objects)
+        if not (first or taken_over) or not _is_stored(task, receipt):
             raise BuildError(
                 f"shard {task.shard} of {task.folder} is by another copy of its task, which made "
                 "other bytes and has not finished it; run the same command again"

@@ -215,7 +215,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     if task.lost is not None:
         replace_lost(task, built, receipt)
         return receipt
-    return create_receipt(task, receipt, claimed=claimed)
+    return create_receipt(task, receipt, built, claimed=claimed)
 
 
 class _Rows:
