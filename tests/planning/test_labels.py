@@ -121,7 +121,7 @@ def test_a_file_name_alone_names_the_one_image_that_has_it(
     labels = ["cat", None, None, "eel", None]
     found = relabel(keys, "x.jpg,cat\ny.jpg,dog\nz.jpg,eel\nw,fox\n")
     assert found == dict(zip(keys, labels, strict=True))
-    assert "names samples by the ends of their keys, such as 'x.jpg'" in caplog.text
+    assert "names samples by the ends of their keys, such as 'x.jpg' (--key-column " in caplog.text
     assert "2 of 4 lines of" in caplog.text
     assert "fit no sample, such as line 2 with 'y.jpg'" in caplog.text
     assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": None, "x.jpg": "cat"}

@@ -47,6 +47,9 @@ class HeldRows:
     def file_of(self, key: str) -> None:
         return None
 
+    def require_unchanged(self, locations: Locations) -> None:
+        return None
+
     def list(self, tick: Tick, seconds: float = 0.0, index: bytes | None = None) -> Listing:
         keys = [str(number) for number in range(self.count)]
         return Listing(RowTable.of_keys(keys, source="memory"))

@@ -184,7 +184,10 @@ def _matched(
         )
     if fit.form:
         how = FORMS[fit.form]
-        log.warning("%s names samples %s, such as %s", where, how, short(file.keys[0]))
+        log.warning(
+            "%s names samples %s, such as %s (--key-column takes another column)",
+            *(where, how, short(file.keys[0])),
+        )
     line_of, unmatched = dict[int, int](), list[int]()
     labels = file.labels.to_pylist()
     for line, row in enumerate(fit.rows):

@@ -459,6 +459,7 @@ class Source(Protocol):
 
     def require_unchanged(self, locations: Locations) -> None:
         """Raise `FetchError` for a container that is not the one that was listed, after reads."""
+        return
 
 
 _listings: dict[str, RowTable] = {}

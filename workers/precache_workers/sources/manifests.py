@@ -311,7 +311,7 @@ class ManifestSource(Source):
             "it, an absolute one, or --follow-links"
         )
 
-    def _files(self, locations: Iterable[str]) -> list[str]:
+    def _files(self, locations: Iterable[str]) -> Sequence[str]:
         """Return the file of each location, equal however it is spelled; links to files stay."""
         real = functools.cache(os.path.realpath)
 
