@@ -48,19 +48,20 @@ class Process(BaseModel):
 def process_of(pid: int) -> Process:
     """Return the identity of a running process of this machine."""
     _, started = _stat(pid) or ("", 0)
-    return Process(node=_node(), pid=pid, started=started, host=socket.gethostname())
+    return Process(node=this_node(), pid=pid, started=started, host=socket.gethostname())
 
 
 def has_ended(process: Process) -> bool:
     """Return whether a process is known to have ended; False for those of other machines."""
-    if process.node != _node():
+    if process.node != this_node():
         return False
     stat = _stat(process.pid)
     return stat is None or stat[0] in "ZX" or stat[1] != process.started
 
 
 @functools.cache
-def _node() -> str:
+def this_node() -> str:
+    """Return `Process.node` of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"

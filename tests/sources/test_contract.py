@@ -183,6 +183,27 @@ def test_an_archive_of_equal_headers_that_is_rewritten_during_a_build_is_noticed
         np.testing.assert_array_equal(row, wanted[key])
 
 
+def test_a_node_may_read_a_copy_of_an_archive_with_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(0))
+    os.utime(path, (9, 9))
+    source = open_source(str(path))
+    locations = source.list(lambda count: None).table.locations
+    assert locations is not None
+    source.require_unchanged(locations)
+    path.write_bytes(tar_of(0))
+    os.utime(path, (9, 9))
+    with pytest.raises(FetchError, match="has changed since it was listed"):
+        source.require_unchanged(locations)
+    monkeypatch.setattr("precache_workers.sources.containers.this_node", lambda: "another")
+    source.require_unchanged(locations)
+    os.utime(path, (8, 8))
+    with pytest.raises(FetchError, match=r"has changed since it was listed.*rsync -t"):
+        source.require_unchanged(locations)
+
+
 def test_files_of_which_a_server_tells_nothing_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

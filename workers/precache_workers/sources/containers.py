@@ -20,7 +20,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
+from precache.runtime.process_id import this_node
 from precache.storage.base import (
     LONGEST_NAME,
     NO_FILE,
@@ -314,11 +315,18 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class ContainerSource(Source):
-    """Samples in containers of one format."""
+    """Samples in containers of one format.
+
+    Attributes
+    ----------
+    node
+        Where it was made, and is listed: on others, ctime and inode of one file differ.
+    """
 
     containers: Containers
     format: Format
     spec: SourceSpec
+    node: str = field(default_factory=this_node, repr=False, compare=False)
 
     @property
     def folder(self) -> Folder:
@@ -487,12 +495,21 @@ class ContainerSource(Source):
             for file, now in zip(
                 files, prefetch(self.containers.info, names, threads, 2 * threads), strict=True
             ):
-                if now is not None and _differs(file, now):  # samples of one that is gone say so
+                if now is not None and self._differs(file, now):  # if it is gone, samples say so
                     raise FetchError(
-                        f"{self.folder.path(file.name)} {CHANGED}; build again to list it anew"
+                        f"{self.folder.path(file.name)} {CHANGED}; build again to list it anew "
+                        "(copies on several nodes need equal times, as by rsync -t)"
                     )
         except StorageError as error:
             raise FetchError(str(error)) from None
+
+    def _differs(self, file: Container, now: FileInfo) -> bool:
+        """Return True if a file is known to be another than it was when it was listed."""
+        pairs = [(file.size, now.size)]
+        if self.node == this_node():
+            pairs.append((file.file_state, now.file_state))
+        others = [pair for pair in pairs if min(pair) >= 0 and pair[0] != pair[1]]
+        return bool(others) or container_etag(now) != file.etag
 
     def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
         """Read samples of a unit; one by one if memory is short."""
@@ -656,14 +673,6 @@ def _note_of_unseen(folder: Folder, files: Sequence[FileInfo]) -> list[str]:
         "not noticed"
     )
     return [text]
-
-
-def _differs(file: Container, now: FileInfo) -> bool:
-    """Return True if a file is known to be another than it was when it was listed."""
-    return container_etag(now) != file.etag or any(
-        min(pair) >= 0 and pair[0] != pair[1]
-        for pair in ((file.size, now.size), (file.file_state, now.file_state))
-    )
 
 
 def of_inputs(listing: Listing, names: Sequence[str], *, image: bool) -> Listing:
