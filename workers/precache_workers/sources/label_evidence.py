@@ -132,7 +132,7 @@ def _unclear_numbers(c: Column) -> list[Unclear]:
     pair = numbers_out_of_order(sorted(filter(str.isdecimal, c.texts)))
     unclear = [
         Unclear(below, "are below -1", below if len(below) == 1 else ()),
-        Unclear(c.given if {*map(int, c.given)} == {-1, 1} else [], "have two signs"),
+        Unclear(c.given if {*map(int, c.given)} == {-1, 1} else [], "are 1 and -1"),
         Unclear(c.given if c.gets_names and _all_differ(c) else [], "nearly all differ"),
         Unclear(pair if c.gets_names else (), "are in another order as text", by_classes=True),
     ]
@@ -209,6 +209,8 @@ def _tried(
             # Beside numbers, a word for nothing would be a class.
             more = column.nothing if chosen.get("kind") == "name" and not is_text else ()
             none = *words, *more
+            if "--" in none or not "".join(none).isprintable():  # argparse drops it
+                continue
             given = replace(rules, none=(*rules.none, *none), **chosen)
             try:
                 fitting, still_unclear = _read(replace(column, rules=given))
@@ -216,7 +218,7 @@ def _tried(
             except SourceError:
                 continue
             is_empty = fitting.values.null_count == len(column.values) and not column.classes
-            if still_unclear or encoded.doubts or is_empty or "--" in none:  # argparse drops it
+            if still_unclear or encoded.doubts or is_empty:
                 continue
             yield [*no_label(none), *flags], _described(encoded), fitting
             if not chosen:
@@ -347,7 +349,8 @@ def _with_lists(column: Column) -> Read:
     values = column_of(labels, f"labels of {column.where}")
     beside = [text for text in column.texts if text not in lists]
     odd = [text for text in beside if is_nothing(text) or not _is_name(text)]
-    return column.taking(values), _first([Unclear(odd, "are beside lists", odd)])
+    unclear = Unclear(odd, "are beside lists", [*filter(is_nothing, odd)])
+    return column.taking(values), _first([unclear])
 
 
 def _require_no_kind(column: Column) -> None:
