@@ -748,14 +748,14 @@ def test_a_doubt_says_what_each_way_gives() -> None:
     [doubt] = read(["007", "010", "007"]).doubts
     assert doubt.text == (
         "labels of it such as '007', '010' have leading zeros. Choose: `--label-kind name` for 2 "
-        "classes, such as '007' and 1 more; or `--label-kind number` for class numbers from 7 to "
-        "10; or `--label-kind value` for numbers from 7 to 10; or write plain names or numbers, or "
-        'lists such as ["cat", "dog"]'
+        "classes, such as '007'; or `--label-kind number` for class numbers from 7 to 10; or "
+        "`--label-kind value` for numbers from 7 to 10; or write plain names or numbers, or lists "
+        'such as ["cat", "dog"]'
     )
     [doubt] = read(["0|1", "1"]).doubts
     assert "`--label-separator '|'` for several of 2 class numbers" in doubt.text
     [doubt] = read(["a|b", "a"]).doubts
-    assert "`--label-separator '|'` for several of 2 classes, such as 'a' and 1 more" in doubt.text
+    assert "`--label-separator '|'` for several of 2 classes, such as 'a'" in doubt.text
     [doubt] = read(["0.0", "", "1.0"]).doubts
     assert doubt.what.endswith("or a fraction that is zero, and 1 of 3 have none")
 

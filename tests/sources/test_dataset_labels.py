@@ -483,7 +483,7 @@ def test_targets_and_classes_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        ("'NaN'", r"'NaN'. Choose: `--no-label NaN` for 2 classes"),
+        ("'NaN'", r"'NaN' are words for .*. Choose: `--no-label NaN` for 2 cl"),
         ("'Cat'", "'Cat' and 'cat', which look alike"),
     ],
 )

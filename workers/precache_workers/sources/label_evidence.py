@@ -233,7 +233,7 @@ def _described(encoded: Column) -> str:
     several = "several of " if labels.ndim == 2 else ""
     if classes:
         many = "classes" if len(classes) > 1 else "class"
-        return f"for {several}{len(classes):,} {many}, such as {quoted(classes, 1)}"
+        return f"for {several}{len(classes):,} {many}, such as {quoted(classes[:1])}"
     if several:
         return f"for {several}{labels.shape[1]:,} class numbers"
     return f"for class numbers from {labels[labels >= 0].min()} to {labels.max()}"
