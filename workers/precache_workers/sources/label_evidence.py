@@ -104,6 +104,7 @@ def _unclear_names(c: Column) -> list[Unclear]:
     words, mark = c.words, _mark(c.given)
     beside = words if len(words) < len(c.given) else []
     one = beside if len(beside) == 1 and not c.typed else []
+    is_truth = all(map(_TRUTH.fullmatch, beside))
     odd = [text for text in words if not _is_name(text)]
     if not (words or c.typed) and len({len(text) > _MOST_DIGITS for text in c.given}) > 1:
         odd = [max(c.given, key=len)]
@@ -112,10 +113,9 @@ def _unclear_names(c: Column) -> list[Unclear]:
         Unclear(c.nothing, "are words for no value", none),
         Unclear([t for t in c.given if mark and mark in t], "seem to be several classes"),
         Unclear(odd, "are no plain names of classes", none),
-        Unclear(one or ([*filter(_TRUTH.fullmatch, beside)] == beside and beside) or [],
-                "are words beside numbers", none),
+        Unclear(beside if one or is_truth else [], "are words beside numbers", none),
         Unclear(c.given if _all_differ(c) else [], "differ in nearly every sample, as captions do"),
-    ]  # fmt: skip
+    ]
 
 
 def _unclear_values(c: Column) -> list[Unclear]:

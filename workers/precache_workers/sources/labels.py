@@ -508,6 +508,15 @@ def in_order(names: Iterable[str], order: Literal["text", "number"]) -> tuple[st
     return tuple(sorted(ordered, key=by_number) if order == "number" else ordered)
 
 
+def names_by_number(numbered: Mapping[Any, Any]) -> list[Any] | None:
+    """Return names by number, of a map of either to the other; None unless it has 0 to n once."""
+    if all(isinstance(value, int | np.integer) for value in numbered.values()):
+        numbered = {number: name for name, number in numbered.items()}
+    names = {int(key) if str(key).isdecimal() else -1: name for key, name in numbered.items()}
+    numbers = range(len(numbered))
+    return [*map(names.get, numbers)] if {*names} == {*numbers} else None
+
+
 def _class_numbers(column: Column) -> np.ndarray:
     classes, numbers = column.classes, numbers_of(column.values.fill_null(-1))
     lowest, highest = int(numbers.min()), int(numbers.max())
