@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,12 +29,13 @@ from precache.errors import ChoiceError, SourceError, UsageError
 from precache.storage.open import open_folder
 from precache.store.columns import Texts
 from precache.store.row_table import RowTable
+from precache_workers.planning.class_maps import freeze_classes
 from precache_workers.planning.labels import override_labels
 from precache_workers.sources.base import LabelRules
 from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import read_folders
+from precache_workers.sources.label_readings import LISTED, read_folders
 from precache_workers.sources.labels import Column
-from precache_workers.sources.splits import differing_in
+from precache_workers.sources.splits import differing_in, splits_of
 from precache_workers.sources.tables import Batch, read_labels
 from tests.support.building import write
 from tests.support.containers import lmdb_of, quiet_datasets, write_tar
@@ -1636,29 +1638,32 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "values", "refused"),
-    with_kinds(TABLE_KINDS, [
-        ("is_valid", [True, False, False], True),
-        ("Test", ["1", "0", "0"], True),
-        ("dataset_split", ["trn", "tst", "tst"], True),
-        ("fold", [1, 2, 2], False),
-        ("subset", ["coco", "lvis", "lvis"], False),
-        ("valid", [3, 4, 4], None),
-        ("split", ["train", "train", "train"], None),
-    ]),
-)  # fmt: skip
+    ("column", "values", "kind"),
+    [
+        ("is_valid", ["True", "False"], "sure"),
+        ("Test", ["1", "0"], "sure"),
+        ("dataset_split", ["trn", "tst"], "sure"),
+        ("fold", ["1", "2"], "maybe"),
+        ("subset", ["coco", "lvis"], "maybe"),
+        ("valid", ["3", "4"], ""),
+        ("split", ["train"], ""),
+    ],
+)
 def test_columns_of_splits_are_known_by_their_name(
-    builds: Builds, table: Write, column: str, values: list[Any], refused: bool | None
+    column: str, values: list[str], kind: str
 ) -> None:
-    columns = columns_of(label=["cat", "dog", "cat"], **{column: values})
-    source, labels = table(builds.root, columns), {"a": "cat", "b": "dog", "c": "cat"}
-    if refused:
-        assert builds.choices(source) == [labels]
-        assert f"the column '{column}' of" in builds.printed
-    else:
-        assert builds.labels(source) == labels
-        may_be = f"The column '{column}' of" in builds.printed
-        assert may_be == ("which may be splits" in builds.printed) == (refused is False)
+    assert splits_of(column, values) == kind
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("sure", True), ("maybe", False), ("", False)])
+def test_a_column_that_may_be_of_splits_is_said(builds: Builds, kind: str, refused: bool) -> None:
+    values = {"sure": ("Test", [1, 0, 0]), "maybe": ("fold", [1, 2, 2]), "": ("valid", [3, 4, 4])}
+    column, numbers = values[kind]
+    labels = {"a": "cat", "b": "dog", "c": "cat"}
+    source = in_lines(builds.root, columns_of(label=[*labels.values()], **{column: numbers}))
+    assert builds.choices(source) == [labels] if refused else builds.labels(source) == labels
+    assert (f"he column '{column}' of" in builds.printed) == bool(kind)
+    assert ("which may be splits" in builds.printed) == (kind == "maybe")
 
 
 def test_folders_of_several_splits_are_named_where_labels_lie_elsewhere(builds: Builds) -> None:
@@ -1692,28 +1697,28 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ("012", [{"a": "ant", "b": "bee", "c": "cat"}]),
-        ("331", [{"a": "cat", "b": "cat", "c": "ant"}]),
-        ("112", [{"a": "bee", "b": "bee", "c": "cat"}]),
-        ("014", []),
-    ],
+    ("numbers", "expected"), [([0, 1, 2], "ant bee cat"), ([3, 3, 1], "cat cat ant")]
 )
 def test_class_numbers_are_those_of_a_class_map(
-    builds: Builds, numbers: str, expected: list[Labels]
+    here: Path, numbers: list[int], expected: str
 ) -> None:
+    classes = ("ant", "bee", "cat")
+    table = replace(RowTable.of_keys([*"abc"]), labels=np.array(numbers))
+    put_csv(here / "labels.csv", *(f"{k},{n}" for k, n in zip("abc", numbers, strict=True)))
+    given = override_labels(table, "labels.csv", classes)
+    for of in (table, given):
+        named = freeze_classes(of, classes, "classes.txt")
+        assert [classes[label] for label in named.labels] == expected.split()
+
+
+def test_class_numbers_that_may_be_counted_from_0_or_1_are_refused(builds: Builds) -> None:
     put(builds.root / "in", "a.png", "b.png", "c.png")
-    rows = [f"{name}.png,{number}" for name, number in zip("abc", numbers, strict=True)]
-    put_csv(builds.root / "labels.csv", "path,label", *rows)
-    put_csv(builds.root / "in/list.csv", "path,label", *rows)
     write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
-    for source in ("in --labels labels.csv", "in/list.csv"):
-        line = f"{source} --classes classes.txt"
-        if numbers in ("112", "014"):
-            assert builds.choices(line) == expected
-        else:
-            assert [builds.labels(line)] == expected
+    for numbers, expected in {"112": [{"a": "bee", "b": "bee", "c": "cat"}], "014": []}.items():
+        rows = [f"{name}.png,{number}" for name, number in zip("abc", numbers, strict=True)]
+        for path, source in {"in/list.csv": "in/list.csv", "l.csv": "in --labels l.csv"}.items():
+            put_csv(builds.root / path, "path,label", *rows)
+            assert builds.choices(f"{source} --classes classes.txt") == expected
 
 
 def test_numbers_of_a_class_map_that_folders_contradict_are_refused(builds: Builds) -> None:
@@ -1819,50 +1824,62 @@ def test_a_part_of_the_folders_is_offered_where_the_others_have_no_line(builds: 
 @pytest.mark.parametrize(
     "names",
     [
-        ("cat", "Cat"),
-        ("cat", "cat "),
-        ("sea lion", "sea  lion"),
-        ("sea_lion", "sea lion"),
-        ("caf\u00e9", "cafe\u0301"),
-        ("cat", "c\u200bat"),
-        ("cat", "c\u0430t"),
-        ("Oak", "\u039fak"),
-        ("\ufb01sh", "fish"),
-        ("it's", "it\u2019s"),
-        ("t-shirt", "t\u2013shirt"),
-        ("01", "1"),
-        ("cat", "cat (1)"),
-        ("cat", "Cat - Copy (2)"),
-        ("dog", "dog copy"),
-        ("dog", "dog copy 2"),
-        ("dog", "dog(1)"),
-        ("cat", "'cat'"),
-        ("cat", "cat,"),
-        ("St. Bernard", "St Bernard"),
+        ("cat", "Cat"), ("cat", "cat "), ("sea lion", "sea  lion"), ("sea_lion", "sea lion"),
+        ("caf\u00e9", "cafe\u0301"), ("cat", "c\u200bat"), ("cat", "c\u0430t"), ("Oak", "\u039fak"),
+        ("\ufb01sh", "fish"), ("it's", "it\u2019s"), ("t-shirt", "t\u2013shirt"), ("01", "1"),
+        ("cat", "cat (1)"), ("cat", "Cat - Copy (2)"), ("dog", "dog copy"), ("dog", "dog copy 2"),
+        ("dog", "dog(1)"), ("cat", "'cat'"), ("cat", "cat,"), ("St. Bernard", "St Bernard"),
     ],
-)
-def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str]) -> None:
+)  # fmt: skip
+def test_names_that_look_alike_are_refused(names: tuple[str, str]) -> None:
+    column = read([*names], "", "typed", folders=True)
+    [doubt] = column.doubts
+    assert doubt.by_classes
+    assert f"it has the classes {min(names)!a} and {max(names)!a}, which look alike" in doubt.what
+    assert [text for way, text in doubt.choices if not way] == ["rename one", LISTED]
+    codes = names[0].isdecimal()
+    assert [shlex.join(way) for way in doubt.ways] == [NAME] * codes
+    assert not read([*names], "", "typed", classes=names).doubts
+    assert not codes or labels_in(read([*names], NAME, "typed", folders=True)) == [*names]
+
+
+@pytest.mark.parametrize("names", [("01", "1"), ("cat", "Cat")])
+def test_folders_that_look_alike_are_refused_and_listed_names_decide(
+    builds: Builds, names: tuple[str, str]
+) -> None:
     for number, name in enumerate(names):
         put(builds.root / "in" / name, f"{number}.png")
-    arguments = ("build", "in", "a.store", "--address", "serial")
-    assert builds.run(*arguments) == 2
-    assert "which look alike. Choose: " in builds.printed
+    labels = {"0": names[0], "1": names[1]}
+    assert builds.choices("in") == [labels] * (names[0] == "01")
     assert "rename one; or list the names" in builds.printed
-    codes = {"0": names[0], "1": names[1]} if names[0].isdecimal() else None
-    assert builds.choices("in") == ([codes] if codes else [])
-    if names[1] == names[1].strip() and "\u0301" not in names[1]:
-        write(builds.root / "classes.txt", "\n".join(names).encode())
-        assert builds.labels("in", "--classes", "classes.txt") == {"0": names[0], "1": names[1]}
+    write(builds.root / "classes.txt", "\n".join(names).encode())  # the advice
+    assert builds.labels("in", "--classes", "classes.txt") == labels
 
 
-def test_numbers_of_two_signs_are_classes(builds: Builds) -> None:
-    put(builds.root / "in", "-1/1.png", "1/2.png", "-1.0/3.png", "1.0/4.png")
-    assert builds.labels("in") == {"1": "-1", "2": "1", "3": "-1.0", "4": "1.0"}
-
-
-def test_letters_of_two_cases_are_classes(builds: Builds) -> None:
-    put(builds.root / "in", "a/1.png", "A/2.png", "b/3.png")
-    assert builds.labels("in") == {"1": "a", "2": "A", "3": "b"}
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("-1", "1", "-1.0", "1.0"), ""),
+        (("a", "A", "b"), ""),
+        (("1", "2", "10"), "'10' comes before '2' (--class-order number: as numbers)"),
+        (
+            ("class_1", "class_2", "class_10"),
+            "'class_10' comes before 'class_2' (--class-order num",
+        ),
+        (("1_dog", "2_cat", "10_ant"), "'10_ant' comes before '1_dog' (--class-order number"),
+        (("1.0", "2.0", "10.0"), "'10.0' comes before '2.0' (--class-order number"),
+        (tuple("0123456789"), ""),
+    ],
+)
+def test_names_are_sorted_as_text_with_a_line_or_as_numbers(
+    names: tuple[str, ...], said: str
+) -> None:
+    column = read([*names], "", "typed", folders=True)
+    assert column.classes == tuple(sorted(names))
+    assert not column.doubts
+    assert [said in note for note in column.notes] == [True] * bool(said)
+    numbered = read([*names], "--class-order number", "typed", folders=True)
+    assert not said or (numbered.classes, numbered.notes) == (names, ())
 
 
 @PACKED
@@ -1875,28 +1892,6 @@ def test_numbers_are_sorted_as_text_which_is_said_once(builds: Builds, pack: Pac
     builds.labels(pack(builds.root), "--class-order", "number")
     assert "sorted as text" not in builds.printed
     assert precache.open(builds.root / "2.store").classes == tuple(map(str, range(12)))
-
-
-def test_names_of_a_common_word_and_a_number_are_sorted_as_text_or_as_numbers(
-    builds: Builds,
-) -> None:
-    put(builds.root / "in", *(f"class_{number}/p{number}.png" for number in (1, 2, 10)))
-    builds.labels("in")
-    assert "'class_10' comes before 'class_2' (--class-order number" in builds.printed
-    builds.labels("in", "--class-order", "number")
-    assert precache.open(builds.root / "2.store").classes == ("class_1", "class_2", "class_10")
-
-
-@pytest.mark.parametrize("names", [("1_dog", "2_cat", "10_ant"), ("1.0", "2.0", "10.0")])
-def test_names_that_begin_with_a_number_are_sorted_as_text_or_as_numbers(
-    builds: Builds, names: tuple[str, ...]
-) -> None:
-    put(builds.root / "in", *(f"{name}/p{number}.png" for number, name in enumerate(names)))
-    builds.labels("in")
-    assert "--class-order number: as numbers" in builds.printed
-    assert precache.open(builds.root / "1.store").classes == tuple(sorted(names))
-    builds.labels("in", "--class-order", "number")
-    assert precache.open(builds.root / "2.store").classes == names
 
 
 def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
@@ -1993,12 +1988,6 @@ def test_files_of_classes_are_read_by_number_or_refused_with_the_way(
     assert "give a text file with the names of the classes one a line" in printed
     write(builds.root / "c.txt", b"cat\ndog\n")  # the advice
     assert builds.run(*build, "c.txt") == 0
-
-
-def test_numbers_whose_orders_agree_need_no_line(builds: Builds) -> None:
-    put(builds.root / "in", *(f"{number}/p{number}.png" for number in range(10)))
-    builds.labels("in")
-    assert "--class-order" not in builds.printed
 
 
 @pytest.mark.parametrize(
