@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import json
 import pickle
 import re
-import shlex
 import shutil
 import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,24 +24,16 @@ import precache
 from precache.errors import ChoiceError, SourceError, UsageError
 from precache.storage.open import open_folder
 from precache.store.columns import Texts
-from precache.store.row_table import RowTable
-from precache_workers.planning.class_maps import freeze_classes
-from precache_workers.planning.labels import override_labels
 from precache_workers.sources.base import LabelRules
-from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import LISTED, read_folders
-from precache_workers.sources.labels import Column
-from precache_workers.sources.splits import differing_in, splits_of
-from precache_workers.sources.tables import Batch, read_labels
+from precache_workers.sources.label_readings import read_folders
+from precache_workers.sources.splits import differing_in
 from tests.support.building import write
 from tests.support.containers import lmdb_of, quiet_datasets, write_tar
 from tests.support.layouts import (
     ANIMALS,
     Builds,
-    Labels,
     built_labels,
     commands_in,
-    label_of,
     labels_by,
     photo,
     put,
@@ -594,671 +582,9 @@ def test_the_only_class_is_in_doubt_beside_a_folder_that_cannot_be_read(
     assert builds.labels("photos") == {"a": "images"}
 
 
-# --- columns of labels --------------------------------------------------------------------------
+# --- columns of tables --------------------------------------------------------------------------
 
 NAMES = [*"abcdefgh"]
-NAME, NUMBER, VALUE = (f"--label-kind {kind}" for kind in ("name", "number", "value"))
-
-
-def rules_of(flags: str) -> LabelRules:
-    words = shlex.split(flags.replace("=", " "))
-    pairs = [*zip(words[::2], words[1::2], strict=True)]
-    none = tuple(value for flag, value in pairs if flag == "--no-label")
-    one: dict[str, Any] = {flag[2:]: value for flag, value in pairs}
-    order = one.get("class-order", "text")
-    return LabelRules(None, one.get("label-kind"), one.get("label-separator"), none, order)
-
-
-def read(labels: list[Any], flags: str = "", form: str = "", **known: Any) -> Column:
-    """Read a column of a table: of one with types, of a file of labels, or of CSV."""
-    is_typed = form == "typed"
-    typed = pa.record_batch({"label": labels}) if is_typed else None
-    values = read_labels(Batch(range(len(labels)), {"label": labels}, typed), ["label"], "it")
-    keys = [f"k{number}" for number in range(len(labels))]
-    column = Column(values, keys, "it", rules_of(flags), typed=is_typed, is_file=form == "file")
-    return read_column(replace(column, **known))
-
-
-def labels_in(column: Column) -> list[Any]:
-    assert not column.doubts
-    return [label_of(column.classes, label) for label in column.values]
-
-
-Ways = dict[str, Any]
-AS_THEY_ARE: dict[str, Callable[[Any], Any]] = {
-    NAME: str, NUMBER: lambda label: int(float(label)), VALUE: float,
-}  # fmt: skip
-UNCLEAR: list[tuple[str, list[Any], str, Ways]] = [
-    ("", ["0.0", "", "2.0"], "exponent", {NUMBER: ..., VALUE: ..., NAME: ...}),
-    ("", ["1.0", "NaN", "10"], "exponent",
-     {NUMBER: [1, None, 10], VALUE: [1.0, None, 10.0],
-      "--no-label NaN --label-kind name": ["1.0", None, "10"]}),
-    ("", ["1.0", "-1.0"], "exponent", {NUMBER: [1, None], VALUE: ..., NAME: ...}),
-    ("", ["1E5", "2E3"], "exponent", {NUMBER: ..., VALUE: ..., NAME: ...}),
-    ("", ["007", "010"], "zeros", {NAME: ..., NUMBER: ..., VALUE: ...}),
-    ("", ["02134", "10001", ""], "zeros", {NAME: ..., NUMBER: ..., VALUE: ...}),
-    ("", ["1", "-1", "1"], "are 1 and -1", {NAME: ..., NUMBER: [1, None, 1], VALUE: ...}),
-    ("", ["+1", "-1", "+1"], "are 1 and -1", {NAME: ..., NUMBER: [1, None, 1], VALUE: ...}),
-    ("", ["-99", "0", "1"], "below", {"--no-label=-99": [None, 0, 1], NAME: ..., VALUE: ...}),
-    ("", ["-3", "-2", "1"], "below", {NAME: ..., VALUE: ...}),
-    ("", ["0", "73786976294838206464", "1"], "no plain", {NAME: ..., VALUE: ...}),
-    ("", ["cat", "NaN", "dog"], "for no value",
-     {"--no-label NaN": ["cat", None, "dog"], NAME: ...}),
-    ("", ["cat", "null", "N/A"], "for no value",
-     {"--no-label N/A --no-label null": ["cat", None, None], NAME: ...}),
-    ("", ["cat", "-nan", "dog"], "for no value",
-     {"--no-label=-nan": ["cat", None, "dog"], NAME: ...}),
-    ("", ["cat", "#DIV/0!", "n.a."], "for no value",
-     {"--no-label '#DIV/0!' --no-label n.a.": ["cat", None, None], NAME: ...}),
-    ("", ["cat", "--", "dog"], "for no value", {NAME: ...}),
-    ("", ["cat", "Unlabeled", "dog"], "for no value",
-     {"--no-label Unlabeled": ["cat", None, "dog"], NAME: ...}),
-    ("", ["cat", "(blank)", "missing"], "for no value",
-     {"--no-label '(blank)' --no-label missing": ["cat", None, None], NAME: ...}),
-    ("", ["cat", "(null)", "<NA>"], "for no value",
-     {"--no-label '(null)' --no-label '<NA>'": ["cat", None, None], NAME: ...}),
-    ("", ["cat", "#N/A N/A", "no label"], "for no value",
-     {"--no-label '#N/A N/A' --no-label 'no label'": ["cat", None, None], NAME: ...}),
-    ("", ["0", "1", "unknown"], "beside numbers",
-     {"--no-label unknown": [0, 1, None], NAME: ...}),
-    ("", ["0", "1", "unknown", "NaN"], "for no value",
-     {"--no-label NaN --no-label unknown": [0, 1, None, None], NAME: ...}),
-    ("", ["1_2", "1", "2"], "no plain", {"--no-label 1_2": [None, 1, 2], NAME: ...}),
-    ("", ["0", "1", "True"], "beside numbers", {"--no-label True": [0, 1, None], NAME: ...}),
-    ("", ["0", "1", "yes", "no"], "beside numbers", {NAME: ...}),
-    ("", ["a|b", "a"], "several", {"--label-separator '|'": [{"a", "b"}, {"a"}], NAME: ...}),
-    ("", ["a|b", "c"], "several", {"--label-separator '|'": [{"a", "b"}, {"c"}], NAME: ...}),
-    ("", ["a b", "b c", "a"], "several",
-     {"--label-separator ' '": [{"a", "b"}, {"b", "c"}, {"a"}], NAME: ...}),
-    ("", ["a, b", "b", ""], "several",
-     {"--label-separator ,": [{"a", "b"}, {"b"}, set()], NAME: ...}),
-    ("", ["cat;dog", "dog;eel"], "several",
-     {"--label-separator ';'": [{"cat", "dog"}, {"dog", "eel"}], NAME: ...}),
-    ("", ["1|2", "1", "2"], "several", {"--label-separator '|'": [{1, 2}, {1}, {2}], NAME: ...}),
-    ("", ["0 3", "3", "0 1 3"], "several",
-     {"--label-separator ' '": [{0, 3}, {3}, {0, 1, 3}], NAME: ...}),
-    ("", ["1,000", "2,000", "500"], "several",
-     {"--label-separator ,": [{0, 1}, {0, 2}, {500}], NAME: ...}),
-    ("", ["cat\tdog", "dog", "cat"], "several",
-     {"--label-separator ' '": [{"cat", "dog"}, {"dog"}, {"cat"}], NAME: ...}),
-    ("", ["cat:dog", "dog", "cat"], "several",
-     {"--label-separator :": [{"cat", "dog"}, {"dog"}, {"cat"}], NAME: ...}),
-    ("", ["scab", "rust", "scab and rust"], "several",
-     {"--label-separator ' and '": [{"scab"}, {"rust"}, {"rust", "scab"}], NAME: ...}),
-    ("", ["a|b", "a", "NaN"], "for no value",
-     {"--no-label NaN --label-separator '|'": [{"a", "b"}, {"a"}, set()],
-      "--no-label NaN --label-kind name": ["a|b", "a", None],
-      "--label-separator '|'": [{"a", "b"}, {"a"}, {"NaN"}], NAME: ...}),
-    ("", ['["cat", "dog"]', "NaN"], "beside lists", {"--no-label NaN": [{"cat", "dog"}, set()]}),
-    ("", ['["cat"]', "tensor(3)"], "beside lists", {}),
-    ("typed", [1.0, None, 12.0], "exponent", {NUMBER: ..., VALUE: ..., NAME: ...}),
-    ("typed", [1, -1], "are 1 and -1", {NAME: ..., NUMBER: [1, None], VALUE: ...}),
-    ("typed", ["cat", "None", "dog"], "for no value",
-     {"--no-label None": ["cat", None, "dog"], NAME: ...}),
-    ("typed", ["a|b", "a", "b"], "several",
-     {"--label-separator '|'": [{"a", "b"}, {"a"}, {"b"}], NAME: ...}),
-    ("typed", ["0", "1", "True"], "beside numbers", {NAME: ...}),
-    ("typed", ["2024-05-01", "12:30"], "no plain", {NAME: ...}),
-    ("file", ["007", "010"], "zeros", {NAME: ..., NUMBER: ..., VALUE: ...}),
-    ("file", ["cat", "NaN"], "for no value", {"--no-label NaN": ["cat", None], NAME: ...}),
-    ("file", ["1", "unknown"], "beside numbers", {"--no-label unknown": [1, None], NAME: ...}),
-    ("file", ["10", "9"], "order", {NAME: ..., NUMBER: ..., VALUE: ...}),
-    ("file", ["+1", "-1"], "are 1 and -1", {NAME: ..., NUMBER: [1, None], VALUE: ...}),
-    ("file", ["-99", "0"], "below", {"--no-label=-99": [None, 0], NAME: ..., VALUE: ...}),
-    ("file", ["1e5", "2e5"], "exponent", {NUMBER: ..., VALUE: ..., NAME: ...}),
-    ("file", ["-1.0", "1.0"], "are 1 and -1", {NAME: ..., NUMBER: [None, 1], VALUE: ...}),
-]  # fmt: skip
-"""Form of a column, its labels, why they are not clear -> flags that are offered, what they give.
-
-`...` is for the labels as they are.
-"""
-
-
-@pytest.mark.parametrize(("form", "labels", "why", "ways"), UNCLEAR)
-def test_an_unclear_column_is_in_doubt_and_each_reading_that_fits_is_a_way_out(
-    form: str, labels: list[Any], why: str, ways: Ways
-) -> None:
-    [doubt] = read(labels, form=form).doubts
-    assert re.search(f"labels of it such as .* {why}", doubt.what)
-    assert [shlex.join(way) for way in doubt.ways] == [*ways]
-    for flags, expected in ways.items():
-        given = [None if label == "" else label for label in labels]
-        if expected is ...:
-            given = [None if label is None else AS_THEY_ARE[flags](label) for label in given]
-        assert labels_in(read(labels, flags, form)) == (given if expected is ... else expected)
-    assert doubt.choices[-1][1] == 'write plain names or numbers, or lists such as ["cat", "dog"]'
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "10%", "2024-05-01", "12:30", "10:30 AM", "$1.50", "€2", "1,5", "0.1 0.9", "1/2", "16:9",
-        "0 days 01:00:00", "-1 days 23:00:00", "2024-05-01T10:00:00Z", "1.0.3", "two\nlines",
-        "\\x00", "tensor(3)", "b'cat'", 'b"dog"', "PosixPath('x')", "array([1, 2])", "np.int64(3)",
-        "('x', 'y')", "['x', 'y']", "[1 0 1]", "[cat, dog]", "<class 'int'>", "<Animal.CAT: 1>",
-        "Label(name='x')", "label=cat", "cat?", '{"id": 1}', "{'id': 1}", "'cat'", "(0.5, 1]",
-    ],
-)  # fmt: skip
-def test_text_that_is_no_plain_name_is_in_doubt(text: str) -> None:
-    [doubt] = read([text, "x"]).doubts
-    assert doubt.what == f"labels of it such as {text!r} are no plain names of classes"
-    assert [shlex.join(way) for way in doubt.ways] == [NAME]
-    assert labels_in(read([text, "x"], NAME)) == [text, "x"]
-
-
-def test_a_doubt_says_what_each_way_gives() -> None:
-    [doubt] = read(["007", "010", "007"]).doubts
-    assert doubt.text == (
-        "labels of it such as '007', '010' have leading zeros. Choose: `--label-kind name` for 2 "
-        "classes, such as '007'; or `--label-kind number` for class numbers from 7 to 10; or "
-        "`--label-kind value` for numbers from 7 to 10; or write plain names or numbers, or lists "
-        'such as ["cat", "dog"]'
-    )
-    [doubt] = read(["0|1", "1"]).doubts
-    assert "`--label-separator '|'` for several of 2 class numbers" in doubt.text
-    [doubt] = read(["a|b", "a"]).doubts
-    assert "`--label-separator '|'` for several of 2 classes, such as 'a'" in doubt.text
-    [doubt] = read(["0.0", "", "1.0"]).doubts
-    assert doubt.what.endswith("or a fraction that is zero, and 1 of 3 have none")
-
-
-@pytest.mark.parametrize("text", ["n0{0} {1} 7", "a dog that has {1} balls", "{1}-mask", "{1}"])
-def test_labels_that_differ_in_nearly_every_sample_are_classes_if_the_user_says_so(
-    text: str,
-) -> None:
-    labels = [text.format(number % 5, number + 10) for number in range(20)]
-    column = read(labels)
-    if text == "{1}":  # such as ages, or prices
-        note = "are taken as class numbers (--label-kind value: for a regression)"
-        assert any(note in line for line in column.notes)
-        assert not [*read(labels, NUMBER).notes, *read(labels, VALUE).notes]
-        [doubt] = read(labels, form="file").doubts
-        assert [way[1] for way in doubt.ways] == ["name", "number", "value"]
-    else:
-        assert [shlex.join(way) for way in column.doubts[0].ways] == [NAME]
-        assert labels_in(read(labels[:19])) == labels[:19]
-        assert labels_in(read(labels * 2)) == labels * 2
-    assert labels_in(read(labels, NAME)) == labels
-
-
-CLEAR: list[tuple[str, list[Any], str, list[Any], str]] = [
-    ("", ["0", "", "12"], "", [0, None, 12], ""),
-    ("", ["0", "nan", "null"], "", [0, None, None], "2 labels that are 'nan', 'null' are taken"),
-    ("", ["0", "-1", "1"], "", [0, None, 1], "1 labels that are -1 are taken as none (--label-k"),
-    ("", ["0.5", "NaN", "2"], "", [0.5, None, 2.0], "1 labels that are 'NaN' are taken as none"),
-    ("", ["NaN", "", "NaN"], "", [None] * 3, "2 labels that are 'NaN' are taken as none"),
-    ("", ["sea lion", "lion", "red fox"], "", ["sea lion", "lion", "red fox"], ""),
-    ("", ["New York", "New Delhi", "Rome"], "", ["New York", "New Delhi", "Rome"], ""),
-    ("", ["tench, Tinca tinca", "crane"], "", ["tench, Tinca tinca", "crane"], ""),
-    ("", ["F/A-18", "C++", "jack-o'-lantern"], "", ["F/A-18", "C++", "jack-o'-lantern"], ""),
-    ("", ["Speed limit (20km/h)", "Corn_(maize)", "A+"], "",
-     ["Speed limit (20km/h)", "Corn_(maize)", "A+"], ""),
-    ("", ["0-2", "20-29", "60+", "<18"], "", ["0-2", "20-29", "60+", "<18"], ""),
-    ("", ["Aves: Passer", "100% cotton", "R&D", "> 65 years"], "",
-     ["Aves: Passer", "100% cotton", "R&D", "> 65 years"], ""),
-    ("", ["中文", "हिन्दी", "😀", "cafe\u0301"], "", ["中文", "हिन्दी", "😀", "cafe\u0301"], ""),
-    ("", ["0", "a", "b"], "", ["0", "a", "b"], ""),
-    ("", ["+0", "+1", "+2"], "", [0, 1, 2], ""),
-    ("", ["[UNK]", "cat", "(dog)"], "", ["[UNK]", "cat", "(dog)"], ""),
-    ("", ["'", ",", "a'", "a", "{"], "", ["'", ",", "a'", "a", "{"], ""),
-    ("", ["9" * 20, "8" * 20], "", ["9" * 20, "8" * 20], ""),
-    ("", ["[0, 1]", "[1, 1]", ""], "", [{1}, {0, 1}, set()], 'write them as names (["0", "1"])'),
-    ("", ['["0", "1"]', '["1", "1"]'], "", [{"0", "1"}, {"1"}], ""),
-    ("", ["[0, 0, 1]", "[1, 0, 0]"], "", [{2}, {0}], "lists of 3 values that are 0 or 1, one for"),
-    ("", ["[0, 0, 1]", "[1, 1]"], "", [{0, 1}, {1}], "are lists of class numbers, as not all are"),
-    ("", ["[0, 1]", "[2]"], "", [{0, 1}, {2}], "are lists of class numbers"),
-    ("typed", [5, None, 0], "", [5, None, 0], ""),
-    ("typed", [0.5, None, 2.0], "", [0.5, None, 2.0], ""),
-    ("typed", [True, False], "", [1, 0], ""),
-    ("typed", ["1", "2", "unknown"], "", ["1", "2", "unknown"], ""),
-    ("typed", ["007", "7.0"], "", ["007", "7.0"], ""),
-    ("file", ["1.0", "", "0.0"], "", [1, None, 0], ""),
-    ("file", ["1.0", "", "0.0"], VALUE, [1.0, None, 0.0], ""),
-    ("file", ["1.0", "0.0", "-1.0", "", "-1.0"], "", [1, 0, None, None, None], "2 labels that are"),
-    ("", ["1.0", "0.0", "-1.0"], NUMBER, [1, 0, None], "1 labels that are -1 are taken as none"),
-    ("", ["cat", "unsorted"], "--no-label unsorted", ["cat", None], ""),
-]  # fmt: skip
-"""Form of a column, its labels, flags -> labels, and the line about them."""
-
-
-@pytest.mark.parametrize(("form", "labels", "flags", "expected", "said"), CLEAR)
-def test_a_clear_column_is_read_with_a_line_about_a_guess(
-    form: str, labels: list[Any], flags: str, expected: list[Any], said: str
-) -> None:
-    column = read(labels, flags, form)
-    assert labels_in(column) == expected
-    assert [said in line for line in column.notes] == [True] * bool(said)
-
-
-@pytest.mark.parametrize(
-    ("labels", "flags", "error"),
-    [
-        (["a", "b"], NUMBER, "label of k0 is 'a', and --label-kind number needs a whole number"),
-        (["1", "1.5"], NUMBER, "label of k1 is '1.5', and --label-kind number needs"),
-        (["1", "9" * 20], NUMBER, r"needs a whole number below 2\*\*63; correct it, or leave out"),
-        (["a", "b"], VALUE, "--label-kind value needs a number"),
-        (["a", "b"], "--no-label c", "has no label 'c'; correct --no-label"),
-        (['["a"]', "b"], NAME, "has lists of classes as labels; leave out --label-kind and"),
-        (["['a', 'b']", "b"], "--label-separator ,", r"k0 is \['a', 'b'\], which is no list in J"),
-        (["[1, -1]", "2"], "", "label of k0 has the class number -1"),
-    ],
-)
-def test_a_flag_that_does_not_fit_is_refused(labels: list[Any], flags: str, error: str) -> None:
-    with pytest.raises(SourceError, match=error):
-        read(labels, flags)
-
-
-def test_names_that_are_known_need_no_other_evidence() -> None:
-    assert labels_in(read(["none", "a|b"], known=["none", "a|b"])) == ["none", "a|b"]
-    assert labels_in(read(["1", "10", "2"], form="file", known=["1", "2"])) == ["1", "10", "2"]
-    floats = read([1.0, 0.0], NUMBER, "typed", classes=("ant", "bee"))
-    assert labels_in(floats) == ["bee", "ant"]
-    [doubt] = read(["cat", "Cat", "dog"]).doubts
-    assert "'Cat' and 'cat', which look alike" in doubt.text
-    assert labels_in(read(["01", "1"], NAME)) == ["01", "1"]
-
-
-def put_table(root: Path, labels: list[str]) -> str:
-    names = NAMES[: len(labels)]
-    put(root, *(f"{name}.png" for name in names))
-    rows = [f'{name}.png,"{label}"' for name, label in zip(names, labels, strict=True)]
-    put_csv(root / "list.csv", "path,label", *rows)
-    return "list.csv"
-
-
-def given(
-    keys: Sequence[str],
-    path: str,
-    flags: str = "",
-    classes: Sequence[str] = (),
-    source: str = "in",
-) -> Labels:
-    """Return the labels that a file gives the samples of a folder with these classes.
-
-    Reads the file as a build with these flags does.
-    """
-    words = shlex.split(flags)
-    alone = {word for word in words if word in ("--accept-unmatched", "--all-splits")}
-    pairs = dict(itertools.pairwise(words))
-    options = {name: pairs.get(f"--{name}-column") for name in ("label", "key")}
-    of_labels = shlex.join(word for word in words if word not in alone)
-    rules = replace(rules_of(of_labels), all_splits="--all-splits" in alone)
-    table = override_labels(
-        replace(RowTable.of_keys(list(keys)), classes=tuple(classes)),
-        path,
-        rules=rules,
-        source=str(Path(source).absolute()),
-        label_column=options["label"],
-        key_column=options["key"],
-        accept_unmatched="--accept-unmatched" in alone,
-    )
-    stems = (re.split(r"[/.]", key.removesuffix(".png"))[-1] for key in keys)
-    labels = (label_of(table.classes, label) for label in table.labels)
-    return dict(zip(stems, labels, strict=True))
-
-
-def in_doubt(keys: Sequence[str], path: str, flags: str = "") -> tuple[str, list[Labels]]:
-    """Return the refusal of a file of labels, and the labels that each way out gives."""
-    with pytest.raises(ChoiceError) as refused:
-        given(keys, path, flags)
-    ways = (shlex.join(way) for way in refused.value.ways)
-    return str(refused.value), [given(keys, path, f"{flags} {way}") for way in ways]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-TABLES: dict[str, tuple[list[str], list[str]]] = {
-    "row numbers beside names of files": (
-        ["id,image,label", "0,2.png,cat", "1,1.png,dog", "2,0.png,eel"],
-        ["eel, dog, cat"],
-    ),
-    "row numbers of pandas": (
-        ["Unnamed: 0,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
-        ["eel, dog, cat"],
-    ),
-    "row numbers beside absolute paths": (
-        ["index,path,label", "0,ROOT/in/2.png,cat", "1,ROOT/in/1.png,dog", "2,ROOT/in/0.png,eel"],
-        ["eel, dog, cat"],
-    ),
-    "paths of another computer, and numbers that are stems of samples": (
-        ["C:\\x\\in\\2.png,0", "C:\\x\\in\\0.png,1", "C:\\x\\in\\1.png,2"],
-        ["1, 2, 0"],
-    ),
-    "two columns of stems": (
-        ["index,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
-        ["cat, dog, eel", "eel, dog, cat"],
-    ),
-    "two columns of names of files": (
-        ["pair,image,label", "1.png,0.png,cat", "2.png,1.png,dog", "0.png,2.png,eel"],
-        ["cat, dog, eel", "eel, cat, dog"],
-    ),
-    "two columns of keys, and two of labels": (
-        ["index,image_id,x,y", "0,2,a,k", "1,1,b,k", "2,0,c,m"],
-        ["a, b, c", "k, k, m", "c, b, a", "m, k, k"],
-    ),
-    "two columns of the same keys": (
-        ["id,image,label", "0,0.png,cat", "1,1.png,dog", "2,2.png,eel"],
-        ["cat, dog, eel"],
-    ),
-    "numbers of folds, which name samples only by chance": (
-        ["id,label,fold_of", "0,cat,0", "1,dog,1", "2,eel,1"],
-        ["cat, dog, eel"],
-    ),
-    "a column for each class": (
-        ["image,MEL,NV,BCC", "0,0.0,1.0,0.0", "1,1.0,0.0,0.0", "2,0.0,0.0,0.0"],
-        ["NV, MEL, -", "0, 1, 0", "1, 0, 0", "0, 0, 0"],
-    ),
-    "columns of 0 and 1 that are no classes": (
-        ["image,young,smiling", "0,0,1", "1,1,1", "2,0,0"],
-        ["{smiling}, {smiling+young}, {}", "0, 1, 0", "1, 1, 0"],
-    ),
-    "columns of 1 and -1": (
-        ["image,young,male,smiling", "0,-1,1,1", "1,1,-1,1", "2,-1,-1,1"],
-        ["{male+smiling}, {smiling+young}, {smiling}", "-1, 1, -1", "1, -1, -1", "1, 1, 1"],
-    ),
-    "several findings": (
-        ["image,Finding", "0,Edema|Mass", "1,Mass", "2,None found"],
-        ["{Edema+Mass}, {Mass}, {None found}", "Edema|Mass, Mass, None found"],
-    ),
-    "a category beside another column": (
-        ["id,w,category", "0,3,cat", "1,4,dog", "2,5,eel"],
-        ["cat, dog, eel"],
-    ),
-    "a comma at the end of lines": (["id,label,", "0,cat,", "1,dog,", "2,eel,"], ["cat, dog, eel"]),
-    "labels before keys": (
-        ["label,filename", "cat,0.png", "dog,1.png", "cat,2.png"],
-        ["cat, dog, cat"],
-    ),
-    "labels before keys, without names": (
-        ["cat,0.png", "dog,1.png", "cat,2.png"],
-        ["cat, dog, cat"],
-    ),
-    "columns separated by spaces": (["0.png 7", "1.png  8", "2.png\t7"], ["7, 8, 7"]),
-    "paths of samples": (
-        ["path,label", "./in/0.png,cat", "./in/1.png,dog", "./in/2.png,eel"],
-        ["cat, dog, eel"],
-    ),
-    "absolute paths of samples": (
-        ["path,label,w", "ROOT/in/0.png,cat,3", "ROOT/in/1.png,dog,4", "ROOT/in/2.png,eel,5"],
-        ["cat, dog, eel"],
-    ),
-    "a usage": (
-        ["id,label,Usage", "0,cat,Training", "1,dog,PublicTest", "2,eel,PrivateTest"],
-        ["cat, dog, eel"],
-    ),
-    "a phase": (["id,label,phase", "0,cat,trn", "1,dog,tst", "2,eel,trn"], ["cat, dog, eel"]),
-    "a flag of validation": (
-        ["id,label,is_valid", "0,cat,True", "1,dog,False", "2,eel,True"],
-        ["cat, dog, eel"],
-    ),
-    "splits alone": (["id,split", "0,train", "1,val", "2,train"], ["train, val, train"]),
-    "splits alone, without names": (
-        ["0.png,train", "1.png,val", "2.png,train"],
-        ["train, val, train"],
-    ),
-    "folds": (["id,label,fold", "0,cat,1", "1,dog,5", "2,eel,5"], ["cat, dog, eel"]),
-}
-"""Files of labels of 0.png, 1.png and 2.png -> the labels of the build, or of all that a refusal
-names."""
-
-REFUSED = {
-    "two columns of stems": "the columns 'index', 'image_id' of labels.csv name the samples",
-    "two columns of names of files": "the columns 'image', 'pair' of labels.csv name the samples",
-    "two columns of keys, and two of labels": "Choose: `--key-column index --label-column x`; or",
-    "a column for each class": "Choose: `--label-column MEL,NV,BCC` if each is a class; or",
-    "columns of 0 and 1 that are no classes": "young,smiling` if each is a class; or",
-    "columns of 1 and -1": "or `--label-column young --label-kind name`; or",
-    "several findings": "`--label-separator '|'` for several of 3 classes, such as 'Edema'",
-    "a usage": "column 'Usage' of labels.csv has 'PrivateTest', 'PublicTest', 'Training', which",
-    "a phase": "column 'phase' of labels.csv has 'trn', 'tst', which look like splits",
-    "a flag of validation": "column 'is_valid' of labels.csv has 'False', 'True', which look",
-    "splits alone": "are 'train', 'val', which look like splits. Choose: `--label-column split`",
-    "splits alone, without names": "labels of labels.csv are 'train', 'val', which look like",
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_labels_is_read_in_the_one_way_or_refused(
-    here: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines, texts = TABLES[name]
-    expected = [labels_by("012", text) for text in texts]
-    put_csv(here / "labels.csv", *(line.replace("ROOT", str(here)) for line in lines))
-    keys = ["0.png", "1.png", "2.png"]
-    if name in REFUSED:
-        text, choices = in_doubt(keys, "labels.csv", "--accept-unmatched")
-        assert choices == expected
-        assert REFUSED[name] in text
-    else:
-        assert [given(keys, "labels.csv")] == expected
-    said = "The column 'fold' of labels.csv has '1', '5', which may be splits"
-    assert (said in caplog.text) == (name == "folds")
-
-
-PHOTOS = ["part_1/ISIC_1.png", "part_1/ISIC_2.png", "part_2/ISIC_3.png"]
-HAM = "lesion_id,image_id,dx,age"
-DATA_SETS: dict[str, tuple[str, list[str], list[str]]] = {
-    "stems of photos in folders": (
-        "l.csv",
-        [HAM, "H1,ISIC_1,bkl,80.0", "H1,ISIC_2,nv,", "H3,ISIC_3,bkl,75.0"],
-        ["H1, H1, H3", "bkl, nv, bkl", "80, -, 75"],
-    ),
-    "a class and a box, without names": (
-        "val_annotations.txt",
-        ["ISIC_1.png\tn02\t0\t3", "ISIC_2.png\tn01\t0\t3", "ISIC_3.png\tn02\t1\t2"],
-        ["n02, n01, n02", "0, 0, 1", "3, 3, 2"],
-    ),
-    "columns of spaces below comments": (
-        "list.txt",
-        ["#Image CLASS-ID", "# 1:Cat 2:Dog", "ISIC_1 1 4", "ISIC_2 1 5", "ISIC_3 2 4"],
-        ["1, 1, 2", "4, 5, 4"],
-    ),
-    "columns of words alone, without names": (
-        "list.txt",
-        ["ISIC_1 cat tabby", "ISIC_2 dog pug", "ISIC_3 cat manx"],
-        ["cat, dog, cat", "tabby, pug, manx"],
-    ),
-    "paths of Windows": (
-        "l.csv",
-        [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
-        ["17, 17, 17"],
-    ),
-    "absolute paths, and values": (
-        "l.csv",
-        ["path;age", *(f"/data/train/{name};{n}.5" for n, name in enumerate(PHOTOS))],
-        ["0.5, 1.5, 2.5"],
-    ),
-    "codes beside their numbers": (
-        "l.csv",
-        ["ISIC_1,007", "ISIC_2,7", "ISIC_3,8"],
-        ["007, 7, 8", "7, 7, 8", "7.0, 7.0, 8.0"],
-    ),
-    "classes that a word joins": (
-        "l.csv",
-        ["ISIC_1,scab", "ISIC_2,rust", "ISIC_3,scab and rust"],
-        ["{scab}, {rust}, {rust+scab}", "scab, rust, scab and rust"],
-    ),
-    "names with brackets": (
-        "l.csv",
-        ["ISIC_1,scab (leaf)", "ISIC_2,rust (leaf)", "ISIC_3,scab"],
-        ["scab (leaf), rust (leaf), scab"],
-    ),
-}
-"""File of labels of a public data set's form -> its labels, or those of each command printed."""
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_files_of_labels_as_data_sets_have_them(here: Path, name: str) -> None:
-    file, lines, texts = DATA_SETS[name]
-    expected = [labels_by(["ISIC_1", "ISIC_2", "ISIC_3"], text) for text in texts]
-    put_csv(here / file, *lines)
-    if len(expected) > 1:
-        assert in_doubt(PHOTOS, file)[1] == expected
-    else:
-        assert [given(PHOTOS, file)] == expected
-
-
-@pytest.mark.parametrize(
-    ("header", "way"),
-    [
-        (",filename,width,label", ""),
-        ("filename,width,breed,label", ""),
-        ("filename,width,breed", "--label-column breed"),
-        ("filename,label,breed,class", "--label-column breed"),
-    ],
-)
-def test_the_column_of_labels_is_chosen_by_its_name_or_asked_for(
-    here: Path, header: str, way: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    columns, keys = header.split(","), [f"{name}.png" for name in ANIMALS]
-    cells = {"width": "9", "class": "x"}
-    rows = [
-        ",".join({"filename": f"{n}.png", **cells}.get(c, label) for c in columns)
-        for n, label in ANIMALS.items()
-    ]
-    put_csv(here / "labels.csv", header, *rows)
-    if way:
-        with pytest.raises(ChoiceError, match="which of them has the labels is not known") as one:
-            given(keys, "labels.csv")
-        assert tuple(shlex.split(way)) in one.value.ways
-    assert given(keys, "labels.csv", way) == ANIMALS
-    assert re.search(r"labels are the column '.*; not used \(--label-column\): '", caplog.text)
-    known = "has no column 'bread'" + " .did you mean bre" * bool(way)
-    with pytest.raises(SourceError, match=known):
-        given(keys, "labels.csv", "--label-column bread")
-
-
-def test_classes_of_a_column_each_keep_their_order_and_are_one_of_a_sample(here: Path) -> None:
-    keys, flags = ["0.png", "1.png"], "--label-column NV,MEL,BCC"
-    for rows, labels in [
-        (("0,0,1,0", "1,1,0,0"), {"0": "MEL", "1": "NV"}),
-        (("0,0,1,1", "1,1,0,0"), {"0": {"MEL", "BCC"}, "1": {"NV"}}),
-    ]:
-        put_csv(here / "labels.csv", "image,NV,MEL,BCC", *rows)
-        assert given(keys, "labels.csv", flags) == labels
-    put_csv(here / "labels.csv", "image,NV,MEL,BCC", "0,0,1.0,-1.0", "1,1,1,")
-    assert in_doubt(keys, "labels.csv", flags)[1] == [{"0": {"MEL"}, "1": {"NV", "MEL"}}]
-    put_csv(here / "labels.csv", "image,NV,MEL,BCC", "0,0,1,7", "1,1,0,0")
-    with pytest.raises(SourceError, match=r"line 2 of labels.csv: has '7' in the column 'BCC'"):
-        given(keys, "labels.csv", flags)
-
-
-@pytest.mark.parametrize(
-    ("header", "end"),
-    [("id_code,diagnosis", ""), ("Image,Id", ","), ("id_code;diagnosis", ";")],
-)
-def test_a_header_of_other_names_and_blank_rows_need_no_flag(
-    here: Path, header: str, end: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    mark = ";" if ";" in header else ","
-    rows = [f"{name}{mark}{label}" for name, label in zip("abc", "010", strict=True)]
-    put_csv(here / "labels.csv", header, *rows, end, end, mark="\ufeff")
-    labels = given(["a.png", "b.png", "c.png"], "labels.csv")
-    assert labels == {"a": "0", "b": "1", "c": "0"}
-    key, label = header.split(mark)
-    assert f"labels are the column {label!r} of labels.csv, for the keys in {key!r}" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("first", "said"),
-    [
-        ("x.png,eel", "fit no sample, such as line 1 with 'x.png'"),
-        ("x,cat", "fit no sample, such as line 1 with 'x'"),
-        ("b,eel", ""),
-    ],
-)
-def test_a_first_line_that_may_be_of_a_sample_is_no_header(
-    here: Path, first: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    put_csv(here / "labels.csv", first, "a,cat")
-    given(["a.png", "b.png"], "labels.csv", "--accept-unmatched")
-    assert said in caplog.text
-    assert "labels are the column" not in caplog.text
-
-
-@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels.jsonl", "labels.parquet"])
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (["cat", "dog", "cat"], ["cat", "dog", "cat"]),
-        ([7, None, 0], ["7", None, "0"]),
-        ([1.0, None, 2.0], ["1", None, "2"]),
-        ([["cat", "dog"], [], ["dog"]], [{"cat", "dog"}, set(), {"dog"}]),
-        ([[2, 5], [5], [2]], [{2, 5}, {5}, {2}]),
-    ],
-)
-def test_every_format_of_a_file_of_labels_gives_the_same_labels(
-    here: Path, name: str, labels: list[Any], expected: list[Any]
-) -> None:
-    keys = ["a.png", "b.png", "c.png"]
-    columns = {"file_name": keys, "width": [9] * 3, "label": labels}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if name.endswith(".parquet"):
-        pq.write_table(pa.table(columns), here / name)
-    elif name.endswith(".jsonl"):
-        put_csv(here / name, *map(json.dumps, rows))
-    else:
-        with (here / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, delimiter="\t" if name[-3] == "t" else ",")
-            writer.writeheader()
-            for row in rows:
-                label = row["label"]
-                text = json.dumps(label) if isinstance(label, list) else label
-                writer.writerow({**row, "label": text})
-    assert given(keys, name) == dict(zip("abc", expected, strict=True))
-
-
-def test_a_file_of_labels_in_another_form_is_refused_with_the_way(here: Path) -> None:
-    put_csv(here / "labels.csv", "id,x,y", "a.png,1,-1")
-    assert in_doubt(["a.png"], "labels.csv", NAME)[1] == [{"a": "1"}, {"a": "-1"}]
-    for header in (",file,label", ",0,1"):  # the second as of a DataFrame without names
-        put_csv(here / "labels.csv", header, "0,a.png,1")
-        assert given(["a.png"], "labels.csv") == {"a": "1"}
-    for suffix in ("mat", "json", "xlsx"):
-        write(here / f"labels.{suffix}", b"\0\xff")
-        with pytest.raises(SourceError, match=r"and a file of labels is CSV.*: write it as lin"):
-            given(["a.png"], f"labels.{suffix}")
-
-
-def test_names_that_the_folders_have_are_no_other_labels_unless_a_flag_says_so(here: Path) -> None:
-    keys = ["cat/a.png", "none/b.png"]
-    put_csv(here / "labels.csv", "key,label", "cat/a.png,none", "none/b.png,cat")
-    assert given(keys, "labels.csv", classes=["cat", "none"]) == {"a": "none", "b": "cat"}
-    flags = "--no-label none --accept-unmatched"
-    assert given(keys, "labels.csv", flags, ["cat", "none"]) == {"a": None, "b": "cat"}
-    put_csv(here / "labels.csv", "key,label", "0/a.png,2")
-    keys, folders = ["0/a.png", "2/b.png"], ["0", "1", "10", "2"]
-    labels = given(keys, "labels.csv", "--accept-unmatched", folders)
-    assert labels == {"a": "2", "b": None}
-
-
-def test_class_numbers_of_a_file_get_names_and_none_are_counted(
-    here: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    put_csv(here / "labels.csv", "key,label", "a.png,1.0", "b.png,-1.0", "c.png,0.0", "d.png,")
-    keys = [f"{name}.png" for name in "abcd"]
-    for flags in ("", NUMBER):
-        assert given(keys, "labels.csv", flags) == {"a": "1", "b": None, "c": "0", "d": None}
-    assert "class numbers (--label-kind name: names of classes; --label-kind value:" in caplog.text
-    assert "1 labels that are -1 are taken as none" in caplog.text
-    assert "2 lines of labels.csv have no label" in caplog.text
-    put_csv(here / "labels.csv", "key,label", "a.png,cat", "b.png,Cat")
-    with pytest.raises(ChoiceError, match="'Cat' and 'cat', which look alike"):
-        given(keys[:2], "labels.csv")
-
-
-def test_paths_of_another_folder_name_no_sample(here: Path) -> None:
-    for folder in ("val/", "/data/val/", "C:\\val\\"):
-        put_csv(here / "labels.csv", "path,label", f"{folder}0.png,cat", f"{folder}1.png,dog")
-        with pytest.raises(SourceError, match=r"no key of labels.csv is in the source"):
-            given(["0.png", "1.png"], "labels.csv", source="in/train")
-
-
-# --- columns of tables --------------------------------------------------------------------------
 
 
 def test_columns_whose_names_end_in_a_word_for_labels_have_them(builds: Builds) -> None:
@@ -1299,11 +625,12 @@ def test_labels_in_binary_are_refused_by_the_first_value(
 
 
 def test_a_table_has_no_level(builds: Builds) -> None:
-    source = put_table(builds.root, ["a", "b"])
+    put(builds.root, "a.png", "b.png")
+    put_csv(builds.root / "list.csv", "path,label", "a.png,cat", "b.png,dog")
     with pytest.raises(
         SourceError, match="labels that are not its folders; leave out --label-level"
     ):
-        precache.build(source, "a.store", address="serial", label_level=2)
+        precache.build("list.csv", "a.store", address="serial", label_level=2)
 
 
 def test_a_dataset_has_no_level(builds: Builds) -> None:
@@ -1440,6 +767,17 @@ def in_json_lines(root: Path, columns: dict[str, Any]) -> str:
 
 
 TABLE_KINDS = (*TYPED, in_lines, in_json_lines)
+
+
+@pytest.mark.parametrize("table", TABLE_KINDS)
+def test_a_column_is_read_alike_in_every_table(builds: Builds, table: Write) -> None:
+    lists, names = builds.choices(table(builds.root, columns_of(label=["a|b", "a", "b"])))
+    assert lists == {"a": {"a", "b"}, "b": {"a"}, "c": {"b"}}
+    assert names == {"a": "a|b", "b": "a", "c": "b"}
+    shutil.rmtree(builds.root / "saved", ignore_errors=True)
+    built = builds.labels(table(builds.root, columns_of(label=[0.5, 2.0], size=[7, 9])))
+    assert built == {"a": 0.5, "b": 2.0}
+    assert "not used: 'size'" in builds.printed
 
 
 @pytest.mark.parametrize("table", TABLE_KINDS)
@@ -1637,24 +975,6 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
     assert choices == [{"a": "cat", "b": "dog"}, {"a": "x", "b": "x"}]
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "kind"),
-    [
-        ("is_valid", ["True", "False"], "sure"),
-        ("Test", ["1", "0"], "sure"),
-        ("dataset_split", ["trn", "tst"], "sure"),
-        ("fold", ["1", "2"], "maybe"),
-        ("subset", ["coco", "lvis"], "maybe"),
-        ("valid", ["3", "4"], ""),
-        ("split", ["train"], ""),
-    ],
-)
-def test_columns_of_splits_are_known_by_their_name(
-    column: str, values: list[str], kind: str
-) -> None:
-    assert splits_of(column, values) == kind
-
-
 @pytest.mark.parametrize(("kind", "refused"), [("sure", True), ("maybe", False), ("", False)])
 def test_a_column_that_may_be_of_splits_is_said(builds: Builds, kind: str, refused: bool) -> None:
     values = {"sure": ("Test", [1, 0, 0]), "maybe": ("fold", [1, 2, 2]), "": ("valid", [3, 4, 4])}
@@ -1694,21 +1014,6 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
     names, numbers, values = builds.choices("a.tar")
     assert (names, numbers) == ({"a": "01", "b": "10"}, {"a": 1, "b": 10})
     assert values == {"a": 1.0, "b": 10.0}
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"), [([0, 1, 2], "ant bee cat"), ([3, 3, 1], "cat cat ant")]
-)
-def test_class_numbers_are_those_of_a_class_map(
-    here: Path, numbers: list[int], expected: str
-) -> None:
-    classes = ("ant", "bee", "cat")
-    table = replace(RowTable.of_keys([*"abc"]), labels=np.array(numbers))
-    put_csv(here / "labels.csv", *(f"{k},{n}" for k, n in zip("abc", numbers, strict=True)))
-    given = override_labels(table, "labels.csv", classes)
-    for of in (table, given):
-        named = freeze_classes(of, classes, "classes.txt")
-        assert [classes[label] for label in named.labels] == expected.split()
 
 
 def test_class_numbers_that_may_be_counted_from_0_or_1_are_refused(builds: Builds) -> None:
@@ -1757,21 +1062,9 @@ def test_a_column_of_keys_may_be_one_of_the_source_and_of_the_file(builds: Build
     assert "labels.csv has no column 'code'" in builds.printed
 
 
-def test_columns_of_a_table_that_disagree_are_refused(builds: Builds) -> None:
+def test_columns_of_a_table_that_name_other_images_are_refused(builds: Builds) -> None:
     put(builds.root, "a.png", "b.png", "c.png", "d.png")
     table = builds.root / "list.csv"
-    put_csv(table, "path,label,class", "a.png,0,cat", "b.png,1,dog", "c.png,0,dog")
-    assert builds.choices("list.csv") == [
-        {"a": 0, "b": 1, "c": 0},
-        {"a": "cat", "b": "dog", "c": "dog"},
-    ]
-    assert "the columns 'label', 'class' of" in " ".join(builds.printed.split())
-    put_csv(table, "path,label,class", "a.png,0,cat", "b.png,1,dog", "c.png,0,cat")
-    assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
-    put_csv(table, "path,label,class", "a.png,0,1", "b.png,1,2", "c.png,0,1")
-    assert builds.choices("list.csv") == [{"a": 0, "b": 1, "c": 0}, {"a": 1, "b": 2, "c": 1}]
-    put_csv(table, "path,label,class", "a.png,0,0.0", "b.png,1,1.0", "c.png,0,0.0")
-    assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
     put_csv(table, "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
     assert builds.choices("list.csv") == [{"a": "cat", "b": "dog"}, {"c": "cat", "d": "dog"}]
     put_csv(table, "path,file,label", f"{builds.root}/a.png,a.png,cat", "b.png,b.png,dog")
@@ -1821,28 +1114,6 @@ def test_a_part_of_the_folders_is_offered_where_the_others_have_no_line(builds: 
 # --- names of classes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("cat", "Cat"), ("cat", "cat "), ("sea lion", "sea  lion"), ("sea_lion", "sea lion"),
-        ("caf\u00e9", "cafe\u0301"), ("cat", "c\u200bat"), ("cat", "c\u0430t"), ("Oak", "\u039fak"),
-        ("\ufb01sh", "fish"), ("it's", "it\u2019s"), ("t-shirt", "t\u2013shirt"), ("01", "1"),
-        ("cat", "cat (1)"), ("cat", "Cat - Copy (2)"), ("dog", "dog copy"), ("dog", "dog copy 2"),
-        ("dog", "dog(1)"), ("cat", "'cat'"), ("cat", "cat,"), ("St. Bernard", "St Bernard"),
-    ],
-)  # fmt: skip
-def test_names_that_look_alike_are_refused(names: tuple[str, str]) -> None:
-    column = read([*names], "", "typed", folders=True)
-    [doubt] = column.doubts
-    assert doubt.by_classes
-    assert f"it has the classes {min(names)!a} and {max(names)!a}, which look alike" in doubt.what
-    assert [text for way, text in doubt.choices if not way] == ["rename one", LISTED]
-    codes = names[0].isdecimal()
-    assert [shlex.join(way) for way in doubt.ways] == [NAME] * codes
-    assert not read([*names], "", "typed", classes=names).doubts
-    assert not codes or labels_in(read([*names], NAME, "typed", folders=True)) == [*names]
-
-
 @pytest.mark.parametrize("names", [("01", "1"), ("cat", "Cat")])
 def test_folders_that_look_alike_are_refused_and_listed_names_decide(
     builds: Builds, names: tuple[str, str]
@@ -1854,32 +1125,6 @@ def test_folders_that_look_alike_are_refused_and_listed_names_decide(
     assert "rename one; or list the names" in builds.printed
     write(builds.root / "classes.txt", "\n".join(names).encode())  # the advice
     assert builds.labels("in", "--classes", "classes.txt") == labels
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("-1", "1", "-1.0", "1.0"), ""),
-        (("a", "A", "b"), ""),
-        (("1", "2", "10"), "'10' comes before '2' (--class-order number: as numbers)"),
-        (
-            ("class_1", "class_2", "class_10"),
-            "'class_10' comes before 'class_2' (--class-order num",
-        ),
-        (("1_dog", "2_cat", "10_ant"), "'10_ant' comes before '1_dog' (--class-order number"),
-        (("1.0", "2.0", "10.0"), "'10.0' comes before '2.0' (--class-order number"),
-        (tuple("0123456789"), ""),
-    ],
-)
-def test_names_are_sorted_as_text_with_a_line_or_as_numbers(
-    names: tuple[str, ...], said: str
-) -> None:
-    column = read([*names], "", "typed", folders=True)
-    assert column.classes == tuple(sorted(names))
-    assert not column.doubts
-    assert [said in note for note in column.notes] == [True] * bool(said)
-    numbered = read([*names], "--class-order number", "typed", folders=True)
-    assert not said or (numbered.classes, numbered.notes) == (names, ())
 
 
 @PACKED

@@ -183,7 +183,8 @@ def decide(column: Column) -> Column:
     ways = [(flags, given) for flags, given, _ in tried]
     text = f"labels of {column.where} such as {quoted(sorted(unclear.some))} {unclear.why}"
     doubt = Doubt.of(text, *ways, _PLAIN, by_classes=unclear.by_classes)
-    return replace(tried[0][2] if tried else reading, doubts=(doubt,))
+    decided = reading if unclear.by_classes or not tried else tried[0][2]
+    return replace(decided, doubts=(doubt,))
 
 
 def read_column(column: Column) -> Column:
