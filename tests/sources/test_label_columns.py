@@ -170,6 +170,8 @@ def test_a_doubt_says_what_each_way_gives() -> None:
     assert "`--label-separator '|'` for several of 2 class numbers" in doubt.text
     [doubt] = read(["a|b", "a"]).doubts
     assert "`--label-separator '|'` for several of 2 classes, such as 'a'" in doubt.text
+    [doubt] = read(["x" * 4000 + "?", "y"]).doubts
+    assert len(doubt.text) < 400
     [doubt] = read(["0.0", "", "1.0"]).doubts
     assert doubt.what.endswith("or a fraction that is zero, and 1 of 3 have none")
 

@@ -45,6 +45,9 @@ FEWEST_TEXTS = 20
 _MOST_DIGITS = 18
 """Of a class number; longer ones may not fit int64."""
 
+_MOST_SHOWN = 60
+"""Characters of a label in a message."""
+
 _NAME = re.compile(
     r"(?!.*'.*'(?:[,)]|$))(?:[<>]=? ?)?"
     r"(?:[\w .,'&+#!%/)-]|:(?!\d)|(?<![A-Za-z0-9])\(|[^\x00-\x7f])+"
@@ -181,7 +184,8 @@ def decide(column: Column) -> Column:
         return reading
     tried = [*_tried(column, reading, unclear)]
     ways = [(flags, given) for flags, given, _ in tried]
-    text = f"labels of {column.where} such as {quoted(sorted(unclear.some))} {unclear.why}"
+    some = quoted(text[:_MOST_SHOWN] for text in sorted(unclear.some))
+    text = f"labels of {column.where} such as {some} {unclear.why}"
     doubt = Doubt.of(text, *ways, _PLAIN, by_classes=unclear.by_classes)
     decided = reading if unclear.by_classes or not tried else tried[0][2]
     return replace(decided, doubts=(doubt,))
@@ -234,7 +238,7 @@ def _described(encoded: Column) -> str:
     several = "several of " if labels.ndim == 2 else ""
     if classes:
         many = "classes" if len(classes) > 1 else "class"
-        return f"for {several}{len(classes):,} {many}, such as {quoted(classes[:1])}"
+        return f"for {several}{len(classes):,} {many}, such as {quoted([classes[0][:_MOST_SHOWN]])}"
     if several:
         return f"for {several}{labels.shape[1]:,} class numbers"
     return f"for class numbers from {labels[labels >= 0].min()} to {labels.max()}"
@@ -426,7 +430,7 @@ def _separated(column: Column, separator: str) -> Column:
     for number, text in enumerate(column.texts):
         if _LIST.fullmatch(text):
             why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
-            raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
+            raise column.error(column.row(number), f"is {printable(text[:_MOST_SHOWN])}, {why}")
         lists.append([part.strip() for part in text.split(mark) if part.strip()])
     if all(INTEGER.fullmatch(part) for parts in lists for part in parts):
         return column.mapped([[*map(int, parts)] or None for parts in lists], "several numbers")
@@ -438,15 +442,15 @@ def _converted(column: Column, chosen: str) -> Column:
     if chosen == "name":
         return column.mapped(column.texts, "names" if column.texts else None)
     kind: Kind = "numbers" if chosen == "number" else "values"
-    wanted = "a whole number" if kind == "numbers" else "a number"
+    needs = "a whole number below 2**63" if kind == "numbers" else "a number"
     labels = list[Label | None]()
     for number, (label, text) in enumerate(zip(column.labels, column.texts, strict=True)):
         value = math.nan if is_nothing(text) else number_of(text)
         is_none = value is not None and math.isnan(value)
-        is_large = kind == "numbers" and 1 << 63 <= abs(value or 0) < math.inf
-        if value is None or (kind == "numbers" and not (is_none or value.is_integer())) or is_large:
-            needs = f"{wanted} below 2**63" if is_large else wanted
-            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {needs}; correct"
-            raise column.error(column.row(number), f"{what} it, or leave out --label-kind")
+        is_whole = value is not None and value.is_integer() and abs(value) < 1 << 63
+        if value is None or (kind == "numbers" and not (is_none or is_whole)):
+            shown = printable(text[:_MOST_SHOWN])
+            what = f"is {shown!r}, and --label-kind {chosen} needs {needs}"
+            raise column.error(column.row(number), f"{what}; correct it, or leave out --label-kind")
         labels.append(None if is_none else as_number(label, kind))
     return column.mapped(labels, kind)
