@@ -269,10 +269,11 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("a.jpg,1\nb.jpg,True\nc.jpg,no\n", "such as 'True', 'no' are objects, several"),
-        ("a.jpg,17\nb.jpg,cat\n", "are numbers but 'cat'. Choose: `--no-label cat` if .*; or `--"),
-        ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'17' is sorted before '3' as text"),
-        ("a.jpg,1\nb.jpg,-2\n", "some are below -1, such as -2. Choose: .*--no-label=-2"),
+        ("a.jpg,1\nb.jpg,True\nc.jpg,no\n", "such as 'True', 'no' are words beside numbers"),
+        ("a.jpg,17\nb.jpg,cat\n",
+         "'cat' are words beside numbers. Choose: `--no-label cat` for .*; or `--"),
+        ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "such as '17', '3' are in another order as text"),
+        ("a.jpg,1\nb.jpg,-2\n", "such as '-2' are below -1. Choose: .*--no-label=-2"),
         (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2 .*column 2 is a text of more than 4,096 char"),
         ("a.jpg,1\nb.jpg,100001\n", r"'b.jpg' the class number 100001; .* to 100,000, .*\. N"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
@@ -286,9 +287,9 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         ('a.jpg,x\n"b".jpg,y\n', "line 2 .* is not CSV"),
         (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
         (f"{'b' * 50_000}\na.jpg,x\n", r"line 1 .*\(50,004 characters\); each line"),
-        ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", r"the label of a\.jpg is .*, which is no list in JSON"),
-        ("a.jpg,\"('x', 'y')\"\nb.jpg,x\n", r"is \('x', 'y'\), which is no list in JSON"),
-        ("a.jpg,{'x': 1}\nb.jpg,x\n", r"such as .\{.x.: 1\}. are objects"),
+        ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", "are no plain names .* or lists such as"),
+        ("a.jpg,\"('x', 'y')\"\nb.jpg,x\n", r"such as .\('x', 'y'\). are no plain names"),
+        ("a.jpg,{'x': 1}\nb.jpg,x\n", r"such as .\{.x.: 1\}. are no plain names"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(

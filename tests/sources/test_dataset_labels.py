@@ -483,7 +483,7 @@ def test_targets_and_classes_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        ("'NaN'", r"'NaN'. Choose: `--no-label NaN` if"),
+        ("'NaN'", r"'NaN' are words for .*. Choose: `--no-label NaN` for 2 cl"),
         ("'Cat'", "'Cat' and 'cat', which look alike"),
     ],
 )
@@ -504,10 +504,10 @@ def test_names_in_targets_that_may_be_no_classes_are_refused(
         ("np.array([np.nan, 1, 2] * 2)", "fraction that is zero.*2 of 6 have none",
          {"number": [-1, 1, 2] * 2, "value": [-9, 1.0, 2.0] * 2}),
         ("[0., 1., 2.] * 2", "fraction that is zero", {"number": [0, 1, 2] * 2}),
-        ("[-1, 1] * 3", "labels of .*targets are 1 and -1",
+        ("[-1, 1] * 3", "targets such as .* are 1 and -1",
          {"name": [0, 1] * 3, "number": [-1, 1] * 3}),
-        ("np.array([-1, 1] * 3)", "labels of .*targets are 1 and -1", {"name": [0, 1] * 3}),
-        ("[-99, 1] * 3", "below -1, such as -99", {"name": [0, 1] * 3}),
+        ("np.array([-1, 1] * 3)", "targets such as .* are 1 and -1", {"name": [0, 1] * 3}),
+        ("[-99, 1] * 3", "such as '-99' are below -1", {"name": [0, 1] * 3}),
         ("['a|b', 'b', 'a'] * 2", "several classes",
          {"name": [1, 2, 0] * 2, "|": [[1, 1], [0, 1], [1, 0]] * 2}),
     ],

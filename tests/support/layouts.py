@@ -14,10 +14,13 @@ import pytest
 
 import precache
 from precache.cli.main import main
+from precache_workers.sources.base import LabelRules
 from tests.support.building import cut, encoded, write
 
 Labels = Mapping[str, Any]
 """File name without its suffix -> class name, number or value; a set of classes; None for none."""
+
+NAME, NUMBER, VALUE = (f"--label-kind {kind}" for kind in ("name", "number", "value"))
 
 ANIMALS = {"a1": "cat", "a2": "dog", "b1": "cat", "b2": "eel"}
 
@@ -31,6 +34,16 @@ def labels_by(names: Iterable[str], text: str) -> Labels:
         elif label == "-" or "." in label:
             labels[name] = None if label == "-" else float(label)
     return labels
+
+
+def rules_of(flags: str) -> LabelRules:
+    """The readings that flags of a command choose."""
+    words = shlex.split(flags.replace("=", " "))
+    pairs = [*zip(words[::2], words[1::2], strict=True)]
+    none = tuple(value for flag, value in pairs if flag == "--no-label")
+    one: dict[str, Any] = {flag[2:]: value for flag, value in pairs}
+    order = one.get("class-order", "text")
+    return LabelRules(None, one.get("label-kind"), one.get("label-separator"), none, order)
 
 
 def photo(name: str) -> bytes:

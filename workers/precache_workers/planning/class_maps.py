@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.labels import in_order
+from precache_workers.sources.labels import in_order, names_by_number
 from precache_workers.sources.sample_keys import composed
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def read_classes(
     try:
         text = path.read_text("utf-8-sig")
         given: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
-        given = _by_number(given) if isinstance(given, dict) else given
+        given = names_by_number(given) if isinstance(given, dict) else given
         text = "".join(given) if isinstance(given, list) else ""
         text.encode()  # JSON may hold lone surrogates
     except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
@@ -186,19 +186,6 @@ def read_classes(
     if len(set(map(composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes
-
-
-def _by_number(numbered: Mapping[str, Any]) -> list[Any] | None:
-    """Return the names of an object such as ``{"cat": 0}`` or ``{"0": "cat"}`` by number.
-
-    None unless the numbers are those from 0 up, once each.
-    """
-    pairs = [
-        (value, name) if type(value) is int else (int(name) if name.isdecimal() else -1, value)
-        for name, value in numbered.items()
-    ]
-    named, numbers = dict(pairs), range(len(pairs))
-    return [*map(named.get, numbers)] if {*named} == {*numbers} else None
 
 
 def class_folders(path: Path) -> list[str]:

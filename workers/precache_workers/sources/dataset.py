@@ -54,6 +54,7 @@ from precache_workers.sources.labels import (
     column_of,
     kind_of,
     label_of,
+    names_by_number,
 )
 from precache_workers.user_code.loading import load_object
 
@@ -445,9 +446,9 @@ def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
     given, numbers = (getattr(dataset, name, None) for name in ("classes", "class_to_idx"))
     numbers = dict(numbers) if isinstance(numbers, Mapping) else {}
     if given is None:
-        return tuple(map(str, _by_number(numbers) or ()))
+        return tuple(map(str, names_by_number(numbers) or ()))
     if isinstance(given, Mapping):
-        if (by_number := _by_number(given)) is None:
+        if (by_number := names_by_number(given)) is None:
             raise SourceError(
                 f"{factory}: the classes are {described(given)}; a dict of them has the "
                 "numbers from 0 up"
@@ -466,13 +467,6 @@ def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
                 f"{numbers[name]} by `class_to_idx`; make them alike, or remove one"
             )
     return names
-
-
-def _by_number(classes: Mapping[Any, Any]) -> Sequence[Any] | None:
-    """Return names by number, of a map of either to the other; None if numbers are not 0 to n."""
-    names = classes if all(map(is_class, classes)) else {n: name for name, n in classes.items()}
-    numbers = range(len(classes))
-    return [names[number] for number in numbers] if set(names) == set(numbers) else None
 
 
 def _targets(dataset: Any) -> Any:

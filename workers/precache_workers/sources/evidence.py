@@ -1,7 +1,4 @@
-"""Rules of evidence: what shows that a source may be meant otherwise, what is said, what decides.
-
-Tables of rules stand beside their subjects: those of columns of labels in `label_evidence`.
-"""
+"""Rules of evidence: what shows that a source may be meant otherwise, and what decides."""
 
 from __future__ import annotations
 

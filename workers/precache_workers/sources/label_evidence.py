@@ -1,9 +1,8 @@
-"""The reading of labels: the user's, else the one that the evidence leaves.
+"""The reading of labels: the user's, else the one that they plainly have.
 
-Text, and numbers too, can often be read in two ways that give other classes. A column is read once,
-by `decide`: as its type, the user's flags and the source tell, and what is then open is settled by
-the rules of its kind, `OF_NAMES` to `OF_BITS`. Each says a line or is a doubt, which a build
-refuses.
+A column has few readings: names of classes, class numbers, values, several classes joined by a
+mark, lists, and columns of 0 and 1. It is read as one of them if it plainly is that one; anything
+else is one doubt, which a build refuses, and each reading that fits is tried and offered.
 """
 
 from __future__ import annotations
@@ -11,306 +10,317 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
-from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
-from precache_workers.sources.label_readings import INTEGER, spelling
+from precache_workers.sources.base import Doubt
+from precache_workers.sources.evidence import Way, no_label, quoted
+from precache_workers.sources.label_readings import INTEGER
 from precache_workers.sources.labels import (
     Column,
     Kind,
     Label,
+    are_bits,
     as_number,
     column_of,
     encode,
     is_nothing,
     label_of,
     number_of,
+    vector_length,
 )
 from precache_workers.sources.name_readings import numbers_out_of_order
 
-NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
+FEWEST_TEXTS = 20
+"""Fewest texts that differ in nearly every sample, and so may be no classes."""
 
 _MOST_DIGITS = 18
 """Of a class number; longer ones may not fit int64."""
 
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
-_EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
-_NO_WORD = re.compile(
-    r"(?=.*\d)(?=.*(?:[ ,;|%$€£¥:]|[-/.]\d+[-/.]))(?:-?\d+ days? )?"
-    r"(?:[-+.,:;/|%$€£¥ \d]|(?<=\d)(?:[Te](?=[-\d])|Z))+(?: ?[AaPp]\.?[Mm]\.?)?"
+_MOST_SHOWN = 60
+"""Characters of a label in a message."""
+
+_NAME = re.compile(
+    r"(?!.*'.*'(?:[,)]|$))(?:[<>]=? ?)?"
+    r"(?:[\w .,'&+#!%/)-]|:(?!\d)|(?<![A-Za-z0-9])\(|[^\x00-\x7f])+"
+    r"|[<\[]\w+[>\]]"
 )
-"""Amounts, dates and times, several numbers, and numbers with a decimal comma."""
+"""Names of classes, if they have a letter: no calls, quotes, lists, assignments or times."""
+_GROUP = re.compile(r"(?:[<>]=? ?|[~#])?\d+(?:\.\d+)?(?:-\d+(?:\.\d+)?)?\+?")
+"""Names of classes without a letter, such as ``20-29`` and ``60+``."""
 _TRUTH = re.compile("true|false|yes|no", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}(\.0*)?")
-_LIST = re.compile(
-    r"\[\s*(['\"\d.+\-\[]|True\b|False\b|[^\]]*,).*\]|\(\s*['\"\d.+\-].*,.*\)", re.DOTALL
-)
-"""Lists and tuples as Python, NumPy and YAML write them."""
+_LIST = re.compile(r"\[.*\]|\(\s*['\"\d].*,.*\)", re.DOTALL)
+"""Lists and tuples as Python and NumPy write them."""
+_SEPARATORS = ("|", ";", ",", "/", "+", "&", ":", " and ", "\t", " ")
+
+_PLAIN: Way = (), 'write plain names or numbers, or lists such as ["cat", "dog"]'
 
 
-# --- the rules ----------------------------------------------------------------------------------
+class Unclear(NamedTuple):
+    """Labels that are not plainly of one reading, and why.
+
+    Attributes
+    ----------
+    words
+        Those that may stand for no label.
+    by_classes
+        As of `Doubt`.
+    """
+
+    some: Sequence[str]
+    why: str
+    words: Sequence[str] = ()
+    by_classes: bool = False
 
 
-def _whole(c: Column) -> Sequence[str]:
-    """Return numbers with a fraction if they are all whole."""
-    return c.given if all(float(text).is_integer() for text in c.given) else ()
+Read = tuple[Column, Unclear | None]
 
 
-def _below(c: Column) -> Sequence[str]:
-    """Return whole numbers that are no class numbers, where the source lists no classes."""
-    return [str(n) for n in sorted(map(int, c.given)) if n < -1 and not c.classes]
+# --- plain readings -----------------------------------------------------------------------------
 
 
-def _too_long(c: Column) -> Sequence[str]:
-    """Return a number that is too long for one of a class, beside others, and its sample."""
-    texts, is_long = c.given, [len(text) > _MOST_DIGITS for text in c.given]
-    if c.typed or all(is_long) or not any(is_long) or not all(map(str.isdecimal, texts)):
-        return ()
-    one = texts[is_long.index(True)]
-    return one, c.keys[c.row(c.texts.index(one))]
+def _is_name(text: str) -> bool:
+    """Return True for text that is plainly the name of a class."""
+    if len(text) == 1 or _GROUP.fullmatch(text):
+        return True
+    has_letter = any(letter.isalpha() or unicodedata.category(letter) == "So" for letter in text)
+    return has_letter and _NAME.fullmatch(text) is not None
 
 
-def _odd(c: Column) -> Sequence[str]:
-    """Return texts that are hardly names of classes: some if any, others only if all words are."""
-    if odd := sorted(text for text in c.given if text[0] + text[-1] == "{}" or "\n" in text):
-        return odd
-    truth = len(c.words) < len(c.given) and all(map(_TRUTH.fullmatch, c.words))
-    return c.words if truth or all(map(_NO_WORD.fullmatch, c.words)) else ()
+def _all_differ(c: Column) -> bool:
+    """Return True if labels differ in nearly every sample, and so may be no classes."""
+    samples = len(c.values) - c.values.null_count
+    return len(c.texts) >= FEWEST_TEXTS and 10 * len(c.texts) > 9 * samples
 
 
-def _none(words: Sequence[str]) -> Way:
-    return no_label(words), "if that stands for no label"
+def _unclear_names(c: Column) -> list[Unclear]:
+    words, mark = c.words, _mark(c.given)
+    beside = words if len(words) < len(c.given) else []
+    one = beside if len(beside) == 1 and not c.typed else []
+    is_truth = all(map(_TRUTH.fullmatch, beside))
+    odd = [text for text in words if not _is_name(text)]
+    if not (words or c.typed) and len({len(text) > _MOST_DIGITS for text in c.given}) > 1:
+        odd = [max(c.given, key=len)]
+    none = [*c.nothing, *one]
+    return [
+        Unclear(c.nothing, "are words for no value", none),
+        Unclear([t for t in c.given if mark and mark in t], "seem to be several classes"),
+        Unclear(odd, "are no plain names of classes", none),
+        Unclear(beside if one or is_truth else [], "are words beside numbers", none),
+        Unclear(c.given if _all_differ(c) else [], "differ in nearly every sample, as captions do"),
+    ]
 
 
-def _ways_of_nothing(c: Column) -> Sequence[Way]:
-    """Return the ways out where words for no value stand beside names."""
-    none = _none(c.nothing)
-    if "--" in c.nothing:  # argparse drops it
-        none = (), "write nothing in place of '--', if that stands for no label"
-    if len({*map(spelling, c.nothing)}) < len(c.nothing):
-        return [none, ((), "rename those that look alike, if they are classes")]
-    return [none, (NAME, "if it is a class")]
+def _unclear_values(c: Column) -> list[Unclear]:
+    count = len(c.values) - c.count_of(c.given)
+    lacking = f", and {count:,} of {len(c.values):,} have none" if count else ""
+    whole = all(float(text).is_integer() for text in c.given)
+    why = f"are whole numbers with an exponent, or a fraction that is zero{lacking}"
+    return [Unclear(c.given if whole else [], why)]
 
 
-def _separator(c: Column) -> Sequence[str]:
-    """Return the flag of the text that joins classes; a space stands for a tab, too."""
-    return "--label-separator", c.mark.replace("\t", " ")
+def _unclear_numbers(c: Column) -> list[Unclear]:
+    zeros = [text for text in c.given if not _NUMBER.fullmatch(text)]
+    below = [text for text in c.given if int(text) < -1]
+    pair = numbers_out_of_order(sorted(filter(str.isdecimal, c.texts)))
+    unclear = [
+        Unclear(below, "are below -1", below if len(below) == 1 else ()),
+        Unclear(c.given if {*map(int, c.given)} == {-1, 1} else [], "are 1 and -1"),
+        Unclear(c.given if c.gets_names and _all_differ(c) else [], "nearly all differ"),
+        Unclear(pair if c.gets_names else (), "are in another order as text", by_classes=True),
+    ]
+    return [Unclear(zeros, "have leading zeros"), *([] if c.classes else unclear)]
 
 
-def _ways_below(c: Column) -> Sequence[Way]:
-    below = _below(c)
-    none = [_none(below)] if len(below) == 1 else []
-    return [_NUMBER_NAMES, *none, _REGRESSION]
+def _mark(texts: Collection[str]) -> str:
+    """Return the text that seems to join several classes; empty for none."""
+    return next((mark for mark in _SEPARATORS if _joins(texts, mark)), "")
 
 
-_CODES: Way = NAME, "if they are codes, one class each"
-_CLASSES: Way = NAME, "if each is the name of a class"
-_NUMBER_NAMES: Way = NAME, "if each number is a class"
-_NUMBERS: Way = NUMBER, "if they are class numbers"
-_NO_MINUS: Way = NUMBER, "if -1 stands for no label"
-_REGRESSION: Way = VALUE, "for a regression"
-_PLAIN: Way = (), "plain names or numbers, or another column by --label-column"
-
-OF_NAMES: Rules = [
-    Rule(lambda c: c.nothing, "{of.blank:,} labels of {of.where} are {some}", _ways_of_nothing),
-    [
-        Rule(
-            _too_long,
-            "labels of {of.where} are whole numbers, and that of {shown[1]!r} is {shown[0]}, which "
-            "is too large for the number of a class",
-            [_NUMBER_NAMES, _REGRESSION],
-        ),
-        Rule(
-            _odd,
-            "labels of {of.where} such as {some} are objects, several lines, amounts, times or "
-            "truth values, rather than names",
-            lambda c: [
-                *([(_separator(c), "if they are several classes")] * bool(c.mark)),
-                _PLAIN,
-                _CLASSES,
-            ],
-        ),
-        Rule(
-            lambda c: len(c.words) == 1 < len(c.given) and not (c.typed or c.mark) and c.words,
-            "all labels of {of.where} are numbers but {some}",
-            lambda c: [_none(c.words), _CLASSES],
-        ),
-        Rule(
-            lambda c: c.mark and sorted(text for text in c.given if c.mark in text),
-            "labels of {of.where} such as {some} seem to be several classes",
-            lambda c: [(_separator(c), "if they are"), _CLASSES],
-        ),
-        Rule(
-            lambda c: c.all_differ and sorted(c.given),
-            "labels of {of.where} differ in nearly every sample ({count:,} texts, such as {one}), "
-            "as captions do",
-            [((), "another column by --label-column, or other labels"), _CLASSES],
-        ),
-    ],
-]
-OF_VALUES: Rules = [
-    [
-        Rule(
-            lambda c: sorted(filter(_EXPONENT.fullmatch, _whole(c))),
-            "labels of {of.where} such as {some} are codes, or have an exponent",
-            [_CODES, _REGRESSION],
-        ),
-        Rule(
-            lambda c: {*map(float, _whole(c))} == {-1, 1},
-            "labels of {of.where} are 1 and -1 with a fraction that is zero",
-            [_NUMBER_NAMES, _NO_MINUS, _REGRESSION],
-        ),
-        Rule(
-            lambda c: sorted(_whole(c)),
-            "labels of {of.where} are numbers with a fraction that is zero, such as {one}"
-            "{of.lacking}, as a column of class numbers with a blank cell is often written",
-            [_NUMBERS, _REGRESSION],
-        ),
-    ],
-]
-OF_NUMBERS: Rules = [
-    [
-        Rule(
-            lambda c: sorted(filter(_LEADING_ZERO.fullmatch, c.given)),
-            "labels of {of.where} have leading zeros, such as {some}",
-            [_CODES, _NUMBERS],
-        ),
-        Rule(
-            _below,
-            "labels of {of.where} are whole numbers, and some are below -1, such as {shown[0]}",
-            _ways_below,
-        ),
-        Rule(
-            lambda c: {*map(int, c.given)} == {-1, 1} and not c.classes,
-            "labels of {of.where} are 1 and -1",
-            [_NUMBER_NAMES, _NO_MINUS],
-        ),
-        Rule(
-            lambda c: c.gets_names and c.all_differ and c.texts,
-            "labels of {of.where} are {count:,} whole numbers that nearly all differ",
-            [_REGRESSION, _NUMBERS],
-        ),
-        Rule(
-            lambda c: c.gets_names and numbers_out_of_order(sorted(filter(str.isdecimal, c.texts))),
-            "labels of {of.where} are numbers, and {shown[0]!r} is sorted before {shown[1]!r} as "
-            "text, as names of class folders are",
-            [_NUMBERS, (NAME, "to number them as class folders of these names")],
-            by_classes=True,
-        ),
-    ],
-    Rule(
-        lambda c: c.all_differ and not (c.gets_names or c.classes),
-        "Labels are whole numbers that nearly all differ, and are taken as class numbers "
-        "(--label-kind value: for a regression)",
-    ),
-]
-OF_ALL_NUMBERS: Rules = [
-    Rule(lambda c: c.nothing, "{of.blank:,} labels that are {some} are taken as none")
-]
-OF_LISTS: Rules = [
-    Rule(
-        lambda c: c.beside,
-        "some labels of {of.where} are {some}, beside lists",
-        lambda c: [_none(c.beside), ((), '["NaN"] if it is a class')],
-    ),
-    Rule(
-        lambda c: c.kind == "several numbers",
-        "labels of {of.where} are lists of {of.listed}",
-    ),
-]
-OF_BITS: Rules = [
-    Rule(
-        lambda c: {-1, 0} <= c.bits and not {"-1", "-1.0"} & {*c.rules.none} and c.classes,
-        "the columns {some} of {of.where} have -1 beside 0 and 1",
-        [(no_label(["-1"]), "if it counts as 0"), ((), "write 0 or 1")],
-    ),
-    Rule(lambda c: -1 in c.bits and c.classes, "In the columns {some}, -1 counts as 0"),
-    Rule(
-        lambda c: c.cells.null_count and c.classes,
-        "In the columns {some}, {of.cells.null_count:,} blank cells count as 0",
-    ),
-]
-
-
-def _weighed(column: Column, rules: Rules) -> Column:
-    """Return a column with the lines and doubts of the evidence that it shows."""
-    notes, doubts = weighed(column, rules)
-    return replace(column, notes=(*column.notes, *notes), doubts=(*column.doubts, *doubts))
+def _joins(texts: Collection[str], mark: str) -> bool:
+    """Return True if a mark seems to join classes: parts recur in several labels."""
+    lists = [
+        parts
+        for text in texts
+        if mark in text and len(parts := {part.strip() for part in text.split(mark)} - {""}) > 1
+    ]
+    if not lists or (mark == " " and any("(" in text for text in texts)):
+        return False
+    alone = [text for text in texts if mark not in text]
+    if mark in "|;, " and all(map(INTEGER.fullmatch, [*alone, *set().union(*lists)])):
+        return True
+    counts = Counter(alone)
+    counts.update(part for parts in lists for part in parts)
+    parts = set().union(*lists)
+    recurring = sum(counts[part] > 1 for part in parts)
+    # These marks are rare in names, and others are not: "sea lion" is one class beside "lion".
+    least = {"|": 0, ";": 1, ",": (len(parts) + 1) // 2}.get(mark, len(parts) // 2 + 1)
+    return recurring >= least
 
 
 # --- the reading --------------------------------------------------------------------------------
 
 
 def decide(column: Column) -> Column:
-    """Find the one reading of labels: the user's, else the one that leaves no doubt.
+    """Read labels as the user says, else as they plainly are; with a doubt if they are unclear.
 
     Raises
     ------
     SourceError
         A label cannot be of the kind that the user names, or there is no list that fits all.
     """
+    reading, unclear = _read(column)
+    if unclear is None:
+        return reading
+    tried = [*_tried(column, reading, unclear)]
+    ways = [(flags, given) for flags, given, _ in tried]
+    some = quoted(text[:_MOST_SHOWN] for text in sorted(unclear.some))
+    text = f"labels of {column.where} such as {some} {unclear.why}"
+    doubt = Doubt.of(text, *ways, _PLAIN, by_classes=unclear.by_classes)
+    decided = reading if unclear.by_classes or not tried else tried[0][2]
+    return replace(decided, doubts=(doubt,))
+
+
+def read_column(column: Column) -> Column:
+    """Decide the reading of labels, and encode them; see `decide` and `labels.encode`."""
+    return encode(decide(column))
+
+
+def _tried(
+    column: Column, reading: Column, unclear: Unclear
+) -> Iterator[tuple[list[str], str, Column]]:
+    """Yield the flags by which unclear labels are clear, what they give, and that reading."""
+    is_text, rules = reading.kind == "names", column.rules
+    kinds = ("number", "value", "name") if reading.kind == "values" else ("name", "number", "value")
+    choices: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), {})]
+    if "several" not in f"{column.kind} {reading.kind}":
+        mark = _mark(reading.given).replace("\t", " ") if is_text else ""
+        choices += [(("--label-separator", mark), {"separator": mark})] if mark else []
+        choices += [(("--label-kind", kind), {"kind": kind}) for kind in kinds]
+    for words in dict.fromkeys((tuple(unclear.words), ())):
+        for flags, chosen in choices:
+            if not (words or chosen):
+                continue
+            # Beside numbers, a word for nothing would be a class.
+            more = column.nothing if chosen.get("kind") == "name" and not is_text else ()
+            none = *words, *more
+            if "--" in none or not "".join(none).isprintable():  # argparse drops it
+                continue
+            given = replace(rules, none=(*rules.none, *none), **chosen)
+            try:
+                fitting, still_unclear = _read(replace(column, rules=given))
+                encoded = encode(fitting)
+            except SourceError:
+                continue
+            is_empty = fitting.values.null_count == len(column.values) and not column.classes
+            if still_unclear or encoded.doubts or is_empty:
+                continue
+            yield [*no_label(none), *flags], _described(encoded), fitting
+            if not chosen:
+                break
+
+
+def _described(encoded: Column) -> str:
+    """Say what a reading gives."""
+    labels, classes = encoded.values, encoded.classes
+    if labels.dtype.kind == "f":
+        return f"for numbers from {np.nanmin(labels):g} to {np.nanmax(labels):g}"
+    several = "several of " if labels.ndim == 2 else ""
+    if classes:
+        many = "classes" if len(classes) > 1 else "class"
+        return f"for {several}{len(classes):,} {many}, such as {quoted([classes[0][:_MOST_SHOWN]])}"
+    if several:
+        return f"for {several}{labels.shape[1]:,} class numbers"
+    return f"for class numbers from {labels[labels >= 0].min()} to {labels.max()}"
+
+
+def _read(column: Column) -> Read:
+    """Return a reading of labels, and why it is not clear; None if it is, or the user's."""
     import pyarrow as pa
 
     rules, classes = column.rules, column.classes
     if column.kind is None:
         column = replace(column, values=column.values.cast(pa.large_string()), typed=False)
-    is_several = "several" in str(column.kind)
-    missing = rules.none if is_several else sorted({*rules.none} - {*column.texts})
-    if missing and not _are_bits(column.values):
+    if is_several := "several" in str(column.kind):
+        _require_no_kind(column)
+    if are_bits(column.values):
+        return _of_bits(column)
+    if missing := rules.none if is_several else sorted({*rules.none} - {*column.texts}):
         raise SourceError(f"{column.where} has no label {quoted(missing)}; correct --no-label")
     if is_several:
-        return _of_lists(column)
-    if rules.none:
-        pairs = zip(column.labels, column.texts, strict=True)
-        kept = [None if text in rules.none else label for label, text in pairs]
-        column = column.mapped(kept, column.kind)
+        return _of_lists(column), None
+    column = column.without(rules.none)
     chosen = rules.kind or rules.separator or rules.none
     if column.known and not chosen and {*column.texts} <= {*column.known}:
-        return column.mapped(column.texts)
-    kind, given = column.kind, column
-    if kind == "names" and not column.typed:
-        column = _with_lists(column)
-        if column.kind != kind:
-            return _of_lists(column)
-        kind = _untyped_kind(column.given)
+        return column.mapped(column.texts), None
+    if column.kind == "names" and not column.typed:
+        lists, unclear = _with_lists(column)
+        if lists.kind != "names":
+            _require_no_kind(column)
+            return _of_lists(lists), unclear
+        column = lists
+    kind = _plain_kind(column)
     if rules.separator:
-        return _separated(column, rules.separator)
-    if rules.kind and not (classes and rules.kind != "value"):
-        return _without_minus(_converted(column, rules.kind))
+        return _separated(column, rules.separator), None
+    if rules.kind and not (classes and rules.kind != "value" and kind != "values"):
+        return _without_minus(_converted(column, rules.kind)), None
     if column.folders or (classes and kind == "names"):
-        return given
+        return column, None
     if kind == "names":
-        return _weighed(column, OF_NAMES)
-    notes, _ = weighed(column, OF_ALL_NUMBERS)
+        return column, _first(_unclear_names(column))
+    return _numeric(column, kind)
+
+
+def _first(unclear: Sequence[Unclear]) -> Unclear | None:
+    return next((one for one in unclear if one.some), None)
+
+
+def _plain_kind(column: Column) -> Kind | None:
+    """Return the kind of labels by their type, else by their texts; None if these are nothing."""
+    texts = column.given
+    if column.kind != "names" or column.typed:
+        return column.kind
+    identifiers = all(map(str.isdecimal, texts)) and max(map(len, texts), default=0) > _MOST_DIGITS
+    if identifiers or None in map(number_of, texts):
+        return "names"
+    return ("numbers" if all(map(INTEGER.fullmatch, texts)) else "values") if texts else None
+
+
+def _numeric(column: Column, kind: Kind | None) -> Read:
+    """Read labels as numbers of a kind: words for nothing are none."""
+    import pyarrow as pa
+
+    notes = [*column.notes]
+    if nothing := column.nothing:
+        count = column.count_of(nothing)
+        notes.append(f"{count:,} labels that are {quoted(nothing)} are taken as none")
     # A column of class numbers with a blank cell is often written so.
     if column.is_file and kind == "values" and all(map(_WHOLE.fullmatch, column.given)):
         kind = "numbers"
         column = column.as_numbers(kind)
-    more, doubts = weighed(column, {"values": OF_VALUES, "numbers": OF_NUMBERS}.get(kind or "", []))
-    if doubts and kind == "numbers" and _below(column):
-        kind = "values"  # so that other doubts are found, and one refusal has them all
-    said = (*column.notes, *notes, *more)
-    column = replace(column.as_numbers(kind), notes=said, doubts=(*doubts,))
-    column = column if classes else _without_minus(column)
+    unclear = _unclear_values(column) if kind == "values" else []
+    if kind == "numbers":
+        unclear = _unclear_numbers(column)
+        if _all_differ(column) and not (column.gets_names or column.classes):
+            notes.append(
+                "Labels are whole numbers that nearly all differ, and are taken as class numbers "
+                "(--label-kind value: for a regression)"
+            )
+    column = replace(column.as_numbers(kind), notes=(*notes,))
+    column = column if column.classes else _without_minus(column)
     if column.is_file and not column.gets_names and kind == "numbers":
-        return replace(column, values=column.values.cast(pa.large_string()))
-    return column
-
-
-def _untyped_kind(texts: Sequence[str]) -> Kind | None:
-    """Return the kind of labels that are text without a type, and no lists; None for no text."""
-    longest = max(map(len, texts), default=0)
-    identifiers = all(map(str.isdecimal, texts)) and longest > _MOST_DIGITS
-    if identifiers or None in map(number_of, texts):
-        return "names"
-    return ("numbers" if all(map(INTEGER.fullmatch, texts)) else "values") if texts else None
+        column = replace(column, values=column.values.cast(pa.large_string()))
+    return column, _first(unclear)
 
 
 def _list_of(text: str) -> Any:
@@ -321,7 +331,7 @@ def _list_of(text: str) -> Any:
         return None
 
 
-def _with_lists(column: Column) -> Column:
+def _with_lists(column: Column) -> Read:
     """Return texts of which some are JSON lists as a column of lists: each other one is a class.
 
     Where only empty ones are, these are no label, and there is no column of lists.
@@ -332,43 +342,42 @@ def _with_lists(column: Column) -> Column:
         A list is invalid, or the labels have kinds that cannot be combined.
     """
     lists = {text: parsed for text in column.texts if (parsed := _list_of(text)) is not None}
+    if not any(lists.values()):
+        return column.mapped([None if text in lists else text for text in column.texts]), None
     labels: list[Label | None] = []
     for number, text in enumerate(column.texts):
-        if text not in lists and _LIST.fullmatch(text):
-            why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
-            raise column.error(column.row(number), f"is {printable(text[:60])}, {why}")
-        alone = int(text) if lists and INTEGER.fullmatch(text) else text
+        alone = int(text) if INTEGER.fullmatch(text) else text
         try:
             labels.append(label_of(lists.get(text, alone)))
         except ValueError as reason:
             raise column.error(column.row(number), reason) from None
-    if not lists:
-        return column
-    if not any(lists.values()):
-        return column.mapped([None if text in lists else text for text in column.texts])
     values = column_of(labels, f"labels of {column.where}")
-    words = [text for text in column.texts if is_nothing(text)]
-    return replace(column.taking(values), beside=words)
+    beside = [text for text in column.texts if text not in lists]
+    odd = [text for text in beside if is_nothing(text) or not _is_name(text)]
+    unclear = Unclear(odd, "are beside lists", [*filter(is_nothing, odd)])
+    return column.taking(values), _first([unclear])
 
 
-def _of_lists(column: Column) -> Column:
-    """Read lists of classes, or the cells of columns that are a class each."""
+def _require_no_kind(column: Column) -> None:
     if column.rules.kind or column.rules.separator:
         raise SourceError(
             f"{column.where} has lists of classes as labels; leave out --label-kind and "
             "--label-separator"
         )
-    return _of_bits(column) if _are_bits(column.values) else _weighed(column, OF_LISTS)
 
 
-def _are_bits(values: Any) -> bool:
-    """Return True for lists of the cells of several columns, one for each class."""
-    import pyarrow as pa
+def _of_lists(column: Column) -> Column:
+    """Return lists of classes with the line about those of numbers."""
+    if column.kind != "several numbers":
+        return column
+    listed = "class numbers, as not all are equally long lists of 0 and 1"
+    if length := vector_length(column.values):
+        names = 'if they are class numbers, write them as names (["0", "1"])'
+        listed = f"{length} values that are 0 or 1, one for each class; {names}"
+    return replace(column, notes=(*column.notes, f"labels of {column.where} are lists of {listed}"))
 
-    return bool(pa.types.is_large_list(values.type) and values.type.value_type == pa.int8())
 
-
-def _of_bits(column: Column) -> Column:
+def _of_bits(column: Column) -> Read:
     """Read the cells of columns that are a class each: classes if each row has one, else lists.
 
     Blank cells count as 0, and so does -1 if no cell is 0, or where the user says so. In a file of
@@ -376,9 +385,17 @@ def _of_bits(column: Column) -> Column:
     """
     import pyarrow as pa
 
-    column, values, classes = _weighed(column, OF_BITS), column.values, column.classes
+    values, classes = column.values, column.classes
+    cells, notes, unclear = values.flatten(), [*column.notes], None
+    some, different = quoted(classes), {*cells.unique().to_pylist()}
+    if {-1, 0} <= different and not {"-1", "-1.0"} & {*column.rules.none}:
+        unclear = Unclear(["-1"], f"are beside 0 and 1 in the columns {some}", ["-1"])
+    if -1 in different:
+        notes.append(f"In the columns {some}, -1 counts as 0")
+    if cells.null_count:
+        notes.append(f"In the columns {some}, {cells.null_count:,} blank cells count as 0")
     bits = np.zeros((len(values), len(classes)), np.bool_)
-    ones = numbers_of(column.cells.fill_null(0)) == 1
+    ones = numbers_of(cells.fill_null(0)) == 1
     bits[numbers_of(values.is_valid())] = ones.reshape(-1, len(classes))
     counts = bits.sum(axis=1)
     if alone := bool(counts.max() <= 1 and (column.is_file or counts.min() == 1)):
@@ -388,8 +405,8 @@ def _of_bits(column: Column) -> Column:
         ends = pa.array(np.arange(len(bits) + 1) * len(classes))
         values = pa.LargeListArray.from_arrays(ends, pa.array(bits.ravel()))
     each = "one class" if alone else "several classes or none"
-    note = f"Labels from columns of 0 and 1, a class each: rows have {each}"
-    return replace(column, values=values, notes=(*column.notes, note))
+    notes.append(f"Labels from columns of 0 and 1, a class each: rows have {each}")
+    return replace(column, values=values, notes=(*notes,)), unclear
 
 
 def _without_minus(column: Column) -> Column:
@@ -409,7 +426,12 @@ def _separated(column: Column, separator: str) -> Column:
     mark = separator.strip() or None  # None: any white space
     if mark is not None and mark[0].isalpha():  # a word
         mark = separator
-    lists = [[part.strip() for part in text.split(mark) if part.strip()] for text in column.texts]
+    lists = list[list[str]]()
+    for number, text in enumerate(column.texts):
+        if _LIST.fullmatch(text):
+            why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
+            raise column.error(column.row(number), f"is {printable(text[:_MOST_SHOWN])}, {why}")
+        lists.append([part.strip() for part in text.split(mark) if part.strip()])
     if all(INTEGER.fullmatch(part) for parts in lists for part in parts):
         return column.mapped([[*map(int, parts)] or None for parts in lists], "several numbers")
     return column.mapped([parts or None for parts in lists], "several names")
@@ -420,20 +442,15 @@ def _converted(column: Column, chosen: str) -> Column:
     if chosen == "name":
         return column.mapped(column.texts, "names" if column.texts else None)
     kind: Kind = "numbers" if chosen == "number" else "values"
-    wanted = "a whole number" if kind == "numbers" else "a number"
+    needs = "a whole number below 2**63" if kind == "numbers" else "a number"
     labels = list[Label | None]()
     for number, (label, text) in enumerate(zip(column.labels, column.texts, strict=True)):
         value = math.nan if is_nothing(text) else number_of(text)
         is_none = value is not None and math.isnan(value)
-        is_large = kind == "numbers" and 1 << 63 <= abs(value or 0) < math.inf
-        if value is None or (kind == "numbers" and not (is_none or value.is_integer())) or is_large:
-            needs = f"{wanted} below 2**63" if is_large else wanted
-            what = f"is {printable(text[:60])!r}, and --label-kind {chosen} needs {needs}; correct"
-            raise column.error(column.row(number), f"{what} it, or leave out --label-kind")
+        is_whole = value is not None and value.is_integer() and abs(value) < 1 << 63
+        if value is None or (kind == "numbers" and not (is_none or is_whole)):
+            shown = printable(text[:_MOST_SHOWN])
+            what = f"is {shown!r}, and --label-kind {chosen} needs {needs}"
+            raise column.error(column.row(number), f"{what}; correct it, or leave out --label-kind")
         labels.append(None if is_none else as_number(label, kind))
     return column.mapped(labels, kind)
-
-
-def read_column(column: Column) -> Column:
-    """Decide the reading of labels, and encode them; see `decide` and `labels.encode`."""
-    return encode(decide(column))

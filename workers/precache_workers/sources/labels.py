@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,13 +45,9 @@ MOST_TEXT = 4096
 BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
 """Types of the bytes of texts."""
 
-FEWEST_TEXTS = 20
-"""Fewest texts that differ in nearly every sample, and so may be no classes."""
-
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 """Characters of no text; those of white space stand between several lines and columns."""
 
-_SEPARATORS = ("|", ";", ",", "/", "+", "&", ":", " and ", "\t", " ")
 _NOTHING = frozenset(
     (
         "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "nil", "nat",
@@ -281,6 +276,13 @@ def bits_column(rows: Iterable[Sequence[int | None]]) -> Any:
     return pa.array(rows, pa.large_list(pa.int8()))
 
 
+def are_bits(values: Any) -> bool:
+    """Return True for lists of the cells of several columns, one for each class."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_large_list(values.type) and values.type.value_type == pa.int8())
+
+
 def cell_of(value: object, name: str, none: Collection[str] = ()) -> int | None:
     """Return a cell of a column that is a class: 0, 1, -1, or None for a blank one.
 
@@ -340,8 +342,6 @@ class Column:
         Names of classes: labels that are all among them are names of these.
     is_file
         They are of a file of labels, whose class numbers get names, too.
-    beside
-        Of lists: words for no value that stood beside these.
     notes, doubts
         Lines about the reading, and doubts about others.
     """
@@ -355,7 +355,6 @@ class Column:
     folders: bool = False
     known: Collection[str] = ()
     is_file: bool = False
-    beside: Sequence[str] = ()
     notes: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
@@ -395,55 +394,16 @@ class Column:
         return sorted(text for text in self.given if number_of(text) is None)
 
     @cached_property
-    def mark(self) -> str:
-        """The text that seems to join several classes; empty for none."""
-        return next((text for text in _SEPARATORS if _joins(self.given, text)), "")
-
-    @cached_property
-    def all_differ(self) -> bool:
-        """True if labels differ in nearly every sample, and so may be no classes."""
-        samples = len(self.values) - int(self._encoded.indices.null_count)
-        return len(self.texts) >= FEWEST_TEXTS and 10 * len(self.texts) > 9 * samples
-
-    @property
-    def lacking(self) -> str:
-        """The number of samples without a label, in words; empty if there are none."""
-        count = len(self.values) - self._counted(self.given)
-        return f", and {count:,} of {len(self.values):,} have none" if count else ""
-
-    @cached_property
     def gets_names(self) -> bool:
         """True if class numbers of a file get names, which known classes do not have."""
         are_names = bool(self.known) and all(map(INTEGER.fullmatch, self.known))
         return self.is_file and not are_names
 
-    @property
-    def listed(self) -> str:
-        """The values of lists of numbers, in words."""
-        if not (length := vector_length(self.values)):
-            return "class numbers, as not all are equally long lists of 0 and 1"
-        names = 'if they are class numbers, write them as names (["0", "1"])'
-        return f"{length} values that are 0 or 1, one for each class; {names}"
-
-    @property
-    def blank(self) -> int:
-        """Number of labels that are words for no value."""
-        return self._counted(self.nothing)
-
-    def _counted(self, texts: Collection[str]) -> int:
+    def count_of(self, texts: Collection[str]) -> int:
+        """Return the number of samples that have one of some labels."""
         codes = numbers_of(self._encoded.indices.drop_null())
         counts = np.bincount(codes, minlength=len(self.texts)).tolist()
         return sum(n for n, text in zip(counts, self.texts, strict=True) if text in texts)
-
-    @cached_property
-    def cells(self) -> Any:
-        """The cells of columns that are a class each."""
-        return self.values.flatten()
-
-    @cached_property
-    def bits(self) -> set[int]:
-        """The different cells."""
-        return {*self.cells.unique().to_pylist()}
 
     def row(self, number: int) -> int:
         """Return the first row of one of the different labels, by its number."""
@@ -461,6 +421,13 @@ class Column:
         """Return the column with an Arrow array of others in place of its different labels."""
         return replace(self, values=labels.take(self._encoded.indices))
 
+    def without(self, none: Collection[str]) -> Column:
+        """Return the column without labels that stand for none."""
+        if not none:
+            return self
+        pairs = zip(self.labels, self.texts, strict=True)
+        return self.mapped([None if text in none else label for label, text in pairs], self.kind)
+
     def as_numbers(self, kind: Kind | None) -> Column:
         """Return the column with numbers of a kind; words for no value are none."""
         return self.mapped([as_number(label, kind) for label in self.labels], kind)
@@ -475,28 +442,6 @@ def as_number(label: Label, kind: Kind | None) -> int | float | None:
     # Not by way of a float, which is not exact.
     whole = isinstance(label, int) or (isinstance(label, str) and INTEGER.fullmatch(label))
     return int(label) if whole else int(float(label))  # type: ignore[arg-type]
-
-
-def _joins(texts: Collection[str], separator: str) -> bool:
-    """Return True if a separator seems to join classes: parts recur in several labels."""
-    lists = [
-        parts
-        for text in texts
-        if separator in text
-        and len(parts := {part.strip() for part in text.split(separator)} - {""}) > 1
-    ]
-    if not lists or (separator == " " and any("(" in text for text in texts)):
-        return False
-    alone = [text for text in texts if separator not in text]
-    if separator in "|;, " and all(map(INTEGER.fullmatch, [*alone, *set().union(*lists)])):
-        return True
-    counts = Counter(alone)
-    counts.update(part for parts in lists for part in parts)
-    parts = set().union(*lists)
-    recurring = sum(counts[part] > 1 for part in parts)
-    # These marks are rare in names, and others are not: "sea lion" is one class beside "lion".
-    least = {"|": 0, ";": 1, ",": (len(parts) + 1) // 2}.get(separator, len(parts) // 2 + 1)
-    return recurring >= least
 
 
 # --- arrays -------------------------------------------------------------------------------------
@@ -561,6 +506,15 @@ def in_order(names: Iterable[str], order: Literal["text", "number"]) -> tuple[st
     """Sort names of classes as text, or by the numbers in them."""
     ordered = sorted(names)
     return tuple(sorted(ordered, key=by_number) if order == "number" else ordered)
+
+
+def names_by_number(numbered: Mapping[Any, Any]) -> list[Any] | None:
+    """Return names by number, of a map of either to the other; None unless it has 0 to n once."""
+    if all(isinstance(value, int | np.integer) for value in numbered.values()):
+        numbered = {number: name for name, number in numbered.items()}
+    names = {int(key) if str(key).isdecimal() else -1: name for key, name in numbered.items()}
+    numbers = range(len(numbered))
+    return [*map(names.get, numbers)] if {*names} == {*numbers} else None
 
 
 def _class_numbers(column: Column) -> np.ndarray:
