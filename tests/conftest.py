@@ -87,7 +87,6 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Leave all that was collected out of garbage collections, which take a second else."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
     gc.enable()
