@@ -70,7 +70,10 @@ def builds(
     return Builds(tmp_path, capsys)
 
 
-LONG = ("user_code/test_identity", "storage/test_faults", "runtime/test_time_limit")
+LONG = (
+    "user_code/test_identity", "storage/test_faults", "storage/test_whole_road",
+    "runtime/test_time_limit",
+)  # fmt: skip
 """Files of a third of a minute that would come last, when other processes have nothing to do."""
 
 
