@@ -11,7 +11,8 @@ from precache.store.version import Version
 
 log = logging.getLogger(__name__)
 
-_read = weakref.WeakSet[Version]()
+_read = set[weakref.ref[Version]]()
+"""Versions that are read. Listed in one step, as other threads add to it."""
 _said = set[frozenset[str]]()
 """Pairs of paths, of which the log has a warning."""
 
@@ -19,7 +20,9 @@ _said = set[frozenset[str]]()
 def compare_classes(version: Version) -> None:
     """Log once if a class has another number in another version that is read at the same time."""
     numbers = {name: number for number, name in enumerate(version.classes)}
-    for other in list(_read):
+    for ref in list(_read):
+        if (other := ref()) is None:
+            continue
         pair = frozenset((version.path, other.path))
         names = enumerate(other.classes) if pair not in _said else ()
         moved = ((name, number) for number, name in names if numbers.get(name, number) != number)
@@ -31,7 +34,7 @@ def compare_classes(version: Version) -> None:
                 *(name, numbers[name], version.path, number, other.path),
             )
             break
-    _read.add(version)
+    _read.add(weakref.ref(version, _read.discard))
 
 
 def require_numbers(version: Version, before: Version) -> None:

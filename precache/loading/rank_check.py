@@ -251,8 +251,9 @@ class RankCheck:
     def _give_up(self, error: RuntimeError) -> None:
         """Compare nothing from here on: the store of the job has ended, or is unreachable."""
         log.info("ranks do not compare %s: %s", self._what, error)
-        for at in [at for at, job in _jobs.items() if job is self._job]:
-            del _jobs[at]
+        for at, job in list(_jobs.items()):
+            if job is self._job:
+                _jobs.pop(at, None)  # another thread may give up, too
         self._job = None
 
     def _compare(self, name: str, epoch: int, place: int) -> None:

@@ -80,23 +80,20 @@ def test_wrong_usage_is_two_lines(run: Run, line: str, error: str) -> None:
 
 
 def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_json(
-    tmp_path: Path,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     write_jpegs(tmp_path / "in", 3)
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "inverting_photos.py").write_text(
         "def invert(array):\n    print('inverting')\n    return 255 - array\n"
     )
     (tmp_path / "recipe.toml").write_text(
         '[fields.image]\nops = [{ op = "decode" }, '
-        '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
+        '{ op = "function", function = "inverting_photos:invert" }]\ncodec = "raw"\n'
     )
-    ran = cli(
-        *("build", "in", "out", "--recipe", "recipe.toml", "--address", "serial", "--json"),
-        cwd=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["samples"] == 3
-    assert "inverting" in ran.stderr
+    ran = run("build", "in", "out", "--recipe", "recipe.toml", "--address=serial", "--json")
+    assert (ran.status, ran.json["samples"]) == (0, 3)
+    assert "inverting\n" in ran.err
 
 
 def test_nothing_to_do_loads_neither_torch_nor_ray(
@@ -155,19 +152,21 @@ def test_a_command_that_is_interrupted_as_it_starts_prints_no_traceback(
 
 
 def test_pull_says_what_it_copied_and_what_was_there(
-    run: Run, store: BuiltStore, tmp_path: Path
+    run: Run, image_store: BuiltStore, tmp_path: Path
 ) -> None:
-    ran = run("pull", store.path, tmp_path / "here")
+    ran = run("pull", image_store.path, tmp_path / "here")
     assert ran.status == 0, ran.err
-    assert f"version {store.result.version[:8]} is at {tmp_path / 'here'}" in ran.out
+    assert f"version {image_store.result.version[:8]} is at {tmp_path / 'here'}" in ran.out
     again = run("push", tmp_path / "here", tmp_path / "here", "--json")
-    assert json.loads(again.out)["skipped"] == store.result.shards
+    assert json.loads(again.out)["skipped"] == image_store.result.shards
     assert run("verify", tmp_path / "here").status == 0
 
 
 @pytest.mark.parametrize("option", ["novalue", "=novalue"])
-def test_a_storage_option_has_a_key_and_a_value(run: Run, store: BuiltStore, option: str) -> None:
-    ran = run("info", store.path, "--storage-options", option)
+def test_a_storage_option_has_a_key_and_a_value(
+    run: Run, image_store: BuiltStore, option: str
+) -> None:
+    ran = run("info", image_store.path, "--storage-options", option)
     assert ran.status == 2
     assert "expected KEY=VALUE" in ran.err
     assert "novalue" not in ran.err
@@ -439,14 +438,14 @@ def test_verify_names_shard_and_key(
 
 
 @pytest.mark.parametrize("name", ["info", "verify"])
-def test_stores_that_are_none(run: Run, store: BuiltStore, tmp_path: Path, name: str) -> None:
+def test_stores_that_are_none(run: Run, image_store: BuiltStore, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     write(tmp_path / "file", b"x")
     for uri, text in (
         (tmp_path / "nowhere", "there is no store at"),
         (tmp_path / "empty", "is not a store"),
         (tmp_path / "file", "file"),
-        (f"{store.path}@ffffff", "'ffffff' fits no version"),
+        (f"{image_store.path}@ffffff", "'ffffff' fits no version"),
         ("nowhere://bucket/store", "nowhere:// is not supported"),
     ):
         ran = run(name, uri, "--json")
@@ -454,11 +453,11 @@ def test_stores_that_are_none(run: Run, store: BuiltStore, tmp_path: Path, name:
         assert text in ran.err
 
 
-def test_output_into_a_closed_pipe_is_no_traceback(store: BuiltStore) -> None:
+def test_output_into_a_closed_pipe_is_no_traceback(image_store: BuiltStore) -> None:
     """As with ``precache info STORE | head -1``."""
     reader, writer = os.pipe()
     os.close(reader)
-    line = command("info", store.path)
+    line = command("info", image_store.path)
     ran = subprocess.run(
         line, check=False, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True
     )

@@ -155,11 +155,10 @@ def test_masks_are_asked_for_and_both_ways_out_build(
 ) -> None:
     make, kind, recipe = MASKS[name]
     source = folder_of(tmp_path / "masks", make, kind=kind)
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, source, tmp_path / "no", *recipe, *HERE)
-        assert status
-        assert re.search(r"\d+ of 12 samples tried look like masks", text)
-        assert not list((tmp_path / "no").glob("*/zarr.json"))
+    status, text = run(capfd, "build", source, tmp_path / "no", *recipe, *HERE)
+    assert status
+    assert re.search(r"\d+ of 12 samples tried look like masks", text)
+    assert not list((tmp_path / "no").glob("*/zarr.json"))
     as_mask = flags_after("Masks", text)
     paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
     for key, row in pixels(tmp_path / "0.store").items():
@@ -670,10 +669,9 @@ def test_bits_in_files_of_sixteen_are_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], most: int, bits: int
 ) -> None:
     source = folder_of(tmp_path / "wide", wide(most))
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, source, tmp_path / "no", "--mode", "L", *HERE)
-        assert status
-        assert "12 of 12 samples tried have 16 bits, and values up to" in text
+    status, text = run(capfd, "build", source, tmp_path / "no", "--mode", "L", *HERE)
+    assert status
+    assert "12 of 12 samples tried have 16 bits, and values up to" in text
     few, all_of_them = flags_after(f"{bits} bits", text), flags_after("16 bits", text)
     assert (few, all_of_them) == (["--bits", str(bits)], ["--bits", "16"])
     kept = {"few": bits, "all": 16} if bits < 16 else {"all": 16}
@@ -714,10 +712,9 @@ def test_masks_of_sixteen_bits_keep_their_values(
     make, resizes = wide_mask(values) if values else many, recipe is RESIZE
     source = folder_of(tmp_path / "masks", make)
     for flags in [(), ("--mode", "L"), ("--interpolation", "nearest")][: 3 if resizes else 2]:
-        for command in ("build", "plan"):
-            status, text = run(capfd, command, source, tmp_path / "no", *recipe, *flags, *HERE)
-            assert status, text
-            assert "12 of 12 samples tried have 16 bits" in text
+        status, text = run(capfd, "build", source, tmp_path / "no", *recipe, *flags, *HERE)
+        assert status, text
+        assert "12 of 12 samples tried have 16 bits" in text
     keeps = {"unchanged": flags_after("as of masks", text)}
     assert keeps["unchanged"] == ["--mode", "unchanged"]
     if values is FEW:
@@ -987,15 +984,27 @@ def test_another_source_for_the_same_recipe_is_asked_about(tmp_path: Path, names
         precache.build(masks, store, recipe, address="serial")
 
 
+READINGS: dict[str, tuple[Make, str, dict[str, Any]]] = {
+    "masks": (
+        lambda n: in_palette(mask(n)), "look like masks", {"mode": "P", "interpolation": "nearest"},
+    ),
+    "10 bits": (wide(1000), "have 16 bits", {"mode": "L", "bits": 10}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READINGS)
+@pytest.mark.parametrize("timing", [False, True])
 @pytest.mark.parametrize("shape", [{"resize": (40, 40)}, {"crop": 40}])
-def test_a_plan_without_timing_asks_as_the_build_does(tmp_path: Path, shape: Any) -> None:
-    """With declared row shapes, too."""
-    masks = as_folder(tmp_path, files_of(lambda n: in_palette(mask(n)), "a"))
-    for stated, asks in (({}, True), ({"mode": "P", "interpolation": "nearest"}, False)):
-        recipe = Recipe.image(**shape, **stated)
-        context = pytest.raises(RecipeError, match="look like masks") if asks else nullcontext()
-        with context:
-            precache.plan(masks, tmp_path / "no", recipe, timing=False, address="serial")
+def test_a_plan_asks_as_the_build_does(
+    tmp_path: Path, shape: dict[str, Any], timing: bool, name: str
+) -> None:
+    """With declared row shapes, and without timing, too."""
+    make, said, stated = READINGS[name]
+    source = as_folder(tmp_path, files_of(make, "a"))
+    for given, asks in (({}, True), (stated, False)):
+        recipe = Recipe.image(**shape, **given)
+        with pytest.raises(RecipeError, match=said) if asks else nullcontext():
+            precache.plan(source, tmp_path / "no", recipe, timing=timing, address="serial")
 
 
 def test_all_fields_of_new_samples_are_asked_about(tmp_path: Path) -> None:

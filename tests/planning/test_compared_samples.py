@@ -19,6 +19,8 @@ from PIL import Image
 import precache
 from precache.cli import main as command_line
 from precache.errors import PrecacheError, SourceError, UsageError
+from precache_workers.sources.base import Sample
+from precache_workers.sources.kinds import open_source
 from tests.support.building import labels, pixels, with_equal_ctimes, write_jpegs
 
 CODE = """
@@ -210,9 +212,6 @@ def test_compared_samples_alone_are_built_again(
 def test_content_is_of_names_types_shapes_and_values(
     before: str, after: str, source: Module
 ) -> None:
-    from precache_workers.sources.base import Sample
-    from precache_workers.sources.kinds import open_source
-
     hashes = []
     for item in (before, before, after):
         [sample] = open_source(source(f"return {item}")).fetch(["0"], [-1])
@@ -325,18 +324,40 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_an_edit_of_a_file_that_the_dataset_holds_is_seen(
-    holder: str, source: Module, tmp_path: Path
-) -> None:
+def photos_of(holder: str, source: Module, tmp_path: Path) -> str:
+    """A dataset of eight photos."""
     for n in range(8):
         Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(tmp_path / f"code/{n}.png")
-    body = "return np.asarray(Image.open(HERE / f'{n}.png')), n % 2"
-    name = source(body, HOLDERS[holder])
-    first = build(name, tmp_path)
-    assert build(name, tmp_path).version == first.version
+    return source("return np.asarray(Image.open(HERE / f'{n}.png')), n % 2", HOLDERS[holder])
+
+
+def edit_a_photo(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(tmp_path / "code/3.png")
     os.utime(tmp_path / "code/3.png", (1, 1))
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_an_edit_of_a_file_that_the_dataset_holds_is_listed(
+    holder: str, source: Module, tmp_path: Path
+) -> None:
+    name = photos_of(holder, source, tmp_path)
+    first, again = identities(name), identities(name)
+    edit_a_photo(tmp_path)
+    assert first == again != identities(name)
+
+
+def identities(source: str) -> list[str]:
+    return [*open_source(source).list(lambda count: None).table.etags]
+
+
+@pytest.mark.parametrize("holder", ["samples", "memory map", "data frame"])
+def test_an_edit_of_a_file_that_the_dataset_holds_is_built(
+    holder: str, source: Module, tmp_path: Path
+) -> None:
+    name = photos_of(holder, source, tmp_path)
+    first = build(name, tmp_path)
+    assert build(name, tmp_path).version == first.version
+    edit_a_photo(tmp_path)
     assert build(name, tmp_path).rows_reused == 7
     assert values(tmp_path) == [0, 1, 2, 99, 4, 5, 6, 7]
     assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [n % 2 for n in range(8)]

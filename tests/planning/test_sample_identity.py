@@ -308,7 +308,8 @@ def test_what_leaves_the_content_as_it_is_is_read_once_and_no_other_version(
     photos, store = photos_from(0), tmp_path / "store"
     source = write_source(form, tmp_path / "photos", photos)
     changed, *_ = photos
-    for number, act in enumerate((chmod, hard_link, touch)):
+    acts = (chmod, touch, hard_link) if form == "folder" else (chmod, touch)
+    for number, act in enumerate(acts):
         version = build(form, source, store).version
         act(next(iter(files_of(form, tmp_path / "photos", photos))))
         assert build(form, source, store).version == version
@@ -341,7 +342,7 @@ def test_folders_of_equal_names_sizes_and_times_are_two_sources(form: str, tmp_p
     second = build(form, names[1], store)
     assert second.version != first.version
     assert_rows(store, rows_of(form, photos_from(300)))
-    for name, version in ((names[0], first.version), (names[1], second.version)) * 2:
+    for name, version in ((names[0], first.version), (names[1], second.version)):
         assert build(form, name, store).version == version
         assert not fetched
         assert precache.open(store).id == version

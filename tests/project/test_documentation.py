@@ -46,6 +46,8 @@ MASKS = (
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
+BATCH_SIZE = re.compile(r"(?<=batch_size=)\d+|(?<=Loader\(version, )\d+|(?<=\.store\", )\d+")
+"""Of which the example has no batch."""
 NOT_RUN = re.compile(r"://|\bJOB\b|precache view")
 
 
@@ -56,7 +58,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Before the second, a photo was removed, and one was added that is of no class.
     """
     folder = tmp_path_factory.mktemp("example")
-    write_photos(folder / "photos", 72, (260, 258), classes=("cat", "dog"), suffix=".jpg")
+    write_photos(folder / "photos", 24, (260, 258), classes=("cat", "dog"), suffix=".jpg")
     for photo in (folder / "photos").rglob("*.jpg"):
         mask = Image.new("L", (258, 260), len(photo.name))
         mask.putpalette(bytes(range(256)) * 3)
@@ -75,7 +77,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_boxes(folder: Path) -> None:
     """Write some photos with labels of boxes, as COCO has them, into ``coco/``."""
     images, annotations = [], []
-    for number, photo in enumerate(sorted((folder / "photos").rglob("*.jpg"))[:40]):
+    for number, photo in enumerate(sorted((folder / "photos").rglob("*.jpg"))[:16]):
         write(folder / "coco/train" / photo.name, photo.read_bytes())
         images.append({"id": number, "file_name": photo.name})
         for place in range(number % 4):
@@ -135,9 +137,7 @@ def test_the_code_blocks_of_the_documentation_run(
             for arguments in commands(code):
                 run_command(arguments)
         else:
-            shorter = code.replace("range(90)", "range(2)").replace(
-                "batch_size=256", "batch_size=64"
-            )
+            shorter = BATCH_SIZE.sub("16", code.replace("range(90)", "range(2)"))
             with precache.Loader("photos.store", 8) as loader:
                 exec(compile(shorter, document.name, "exec"), names | {"loader": loader})
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,7 @@ from tests.support.building import (
     environment,
     marked_photos,
     marked_recipe,
+    own_threads,
     pixels,
     poll,
     running,
@@ -146,6 +147,20 @@ def test_what_was_given_up_leaves_memory_as_it_ends(released: threading.Event) -
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert held[0]() is None
+
+
+def test_the_thread_of_work_has_ended_when_its_result_is_there() -> None:
+    def end_slowly(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code is threading.Thread.run.__code__:
+            time.sleep(0.1)
+
+    before = set(own_threads())
+    threading.setprofile(end_slowly)
+    try:
+        run_in_time(lambda: None, 1.0)
+    finally:
+        threading.setprofile(None)
+    assert set(own_threads()) <= before
 
 
 def test_an_error_is_that_of_the_work() -> None:

@@ -231,7 +231,13 @@ def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
 ) -> None:
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
     assert folder.read("00") == b"00" * 50
-    proxy.before = lambda method, path: time.sleep(1.5) if path.endswith("01") else None
+
+    def answer_late(method: str, path: str) -> None:
+        if path.endswith("01"):
+            os.kill(child, signal.SIGALRM)
+            time.sleep(1.0)
+
+    proxy.before = answer_late
 
     class GivenUpError(Exception):
         pass
@@ -244,7 +250,6 @@ def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
         try:
             folder.read("02")  # begins the process that makes the requests
             signal.signal(signal.SIGALRM, give_up)
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
             with contextlib.suppress(GivenUpError):
                 folder.read("01")
             os._exit(0 if folder.read("02") == b"02" * 50 else 1)

@@ -26,6 +26,7 @@ from precache_workers.sources.kinds import open_source
 from tests.conftest import BuiltStore
 from tests.storage.conftest import SERVERS, numbers
 from tests.support.building import (
+    DEADLINE,
     assert_whole_road,
     contents,
     environment,
@@ -179,7 +180,7 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(
     def hang(method: str, path: str) -> None:
         if path.endswith("/image/c/1/0/0/0"):
             asked.set()
-            assert killed.wait(60)
+            assert killed.wait(DEADLINE)
 
     proxy.before = hang
     options = json.dumps(s3.options(proxy.port))
@@ -189,7 +190,7 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(
     )
     line = [sys.executable, "-c", script, url, str(tmp_path / "to"), options]
     with running(line, environment()) as process:
-        assert asked.wait(60)
+        assert asked.wait(DEADLINE)
         process.kill()
         process.wait()
         killed.set()

@@ -41,16 +41,12 @@ class S3Server:
     """
 
     def __init__(self) -> None:
-        from moto.server import (
-            DomainDispatcherApplication,
-            MotoRequestHandler,
-            create_backend_app,
-        )
+        from moto.server import MotoRequestHandler, create_backend_app
         from werkzeug.serving import make_server
         from werkzeug.wsgi import get_input_stream
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        moto, creating = DomainDispatcherApplication(create_backend_app), threading.Lock()
+        moto, creating = create_backend_app("s3"), threading.Lock()
 
         def answer(environ: dict[str, Any], start: Any) -> Any:
             if "HTTP_IF_NONE_MATCH" not in environ:

@@ -50,7 +50,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     def forget() -> None:
         tops = {path.name.removesuffix(".py") for path in root.iterdir()}
-        for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        for name in [name for name in list(sys.modules) if name.partition(".")[0] in tops]:
             del sys.modules[name]
 
     yield put
@@ -484,7 +484,7 @@ def test_an_edit_in_a_training_script_counts_for_what_reaches_it(
 def test_code_is_not_run(write: Write) -> None:
     write({"own/__init__.py": "raise SystemExit", "own/a.py": "1 / 0\ndef f(x): return x"})
     code_digest("own.a:f")
-    assert not [name for name in sys.modules if name.partition(".")[0] == "own"]
+    assert not [name for name in list(sys.modules) if name.partition(".")[0] == "own"]
 
 
 def test_an_installed_package_counts_by_its_version(write: Write, tmp_path: Path) -> None:

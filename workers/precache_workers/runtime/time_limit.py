@@ -320,7 +320,6 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     attempt = SamplesAtWork(seconds, timed=True)
     results: list[Result] = []
     errors: list[BaseException] = []
-    ended = threading.Event()
 
     def run() -> None:
         with attempt.kept():
@@ -329,14 +328,16 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
             except BaseException as error:
                 if not attempt.given_up:
                     errors.append(error)
-        ended.set()
 
     thread = threading.Thread(target=run, name="precache-samples", daemon=True)
     late: dict[str, str] = {}
     try:
         thread.start()
         looked = time.monotonic()
-        while not (late or ended.wait(LOOK_SECONDS)):
+        while not late:
+            thread.join(LOOK_SECONDS)
+            if not thread.is_alive():
+                break
             attempt.set_timer()
             now = time.monotonic()
             attempt.clock += min(now - looked, 2 * LOOK_SECONDS)
