@@ -31,12 +31,8 @@ from precache_workers.planning.class_maps import (
     read_classes,
     require_names,
 )
-from precache_workers.planning.compared_samples import (
-    DatasetReader,
-    note_of_held_data,
-    require_spots,
-)
-from precache_workers.planning.content_reader import ContentReader
+from precache_workers.planning.compared_samples import note_of_held_data, require_spots
+from precache_workers.planning.content_reader import ContentReader, DatasetReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows

@@ -27,7 +27,7 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
-from precache_workers.planning.content_reader import ContentReader
+from precache_workers.planning.content_reader import ContentReader, with_label
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 
 _COLUMNS = {
@@ -273,11 +273,6 @@ def as_record(table: RowTable) -> Any:
 def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
     pairs = zip(contents, labels.tolist(), strict=True)
     return Texts([content and with_label(content, label) for content, label in pairs])
-
-
-def with_label(content: str, label: int) -> str:
-    """Return what is compared of a sample that brings its label."""
-    return f"{content} {label}"
 
 
 def listed_as(etag: str) -> str:

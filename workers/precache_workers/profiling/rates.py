@@ -28,7 +28,6 @@ from precache_workers.profiling.harness import SampleRun, hole_reason
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import (
     FetchAllTask,
-    FetchedSamples,
     Job,
     SampleTask,
     one_thread,
@@ -36,6 +35,7 @@ from precache_workers.shards.samples import (
 )
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Sample
+from precache_workers.sources.fetching import FetchedSamples
 
 TIMED, LEAST_TIMED = 128, 8
 """Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""

@@ -20,7 +20,7 @@ from precache_workers.ops.identity import all_starts, installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
-from precache_workers.planning.compared_samples import differs
+from precache_workers.planning.content_reader import differs
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
