@@ -433,7 +433,7 @@ def minimal(source: Rows) -> str:
     with BuildProgress(False) as progress:
         build = Build(request, progress)
         build.run_tasks = run_serial
-        build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
+        build.listed = ListedSource(goal.spec, Placed(table), {}, {}, 0.0)
         try:
             return build._make(Work(goal, None, {}, [0])).version
         except Exception as error:

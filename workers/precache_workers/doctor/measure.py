@@ -182,7 +182,7 @@ class Examination:
             barred=self.barred,
         )
         began = time.perf_counter()
-        with executor(self.request.address, 1, self.request.placement) as run:
+        with executor(self.request.address, 1, self.request) as run:
             list(run(start_worker, [StartTask(self.job)]))
             start_seconds = time.perf_counter() - began
             return time_rows(run, task), start_seconds

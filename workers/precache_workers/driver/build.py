@@ -59,7 +59,6 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
@@ -79,7 +78,6 @@ from precache_workers.planning.target_version import (
 )
 from precache_workers.planning.work_plan import (
     Work,
-    failed_rows,
     find_work,
     is_tried_again,
     read_catalogue,
@@ -193,12 +191,12 @@ class Build(SampleProbe):
                 return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
-        how = request.address, request.cpus, request.placement, self.progress.say
+        how = request.address, request.cpus, request, self.progress.say
         with executor(*how) as self.run_tasks:
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
             if file is not None:
-                require_shared(request.placement, *file)
+                require_shared(request, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
@@ -291,13 +289,11 @@ class Build(SampleProbe):
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(
-        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **counts: Any
-    ) -> BuildResult:
+    def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         total = Totals.of(self.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
         found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
-        return committed_result(target, receipts, **{**made, **found, **counts})
+        return committed_result(target, **{**made, **found, **counts})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -357,7 +353,7 @@ class Build(SampleProbe):
                 target = left.target
                 if lease is not None:
                     receipts = self._announce(left)
-                    self._run_shards(target, lease, left.todo, receipts, found=left.found)
+                    self._run_shards(left, lease, receipts)
                     return self._conclude(lease, left, receipts)
             except BuildError:
                 if not is_whole(target):
@@ -427,8 +423,7 @@ class Build(SampleProbe):
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
         target = work.target
         receipts, keys = dict(work.receipts), target.table.keys
-        rows = work.retried if work.failed is None else failed_rows(work.failed)
-        self.retried = frozenset(row for row in rows if keys[row] not in self.barred)
+        self.retried = frozenset(row for row in work.retried if keys[row] not in self.barred)
         if self.retried:
             already = sum(row // target.rows_per_shard in receipts for row in self.retried)
             more = f"; {already:,} more are in shards that were done before this run"
@@ -473,14 +468,11 @@ class Build(SampleProbe):
         except StorageError as error:  # `gc` removes it
             self.progress.say(f"The version is committed, but {error}")
         if self.listed.fetches_labels:
-            built = replace(
-                self.listed, labels=open_own(target.folder).labels, fetches_labels=False
-            )
+            built = replace(self.listed, labels=open_own(target.folder).labels)
             built.warn_of_missing_labels()
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
-            [receipts[shard] for shard in range(target.shards)],
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
@@ -522,7 +514,7 @@ class Build(SampleProbe):
             receipts: dict[int, Receipt] = {}
             catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
             found = catalogue.find(target.rows_per_shard, target.shapes)
-            self._run_shards(target, lease, todo, receipts, work.lost, found)
+            self._run_shards(replace(work, found=found), lease, receipts)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
@@ -531,31 +523,16 @@ class Build(SampleProbe):
         )
         return self._result(target, shards_reused=Totals.of(receipts.values()).reused)
 
-    def _run_shards(
-        self,
-        target: TargetVersion,
-        lease: Lease,
-        todo: Sequence[int],
-        receipts: dict[int, Receipt],
-        lost: StoredObjects | None = None,
-        found: StoredRows | None = None,
-    ) -> None:
-        """Run shard tasks until all are done; adds to `receipts`.
-
-        Parameters
-        ----------
-        lost
-            Objects of a committed version, where only these are to be built again.
-        found
-            Rows that other versions have.
-        """
+    def _run_shards(self, work: Work, lease: Lease, receipts: dict[int, Receipt]) -> None:
+        """Run shard tasks until all are done; adds to `receipts`."""
         from precache_workers.shards.shard_task import ShardTask, run_shard
 
+        target, todo, lost, found = work.target, work.todo, work.lost, work.found
         self.target, self.planned, self.receipts = target, len(todo), receipts
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
-            require_shared(self.request.placement, target.folder, lease.name)
+            require_shared(self.request, target.folder, lease.name)
         table, job = target.table, self.job()
 
         def task_of(shard: int, accept_missing: bool) -> ShardTask:
@@ -579,7 +556,7 @@ class Build(SampleProbe):
                 lost=None if lost is None else {f: lost[f, s] for f, s in lost if s == shard},
                 stored=stored,
                 check_stored=self.verifies,
-                pinned=stored.contents if stored and self.listed.pinned else contents,
+                pinned=stored.contents if stored and self.listed.refreshes else contents,
                 read_before=bool(contents),
                 removed=removed,
                 lease=lease.name,

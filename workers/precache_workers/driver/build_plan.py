@@ -221,7 +221,7 @@ class _Planner(SampleProbe):
         request, say = self.request, self.progress.say
         self.progress.phase("Measuring a few samples")
         began = time.perf_counter()
-        run = self._stack.enter_context(executor(request.address, 1, request.placement, say))
+        run = self._stack.enter_context(executor(request.address, 1, request, say))
         list(run(start_worker, [StartTask(self.job())]))
         self._start_seconds = time.perf_counter() - began
         return run
@@ -268,7 +268,7 @@ def planned_cpus(request: Request) -> int:
     if request.address == "serial":
         return 1
     if is_joined(request.address):
-        return max(1, int(cluster_cpus() / request.placement.cpus))
+        return max(1, int(cluster_cpus() / request.cpus_per_task))
     return request.cpus or cores()
 
 

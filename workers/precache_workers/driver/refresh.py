@@ -23,7 +23,7 @@ from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.ops.identity import decides, function_digests
+from precache_workers.ops.identity import function_digests
 from precache_workers.planning.listing import ListedSource, with_locations
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
@@ -125,8 +125,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     folder, attributes = version.folder, version.attributes
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
-    recipe, decided = request.recipe, decides(request.recipe)
-    fingerprint = recipe.fingerprint(decided)
     source = source_of(request)
     table = with_locations(request, store, source, table)
     located = table.locations
@@ -137,13 +135,11 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
             "--sample-name, give them again"
         )
     return ListedSource(
-        VersionSpec(recipe, fingerprint, table, attributes.rows_digest, decided),
+        VersionSpec.of(request.recipe, table),
         Placed(table, attributes.rows_per_shard),
         ignored={},
-        code=function_digests(recipe),
-        fetches_labels=False,
+        code=function_digests(request.recipe),
         seconds=0.0,
-        pinned=True,
         barred={key: why for key, why in failed.items() if ended_workers(why)},
         refreshes=folder.name,
         labels=version.labels,

@@ -21,10 +21,9 @@ from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.store.columns import Texts
 from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label
-from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
-from precache_workers.ops.identity import decides, function_digests
+from precache_workers.ops.identity import function_digests
 from precache_workers.planning.class_maps import (
     class_folders,
     freeze_classes,
@@ -83,18 +82,14 @@ class ListedSource:
     code
         Digests of the code of custom functions that declare no version, and of a factory whose
         samples have no fingerprints, by name.
-    fetches_labels
-        Whether labels are known only once samples are fetched.
     seconds
         Wall time of listing.
-    pinned
-        Whether these are the rows of a version, and the source was not listed: then samples must
-        not have changed.
     barred
         Key -> reason, of samples that must not be decoded.
     refreshes, labels
         Id of the version that is refreshed, and its labels by row: they need not be those of the
-        row table, as they may have come with its samples.
+        row table, as they may have come with its samples. These are its rows, and the source was
+        not listed: samples must not have changed.
     notes
         Lines for the user about the listing.
     index
@@ -111,9 +106,7 @@ class ListedSource:
     placed: Placed
     ignored: Mapping[str, int]
     code: Mapping[str, str]
-    fetches_labels: bool
     seconds: float
-    pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
     labels: np.ndarray | None = None
@@ -140,6 +133,11 @@ class ListedSource:
             _remove_unfinished(store)
             if data is not None:
                 store.put(self.recalled.record_name, [data])
+
+    @property
+    def fetches_labels(self) -> bool:
+        """True if labels are known only once samples are fetched."""
+        return self.spec.table.labels_with_samples and self.labels is None
 
     @property
     def known_labels(self) -> np.ndarray:
@@ -235,7 +233,7 @@ def list_rows(
     listing = source.list(tick, index=store.get(name) if name else None)
     _require_few_bad(request, listing)
     recipe = _with_current_variants(request.recipe, store)
-    code, decided = function_digests(recipe), decides(recipe)
+    code = function_digests(recipe)
     table = listing.table
     changed: tuple[str, ...] = ()
     if not table.source:
@@ -256,17 +254,13 @@ def list_rows(
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
-    may_have = functools.partial(_may_have, request.shard_samples)
-    placed = place_rows(store, table, request.keep_order, request.compact, may_have)
-    fingerprint = recipe.fingerprint(decided)
-    spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest, decided)
+    placed = place_rows(store, table, request.keep_order, request.compact, request.shard_samples)
     seconds = time.perf_counter() - began
     return ListedSource(
-        spec,
+        VersionSpec.of(recipe, placed.table),
         placed,
         listing.ignored,
         code,
-        table.labels_with_samples,
         seconds,
         left_out=listing.left_out,
         examples=listing.examples,
@@ -674,9 +668,3 @@ def _labelled(
     if request.labels is not None or request.classes is not None:
         return table
     return replace(table, labels_with_samples=source.labels_with_samples)
-
-
-def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
-    """Return whether shards of an earlier version hold as many rows as are requested."""
-    nbytes = [row.nbytes for row in shapes.values()]
-    return requested is None or requested <= per_shard <= rows_per_shard(0, nbytes, requested)

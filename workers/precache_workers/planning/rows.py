@@ -34,13 +34,17 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     keep_order
         Keep the order of the listing instead.
     """
-    if keep_order:
-        return listing
-    places = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
+    return listing if keep_order else listing.take(row_order(listing))
+
+
+def row_order(listing: RowTable) -> np.ndarray:
+    """Return the places of a listing in the order of its rows: int64."""
+    places: np.ndarray = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
     if listing.units is None:
-        return listing.take(places)
+        return places
     order, groups = _groups(listing, listing.units)
-    return listing.take(order[np.lexsort((places[order], groups))])
+    shuffled: np.ndarray = order[np.lexsort((places[order], groups))]
+    return shuffled
 
 
 def _groups(listing: RowTable, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache.store.tree import Leaf, seal_of, spare_root
 from precache.store.version import Version
-from precache_workers.ops.identity import ops_digest
+from precache_workers.ops.identity import decides, ops_digest
 from precache_workers.planning.stored_versions import documents, receipts_of
 
 SCRATCH = f"{BUILD}/tmp"
@@ -65,6 +65,12 @@ class VersionSpec:
     table: RowTable
     rows_digest: str
     decides: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, declared: Recipe, table: RowTable) -> VersionSpec:
+        """Return what a recipe and a row table decide, with the code and libraries of today."""
+        decided = decides(declared)
+        return cls(declared, declared.fingerprint(decided), table, table.digest, decided)
 
     @functools.cached_property
     def recipe(self) -> Recipe:

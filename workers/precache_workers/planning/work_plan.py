@@ -174,13 +174,14 @@ def find_work(
         target = new_target(store, target, recompute=request.recompute)
     found = catalogue.find(target.rows_per_shard, target.shapes)
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
-    asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned
+    asks = (spec.recipe.leaves_pixels_open or draws) and listed.refreshes is None
     if asks and target.folder.size(DESCRIPTION) is None:
         for rows in _decoded_rows(target, found):
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
-    retried = catalogue.failed if catalogue.retries else frozenset()
+    retried = catalogue.failed if failed is None else failed_rows(failed)
+    retried = retried if catalogue.retries else frozenset()
     return Work(target, found, retried, needed=needed, failed=failed)
 
 
@@ -200,7 +201,7 @@ def read_catalogue(
         store,
         listed.spec,
         retries=request.retry_failed,
-        pinned=listed.refreshes if listed.pinned else None,
+        pinned=listed.refreshes,
         labels_with_samples=listed.fetches_labels,
         made=made,
     )
@@ -230,10 +231,10 @@ def is_tried_again(request: Request, target: TargetVersion) -> bool:
     return request.retry_failed and bool(failed_rows(target))
 
 
-def failed_rows(target: TargetVersion) -> set[int]:
+def failed_rows(target: TargetVersion) -> frozenset[int]:
     """List the rows of a committed version whose samples failed."""
     holes = target.committed().holes
-    return {row for row, (_, why) in holes.items() if why != REMOVED}
+    return frozenset(row for row, (_, why) in holes.items() if why != REMOVED)
 
 
 def remaining(work: Work) -> Work:

@@ -69,7 +69,7 @@ class Job:
             behaviours(recipe),
             listed.fetches_labels,
             request.sample_timeout,
-            listed.pinned,
+            listed.refreshes is not None,
         )
 
 
