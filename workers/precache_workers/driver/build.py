@@ -141,7 +141,7 @@ class Build(SampleProbe):
     began
         Unix time.
     target
-        None before the version is known, and if nothing is to be built.
+        None before the version is known.
     planned
         Shards that the run is to make.
     new_receipts, receipts
@@ -266,7 +266,7 @@ class Build(SampleProbe):
         return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
-        complete = open_own(target.folder)
+        self.target, complete = target, open_own(target.folder)
         failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)

@@ -36,24 +36,15 @@ class Take:
     shift: int
     part: tuple[slice, ...] | None = ()
 
-    @property
-    def in_runs(self) -> bool:
-        """True if several rows can be made at once, as none of them can fail."""
-        return self.part is not None
-
 
 @dataclass(frozen=True)
 class Compute:
     """Apply all ops to the sample, which has to be fetched."""
 
-    in_runs = False
-
 
 @dataclass(frozen=True)
 class Zeros:
     """Leave a hole."""
-
-    in_runs = True
 
 
 Action = Take | Compute | Zeros
@@ -101,8 +92,10 @@ class Run:
 
     @property
     def at_once(self) -> bool:
-        """True if the rows can be made at once."""
-        return not (self.fetches or self.hole) and all(a.in_runs for a in self.fields.values())
+        """True if the rows can be made at once, as stored ones are taken, and none can fail."""
+        return not (self.fetches or self.hole) and all(
+            isinstance(action, Take) and action.part is not None for action in self.fields.values()
+        )
 
 
 @dataclass(frozen=True)

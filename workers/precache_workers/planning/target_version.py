@@ -145,14 +145,16 @@ class TargetVersion:
         """Name of a shard's object below the version's folder."""
         return self.shapes[field].object_name(field, shard)
 
-    def sizes(self) -> dict[tuple[str, int], int | None]:
-        """List the stored objects: (field, shard) -> bytes, None where there is none."""
-        sizes: dict[tuple[str, int], int | None] = {}
-        for name in self.shapes:
-            stored = self.folder.sizes(name)
-            for shard in range(self.shards):
-                sizes[name, shard] = stored.get(self.object_name(name, shard))
-        return sizes
+    def shards_to_do(self, receipts: Mapping[int, Receipt]) -> list[int]:
+        """List the shards without a receipt, or with objects of another size than it records."""
+        sizes, todo = self.folder.sizes(), []
+        for shard in range(self.shards):
+            objects = receipts[shard].objects.items() if shard in receipts else None
+            if objects is None or any(
+                sizes.get(self.object_name(name, shard)) != made.size for name, made in objects
+            ):
+                todo.append(shard)
+        return todo
 
     def committed(self) -> Version:
         """Open the version, which was committed, be it by its copies; see `open_own`."""

@@ -20,7 +20,6 @@ from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Catalogue, StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
-from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import (
     StoredObjects,
     TargetVersion,
@@ -240,8 +239,8 @@ def failed_rows(target: TargetVersion) -> frozenset[int]:
 def remaining(work: Work) -> Work:
     """Return the work on an uncommitted version without its finished shards."""
     target, receipts = work.target, read_receipts(work.target)
-    todo = shards_to_do(target.shards, receipts, target.sizes())
-    finished = {shard: receipts[shard] for shard in set(range(target.shards)) - set(todo)}
+    todo = target.shards_to_do(receipts)
+    finished = {shard: receipts[shard] for shard in receipts.keys() - set(todo)}
     return replace(work, receipts=finished, todo=todo)
 
 
