@@ -228,33 +228,26 @@ class _Planner(SampleProbe):
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
-        from precache_workers.profiling.rates import (
-            RatesTask,
-            rows_to_time,
-            time_rows,
-        )
+        from precache_workers.profiling.rates import RatesTask, time_rows
 
         target, table = work.target, work.target.table
         built = [shard for shard in shards if not shard.linked]
         if not built:
             return None
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
-        rows = rows_to_time(table, np.concatenate(fetches))
-        read, *shards_read = samples_read(table, [rows, *fetches])
         old = max(built, key=lambda shard: shard.reused)
-        task = RatesTask.of(
+        task = RatesTask.some_of(
             self.job(),
             table,
-            rows,
+            np.concatenate(fetches),
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
-            samples_read=read,
             stored=old.stored if old.reused else None,
             barred=self.barred,
         )
         times = time_rows(self.run_tasks, task)
         return estimate(
-            list(map(ShardWork.of, built, shards_read)),
+            list(map(ShardWork.of, built, samples_read(table, fetches))),
             times,
             planned_cpus(self.request),
             listing=self.listed.seconds + self.probe_seconds,
