@@ -43,7 +43,6 @@ from precache.store.labels import has_label
 from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
-from precache.store.row_table import REMOVED
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import local_time, size
 from precache_workers.cluster.executor import executor, is_joined
@@ -80,8 +79,8 @@ from precache_workers.planning.work_plan import (
     Work,
     find_work,
     is_tried_again,
-    read_catalogue,
     remaining,
+    stored_elsewhere,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -187,7 +186,6 @@ class Build(SampleProbe):
             with contextlib.suppress(GoneError):  # then it is built again
                 damaged = self._find_damage(target)
             if damaged is not None and not damaged:
-                listed.keep_index(self.store)
                 return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
@@ -201,7 +199,6 @@ class Build(SampleProbe):
                 if target is not None and is_committed(target):
                     target = self._mend(target)
             work = find_work(request, self.store, listed, target, self)
-            listed.keep_index(self.store)  # a build that is refused writes nothing
             while not work.committed:
                 if (result := self._make(work)) is not None:
                     return result
@@ -266,11 +263,10 @@ class Build(SampleProbe):
         return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
-        self.target, complete = target, open_own(target.folder)
-        failed = complete.holes.values()
-        self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
+        self.target = target
+        self._check_failures(list(open_own(target.folder).failures.values()), target)
         entry = self._make_current(target)
-        self.listed.keep_record(self.store)
+        self.listed.keep(self.store)
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -346,7 +342,7 @@ class Build(SampleProbe):
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
-        self.listed.keep_record(self.store)
+        self.listed.keep(self.store)  # a build that is refused writes nothing
         with contextlib.ExitStack() as stack:
             try:
                 lease, left = self._start(stack, work)
@@ -508,12 +504,12 @@ class Build(SampleProbe):
     def _repair(self, work: Work) -> BuildResult:
         """Build the missing objects of a committed version again: their bytes must be the same."""
         self.find_starts()
+        self.listed.keep(self.store)
         target, todo = work.target, work.todo
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
-            found = catalogue.find(target.rows_per_shard, target.shapes)
+            found = work.found or stored_elsewhere(self.request, self.store, self.listed, target)
             self._run_shards(replace(work, found=found), lease, receipts)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)

@@ -36,7 +36,6 @@ from precache_workers.planning.target_version import find_target
 from precache_workers.planning.work_plan import (
     Work,
     compact_shards,
-    failed_rows,
     find_work,
     remaining,
 )
@@ -324,7 +323,7 @@ def _plan(
 def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
     """Count the samples that failed before and stay holes."""
     if work.committed:
-        return len(failed_rows(work.target))
+        return len(work.target.committed().failures)
     return Totals.of(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
 
 

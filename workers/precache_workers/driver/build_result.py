@@ -9,7 +9,6 @@ from typing import Any
 from precache.messages import aligned, as_text, hole_lines, row_types_text, statistics_text
 from precache.recipe.variants import pool_statistics
 from precache.store.open import open_own
-from precache.store.row_table import REMOVED
 from precache.units import size
 from precache_workers.planning.target_version import TargetVersion
 
@@ -115,7 +114,7 @@ def committed_result(target: TargetVersion, **counts: Any) -> BuildResult:
         What the run made, and what it found in the source.
     """
     version = open_own(target.folder)
-    failed = [hole for _, hole in sorted(version.holes.items()) if hole[1] != REMOVED]
+    failed = list(version.failures.values())
     arrays = version.attributes.fields.values()
     statistics = pool_statistics(version.attributes.mean, version.attributes.std)
     return BuildResult(

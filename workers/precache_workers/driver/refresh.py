@@ -17,7 +17,7 @@ from precache.store.build_status import read_description
 from precache.store.commit_log import read_log, recordable_source, short
 from precache.store.lease import is_built
 from precache.store.open import open_version
-from precache.store.row_table import REMOVED, RowTable
+from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE, Version
 from precache.units import ago
 from precache_workers.cluster.executor import is_joined
@@ -67,7 +67,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     recipe = stored if cut_off else fresh
     source = request.source or _source(version, request)
     request = request.model_copy(update={"recipe": recipe, "source": source})
-    failed = {key: why for key, why in version.holes.values() if why != REMOVED}
+    failed = dict(version.failures.values())
     if request.max_failures is None:  # what failed before may fail again
         most = max(default_max_failures(version.rows), len(failed))
         request = request.model_copy(update={"max_failures": most})

@@ -118,21 +118,14 @@ class ListedSource:
     compares: bool = True
     recalled: RecalledListing | None = None
 
-    def keep_index(self, store: Folder) -> None:
-        """Store the index with which the next listing skips containers that did not change."""
-        if self.index is not None:
-            name, data = self.index
-            store.put(name, [data])
-
-    def keep_record(self, store: Folder) -> None:
-        """Record what was listed, before a build reads it, so that later changes are seen."""
-        if self.recalled is None:
-            return
-        data = self.recalled.new_record()
+    def keep(self, store: Folder) -> None:
+        """Store the index with which the next listing skips containers that did not change; and
+        record what was listed, before a build reads it, so that later changes are seen."""
+        record = None if self.recalled is None else self.recalled.new_record()
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
-            if data is not None:
-                store.put(self.recalled.record_name, [data])
+            for name, data in filter(None, (self.index, record)):
+                store.put(name, [data])
 
     @property
     def fetches_labels(self) -> bool:

@@ -74,14 +74,9 @@ class RecalledListing:
     places: np.ndarray
     inputs: str = ""
 
-    @property
-    def record_name(self) -> str:
-        """Name of the record in the store."""
-        return record_name(self.listed.source, self.inputs)
-
-    def new_record(self) -> bytes | None:
-        """Return the record of this listing, a Parquet file after its XXH3-128 digest; None if the
-        earlier one says the same."""
+    def new_record(self) -> tuple[str, bytes] | None:
+        """Return the record of this listing, its name and a Parquet file after its XXH3-128 digest;
+        None if the earlier one says the same."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -106,7 +101,8 @@ class RecalledListing:
             pa.concat_tables(whole), sink, compression="zstd", use_dictionary=few,
             write_statistics=False,
         )  # fmt: skip
-        return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+        data = xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+        return record_name(listed.source, self.inputs), data
 
 
 def read_record(store: Folder, source: str, inputs: str = "") -> Any:

@@ -16,7 +16,6 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.receipts import Receipt
-from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Catalogue, StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
@@ -89,7 +88,7 @@ class Work:
     Attributes
     ----------
     found
-        Where other versions store the rows of an uncommitted version.
+        Where other versions store the rows; None for a committed version without lost objects.
     retried
         Rows whose samples failed in another version, and are tried again by request.
     receipts
@@ -152,7 +151,9 @@ def find_work(
     failed = None
     if target is not None and is_committed(target):
         if not is_tried_again(request, target):
-            return _losses(target)
+            work = Work(target, lost={}).with_lost(target.committed().lost_objects())
+            found = stored_elsewhere(request, store, listed, target) if work.todo else None
+            return replace(work, found=found)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
     catalogue = read_catalogue(request, store, listed, target.version if target else None)
@@ -179,8 +180,9 @@ def find_work(
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
-    retried = catalogue.failed if failed is None else failed_rows(failed)
-    retried = retried if catalogue.retries else frozenset()
+    retried = frozenset[int]()
+    if catalogue.retries:
+        retried = catalogue.failed if failed is None else frozenset(failed.committed().failures)
     return Work(target, found, retried, needed=needed, failed=failed)
 
 
@@ -206,6 +208,14 @@ def read_catalogue(
     )
 
 
+def stored_elsewhere(
+    request: Request, store: Folder, listed: ListedSource, target: TargetVersion
+) -> StoredRows:
+    """Find where other versions store the rows of a version."""
+    catalogue = read_catalogue(request, store, listed, target.version)
+    return catalogue.find(target.rows_per_shard, target.shapes)
+
+
 def may_draw(request: Request, recipe: Recipe) -> bool:
     """Return whether code of the user may draw random numbers that the recipe does not state."""
     by_user = request.source.startswith("python:") or recipe.functions
@@ -227,13 +237,7 @@ def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], 
 
 def is_tried_again(request: Request, target: TargetVersion) -> bool:
     """Return whether a committed version has failed samples that the request tries again."""
-    return request.retry_failed and bool(failed_rows(target))
-
-
-def failed_rows(target: TargetVersion) -> frozenset[int]:
-    """List the rows of a committed version whose samples failed."""
-    holes = target.committed().holes
-    return frozenset(row for row, (_, why) in holes.items() if why != REMOVED)
+    return request.retry_failed and bool(target.committed().failures)
 
 
 def remaining(work: Work) -> Work:
@@ -242,10 +246,6 @@ def remaining(work: Work) -> Work:
     todo = target.shards_to_do(receipts)
     finished = {shard: receipts[shard] for shard in receipts.keys() - set(todo)}
     return replace(work, receipts=finished, todo=todo)
-
-
-def _losses(target: TargetVersion) -> Work:
-    return Work(target, lost={}).with_lost(target.committed().lost_objects())
 
 
 def _needed(

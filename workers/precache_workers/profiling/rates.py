@@ -181,9 +181,10 @@ def _reuse(task: RatesTask) -> RowCost:
     assembly = assemble(task.job.recipe, stored)
     fields = {n: held for n, held in stored.fields.items() if count_rows(n, assembly).reused}
     taken = np.logical_and.reduce([stored.known, *map(has_row, fields.values())])
+    keys = [*map(str, range(len(taken)))]
     receipt = run_shard(
         replace(
-            _shard_of(task, fields, [*map(str, range(len(taken)))], ()),
+            _shard_of(task, fields, keys, [SampleError("")] * len(keys)),
             stored=replace(stored, fields=fields),
             removed=frozenset(np.flatnonzero(~taken).tolist()),
         )

@@ -17,14 +17,10 @@ from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import behaviours, require_same_outputs
+from precache_workers.ops.identity import require_same_outputs
 from precache_workers.runtime.time_limit import SAMPLE_SECONDS, key_digest
 from precache_workers.sources.base import Source
 from precache_workers.sources.fetching import FetchedSamples, fetch_ahead
-
-if TYPE_CHECKING:  # the driver alone needs them
-    from precache_workers.planning.listing import ListedSource
-    from precache_workers.planning.request import Request
 
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
@@ -56,21 +52,6 @@ class Job:
     fetch_labels: bool = False
     sample_seconds: float = SAMPLE_SECONDS
     refreshes: bool = False
-
-    @classmethod
-    def of(cls, request: Request, source: Source, listed: ListedSource) -> Job:
-        """Return the settings of the build that a request describes."""
-        recipe = listed.spec.recipe
-        return cls(
-            source,
-            recipe,
-            request.import_path,
-            listed.code,
-            behaviours(recipe),
-            listed.fetches_labels,
-            request.sample_timeout,
-            listed.refreshes is not None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     recipe = task.job.recipe
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
     assembly = assemble(recipe, stored, task.removed, barred)
-    linked, objects_of_others = assembly.linked, StoredObjects(assembly)
+    linked, objects_of_others = assembly.linked, StoredObjects(stored)
     if task.check_stored:
         for array, number in assembly.links.values():  # which would be linked unread
             objects_of_others.object(array, number).open()
