@@ -443,7 +443,7 @@ class Build(SampleProbe):
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, found = work.target, work.found
         total = Totals.of(self.new_receipts)
-        if total.rows_reused and found is not None:
+        if total.rows_reused:
             unread = ", whose bytes were not checked (--verify reads them)"
             names = list(map(short, found.versions))
             self.progress.say(
@@ -509,7 +509,7 @@ class Build(SampleProbe):
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            found = work.found or stored_elsewhere(self.request, self.store, self.listed, target)
+            found = stored_elsewhere(self.request, self.store, self.listed, target)
             self._run_shards(replace(work, found=found), lease, receipts)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
@@ -535,7 +535,7 @@ class Build(SampleProbe):
             rows = target.rows_of(shard)
             part = slice(rows.start, rows.stop)
             contents = self.listed.contents[part]
-            stored = None if found is None else found.shard(rows)
+            stored = found.shard(rows)
             removed, may_fail = (
                 frozenset(row - rows.start for row in some.intersection(rows))
                 for some in (table.removed, self.retried)
@@ -552,7 +552,7 @@ class Build(SampleProbe):
                 lost=None if lost is None else {f: lost[f, s] for f, s in lost if s == shard},
                 stored=stored,
                 check_stored=self.verifies,
-                pinned=stored.contents if stored and self.listed.refreshes else contents,
+                pinned=stored.contents if self.listed.refreshes else contents,
                 read_before=bool(contents),
                 removed=removed,
                 lease=lease.name,

@@ -284,7 +284,7 @@ def _plan(
     target, table = work.target, work.target.table
     current = read_log(store, newest=True).current
     reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
-    versions = work.found.versions if work.found is not None and reused else []
+    versions = work.found.versions if reused else []
     return BuildPlan(
         version=target.version,
         state=_state(work),
@@ -389,7 +389,7 @@ def _base_reason(
         return "--recompute"
     if not any(stored_versions(store)):
         return "the store has no version yet"
-    if work.found is None or not work.found.arrays:
+    if not work.found.arrays:
         return "no version has a field by these ops, code and libraries, or the first of them"
     if listed.fetches_labels:
         return (

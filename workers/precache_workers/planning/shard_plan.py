@@ -86,9 +86,7 @@ def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
     target = work.target
     rows = target.rows_of(shard)
     removed = {row - rows.start for row in target.table.removed.intersection(rows)}
-    found = work.found
-    stored = StoredRows.empty(target.shapes, len(rows)) if found is None else found.shard(rows)
-    recipe = target.spec.recipe
+    stored, recipe = work.found.shard(rows), target.spec.recipe
     for (place, number), (array, _) in taken_rows(stored).items():
         if objects.nbytes(array, number) is None:
             stored = stored.without(place, number)

@@ -88,7 +88,7 @@ class Work:
     Attributes
     ----------
     found
-        Where other versions store the rows; None for a committed version without lost objects.
+        Where other versions store the rows: nowhere, if no object of a committed one is lost.
     retried
         Rows whose samples failed in another version, and are tried again by request.
     receipts
@@ -105,7 +105,7 @@ class Work:
     """
 
     target: TargetVersion
-    found: StoredRows | None = None
+    found: StoredRows
     retried: frozenset[int] = frozenset()
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
@@ -151,8 +151,9 @@ def find_work(
     failed = None
     if target is not None and is_committed(target):
         if not is_tried_again(request, target):
-            work = Work(target, lost={}).with_lost(target.committed().lost_objects())
-            found = stored_elsewhere(request, store, listed, target) if work.todo else None
+            nothing = StoredRows.empty(target.shapes, len(target.table))
+            work = Work(target, nothing, lost={}).with_lost(target.committed().lost_objects())
+            found = stored_elsewhere(request, store, listed, target) if work.todo else nothing
             return replace(work, found=found)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None

@@ -107,7 +107,8 @@ class ShardTask(FetchAllTask):
         """Bytes that its process may need: libraries, a large photograph, and whole shards."""
         built = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
-        return BASE_MEMORY + large + built * (1 if self.stored is None else 2)
+        reuses = self.stored is not None and bool(self.stored.has_rows.any())
+        return BASE_MEMORY + large + built * (1 + reuses)
 
     def retried(self) -> Self:
         return replace(self, again=True)
