@@ -509,8 +509,10 @@ class Build(SampleProbe):
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            found = stored_elsewhere(self.request, self.store, self.listed, target)
-            self._run_shards(replace(work, found=found), lease, receipts)
+            if not work.found.arrays:  # none were sought, as no object was known to be lost
+                found = stored_elsewhere(self.request, self.store, self.listed, target)
+                work = replace(work, found=found)
+            self._run_shards(work, lease, receipts)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
