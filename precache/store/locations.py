@@ -68,23 +68,6 @@ class Locations:
         none = np.full(len(places), -1, np.int32)
         return cls(places=places, files=none, units=none, nbytes=np.zeros(len(places), np.int64))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Locations]) -> Locations:
-        """Return the locations of several listings, one after the other."""
-        import pyarrow as pa
-
-        starts = np.cumsum([0, *(len(part.containers) for part in parts)]).tolist()
-        files = [
-            np.where(p.files < 0, -1, p.files + n) for p, n in zip(parts, starts, strict=False)
-        ]
-        return cls(
-            places=pa.concat_arrays([part.places for part in parts]),
-            containers=tuple(file for part in parts for file in part.containers),
-            files=np.concatenate(files).astype(np.int32),
-            units=np.concatenate([part.units for part in parts]),
-            nbytes=np.concatenate([part.nbytes for part in parts]),
-        )
-
     def __len__(self) -> int:
         return len(self.files)
 

@@ -46,6 +46,7 @@ from precache.store.arrays import (
 from precache.store.commit_log import ROOT, VERSION, id_of, short
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
+from precache.store.row_table import REMOVED
 from precache.store.small_arrays import (
     KEYS_PER_CHUNK,
     READ_TOGETHER,
@@ -288,6 +289,11 @@ class Version:
     def holes(self) -> dict[int, tuple[str, str]]:
         """Row -> (key, why it is a hole)."""
         return parse_holes(self.read_checked(HOLES), f"{self.path}/{HOLES}")
+
+    @property
+    def failures(self) -> dict[int, tuple[str, str]]:
+        """The holes whose samples failed, in row order; others were removed from the source."""
+        return {row: hole for row, hole in sorted(self.holes.items()) if hole[1] != REMOVED}
 
     @property
     def hole_rows(self) -> np.ndarray:

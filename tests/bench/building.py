@@ -258,8 +258,7 @@ def _to_row_table(uri: str, store: Path) -> tuple[Cost, int]:
 
     def run() -> int:
         listed = list_rows(request, folder, source, lambda count: None, log.print)
-        listed.keep_index(folder)
-        listed.keep_record(folder)
+        listed.keep(folder)
         return len(listed.spec.table.to_parquet())
 
     return cost_of(run), peak_bytes()

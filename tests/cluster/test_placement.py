@@ -43,12 +43,12 @@ def node(
     ("placement", "memory", "slots"),
     [
         (Placement(), 0, 2 + 4 + 8),
-        (Placement(cpus=3), 0, 0 + 1 + 2),
-        (Placement(cpus=0.5), 0, 4 + 8 + 16),
+        (Placement(cpus_per_task=3), 0, 0 + 1 + 2),
+        (Placement(cpus_per_task=0.5), 0, 4 + 8 + 16),
         (Placement(), int(3e9), 2 + 2 + 2),
-        (Placement(resources={"spare": 1}), 0, 3),
-        (Placement(labels={"tier": "spot"}), 0, 8),
-        (Placement(labels={"tier": "spot", "zone": "a"}), 0, 0),
+        (Placement(node_resources={"spare": 1}), 0, 3),
+        (Placement(node_labels={"tier": "spot"}), 0, 8),
+        (Placement(node_labels={"tier": "spot", "zone": "a"}), 0, 0),
     ],
 )
 def test_slots_follow_from_what_the_nodes_have(

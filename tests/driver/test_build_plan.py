@@ -464,6 +464,15 @@ def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path, run: 
     assert not (tmp_path / "store").exists()
 
 
+def test_a_plan_tries_again_what_the_build_does(source: Path, tmp_path: Path) -> None:
+    store, broken = tmp_path / "store", source / "dog/0039.jpg"
+    build(source, store, recipe_of())
+    write(broken, encoded(cut(7)))  # which a later version has
+    build(source, store, recipe_of())
+    write(broken, b"no photo")
+    assert plan(source, store, recipe_of(), retry_failed=True).rows_retried == 1
+
+
 def test_a_plan_counts_the_holes_that_stay(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import Build
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.report import report_failure
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed
@@ -433,9 +434,9 @@ def minimal(source: Rows) -> str:
     with BuildProgress(False) as progress:
         build = Build(request, progress)
         build.run_tasks = run_serial
-        build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
+        build.listed = ListedSource(goal.spec, Placed(table), {}, {}, 0.0)
         try:
-            return build._make(Work(goal, None, {}, [0])).version
+            return build._make(Work(goal, StoredRows.empty(SHAPES, len(table)), todo=[0])).version
         except Exception as error:
             report_failure(build, error, progress.say)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import precache
 from precache.runtime.usage import available_bytes
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.shards.samples import BASE_MEMORY, Job
 from precache_workers.shards.shard_task import LARGE_FILE, LARGE_MEMORY, ShardTask
 from precache_workers.sources.kinds import open_source
@@ -66,6 +68,8 @@ def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
     )  # fmt: skip
     assert ordinary.memory == BASE_MEMORY + 20 * row.nbytes
     assert large.memory == ordinary.memory + LARGE_MEMORY
+    nothing = StoredRows.empty(["image"], 2)  # as of a new store
+    assert replace(ordinary, stored=nothing).memory == ordinary.memory
 
 
 # --- processes that are killed ------------------------------------------------------------------

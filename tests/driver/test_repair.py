@@ -110,6 +110,9 @@ def test_a_shard_that_another_version_has_whole_is_not_made_again(
         status = path.stat()
         path.write_bytes(bytes(status.st_size))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    options: dict[str, Any] = {"shard_samples": 8, "address": "serial", "ignore_ctime": True}
+    planned = precache.plan(source, tmp_path / "store", RECIPE, timing=False, **options)
+    assert (planned.state, planned.shards_reused, planned.rows_computed) == ("repair", 1, 0)
     result = build(source, tmp_path / "store", ignore_ctime=True)
     assert (result.shards, result.shards_skipped, result.shards_reused) == (4, 3, 1)
     assert all(precache.verify(version).ok for version in versions)

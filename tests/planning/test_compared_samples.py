@@ -240,7 +240,7 @@ def test_a_dataset_that_gives_another_item_each_time_is_refused(
 def test_a_changed_sample_that_is_another_in_its_task_is_refused(
     source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache_workers.planning.compared_samples.READ_TWICE", 0)
+    monkeypatch.setattr("precache_workers.planning.content_reader.READ_TWICE", 0)
     body = "self.reads += n == 5; return np.full((8, 8, 3), self.reads if n == 5 else n, np.uint8)"
     name = source(body, "reads = 0")
     one_draw = precache.Recipe.image(variants=1)

@@ -255,9 +255,11 @@ class History:
                 for key in labels
                 if (serial := int(re.sub(r"\D", "", key.rpartition("/")[2]))) in self.lines
             }
-            if not lines:
+            if lines:  # a sample without a line has no label
+                labels = dict.fromkeys(labels) | lines
+                options["accept_unmatched"] = True
+            else:
                 del options["labels"]
-            labels |= lines
             text = "".join(f"{key},{label}\n" for key, label in lines.items())
             (self.root / "labels.csv").write_text(f"key,label\n{text}")
         if "classes" in options:

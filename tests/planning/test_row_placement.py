@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from precache.store.row_table import RowTable
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.row_placement import keep_rows
-from precache_workers.planning.rows import order_rows
+from precache_workers.planning.rows import order_rows, samples_read
+from tests.support.containers import located
 
 Files = dict[str, tuple[int, int]]
 """Key -> size, label."""
@@ -103,3 +106,13 @@ def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:
     table = RowTable.of_keys(["a", "b", "c"], etags=["", "", "x"])
     assert table.unchanged(table, slice(3), slice(3)).tolist() == [False, False, True]
     assert source_changes(table, table).same == 1
+
+
+def test_new_samples_of_a_container_are_read_with_those_that_keep_their_rows() -> None:
+    places = located([("a", True)] * 6, [0] * 6)
+    whole = replace(listing({str(n): (1, 0) for n in range(6)}), locations=places)
+    child = keep_rows(whole.take(range(4)), whole, keep_order=True)
+    assert child is not None
+    assert child.locations is not None
+    assert len(child.locations.containers) == 1
+    assert samples_read(child, [np.arange(6)]) == [6]

@@ -1,4 +1,4 @@
-"""Planning: orders, ids and the shards still to do."""
+"""Planning: orders, ids and the samples of a probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from precache.store.json_documents import version_id
 from precache.store.locations import UNKNOWN_BYTES
-from precache.store.receipts import Receipt, ShardObject
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import (
     GROUP_BYTES,
@@ -22,7 +21,6 @@ from precache_workers.planning.rows import (
     order_rows,
     sample_for_probe,
     samples_read,
-    shards_to_do,
 )
 from precache_workers.sources.name_readings import by_number
 from tests.support.building import environment
@@ -38,13 +36,6 @@ def table_of(count: int, classes: int = 3) -> RowTable:
         etags=[f"etag{number}" for number in range(count)],
         labels=numbers * classes // max(1, count),
         classes=tuple(f"class{number}" for number in range(classes)),
-    )
-
-
-def receipt(shard: int, **sizes: int) -> Receipt:
-    objects = {name: ShardObject(size, 0, size, "") for name, size in sizes.items()}
-    return Receipt(
-        shard=shard, objects=objects, holes={}, content=[], sums={}, seconds={}, cpu_seconds=0.0
     )
 
 
@@ -167,25 +158,7 @@ def test_a_row_table_tells_every_change_apart() -> None:
     assert table_of(5).digest == base.digest
 
 
-# --- what is to do ------------------------------------------------------------------------------
-
-
-@given(st.lists(st.sampled_from(["done", "no receipt", "no object", "short", "half"]), max_size=30))
-def test_shards_to_do_are_those_not_whole(states: list[str]) -> None:
-    receipts, sizes = {}, {}
-    for shard, state in enumerate(states):
-        if state != "no receipt":
-            receipts[shard] = receipt(shard, image=10, mask=4)
-        sizes["image", shard] = {"no object": None, "short": 9}.get(state, 10)
-        sizes["mask", shard] = None if state == "half" else 4
-    expected = [shard for shard, state in enumerate(states) if state != "done"]
-    assert shards_to_do(len(states), receipts, sizes) == expected
-
-
-def test_a_receipt_of_a_shard_beyond_the_last_does_not_count() -> None:
-    assert (
-        shards_to_do(1, {0: receipt(0, image=1), 7: receipt(7, image=1)}, {("image", 0): 1}) == []
-    )
+# --- the probe -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class Source:
     def build(self, recalled: RecalledListing) -> None:
         contents = {key: file.content for key, file in self.files.items()}
         self.versions.append((recalled.table, contents))
-        if (data := recalled.new_record()) is not None:
-            self.store.put(recalled.record_name, [data])
+        if (record := recalled.new_record()) is not None:
+            self.store.put(record[0], [record[1]])
 
     def stored(self, store: Any, source: str, brings: bool, deep: bool) -> Any:
         """Tables of the versions, the latest first."""

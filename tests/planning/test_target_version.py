@@ -13,6 +13,7 @@ from precache.recipe.recipe import Recipe
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache.store.live_version import open_begun
+from precache.store.receipts import Receipt, ShardObject
 from precache.store.row_table import RowTable
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
@@ -30,6 +31,13 @@ def target_of(store: Path, count: int = 10, per_shard: int = 4, seed: int = 0) -
     return TargetVersion.of(open_folder(store), recipe_of(count, seed), per_shard, SHAPES)
 
 
+def receipt(shard: int, **sizes: int) -> Receipt:
+    objects = {name: ShardObject(size, 0, size, "") for name, size in sizes.items()}
+    return Receipt(
+        shard=shard, objects=objects, holes={}, content=[], sums={}, seconds={}, cpu_seconds=0.0
+    )
+
+
 @given(st.integers(1, 500), st.integers(1, 600))
 def test_shards_part_the_rows(count: int, per_shard: int) -> None:
     target = target_of(Path("/nowhere"), count, per_shard)
@@ -45,13 +53,19 @@ def test_objects_are_named_as_zarr_names_them() -> None:
     assert target.object_name("vector", 1) == "vector/c/1/0"
 
 
-def test_sizes_tell_what_is_there(tmp_path: Path) -> None:
-    target = target_of(tmp_path)
-    target.folder.put("image/c/1/0/0/0", [b"12345"])
-    sizes = target.sizes()
-    assert sizes.pop(("image", 1)) == 5
-    assert len(sizes) == 5
-    assert set(sizes.values()) == {None}
+def test_shards_to_do_are_those_not_whole(tmp_path: Path) -> None:
+    states = ["done", "no receipt", "no object", "short", "half", "done"]
+    target, receipts = target_of(tmp_path, 4 * len(states)), {99: receipt(99)}
+    for shard, state in enumerate(states):
+        if state != "no receipt":
+            receipts[shard] = receipt(shard, image=10, vector=4)
+        if state != "no object":
+            nbytes = 9 if state == "short" else 10
+            target.folder.put(target.object_name("image", shard), [bytes(nbytes)])
+        if state != "half":
+            target.folder.put(target.object_name("vector", shard), [bytes(4)])
+    assert target.shards_to_do(receipts) == [1, 2, 3, 4]
+    assert target_of(tmp_path / "none").shards_to_do({}) == [0, 1, 2]
 
 
 def test_a_version_begun_is_found_with_its_shapes(tmp_path: Path) -> None:

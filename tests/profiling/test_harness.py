@@ -12,13 +12,13 @@ from precache.errors import FetchError, SampleError
 from precache.storage.local import LocalFolder
 from precache_workers.profiling.harness import (
     LEAST,
-    FetchedSamples,
     SampleRun,
     hole_reason,
     run_samples,
 )
-from precache_workers.shards.samples import Job, fetch_ahead, recipes_of
+from precache_workers.shards.samples import Job, recipes_of
 from precache_workers.sources.base import Sample
+from precache_workers.sources.fetching import FetchedSamples, fetch_ahead
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import write, write_jpegs
 

@@ -49,8 +49,9 @@ from precache_workers.runtime.time_limit import (
     samples_at_work,
     take_suspects,
 )
-from precache_workers.shards.samples import SampleTask, fetch_ahead
+from precache_workers.shards.samples import SampleTask
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
+from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from tests.support.building import (

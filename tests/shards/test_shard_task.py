@@ -38,11 +38,12 @@ from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards import shard_objects
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
+from precache_workers.shards.samples import FetchAllTask, Job
 from precache_workers.shards.shard_objects import FinishedObject
 from precache_workers.shards.shard_task import ShardTask, _build, run_shard
 from precache_workers.shards.stored_rows import StoredObject
 from precache_workers.sources.base import Sample
+from precache_workers.sources.fetching import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources.kinds import open_source
 from tests.support.building import (
     ask,

@@ -11,8 +11,8 @@ import pytest
 
 import precache
 from precache.errors import SourceError
-from precache_workers.shards.samples import fetch_ahead
 from precache_workers.sources.base import Sample
+from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, pixels, write
 

@@ -18,9 +18,9 @@ import precache
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.local import LocalFolder
 from precache_workers.runtime.time_limit import SamplesAtWork
-from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Sample
+from precache_workers.sources.fetching import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels
 from tests.support.building import write as file

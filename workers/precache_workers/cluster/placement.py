@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Resources that each task takes on a joined cluster, and the nodes it may run on.
+def _plain_int(value: Any) -> Any:
+    """Convert integers of NumPy and torch; leave other values to the check that follows."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def _plain_dict(value: Any) -> Any:
+    """Convert any mapping, or (name, value) pairs as the command line reads them."""
+    try:
+        return dict(value or ())
+    except (TypeError, ValueError):
+        raise ValueError("give values by name") from None
+
+
+PLAIN_INT = BeforeValidator(_plain_int)
+PLAIN_DICT = BeforeValidator(_plain_dict)
+PositiveBytes = Annotated[ByteSize, Field(ge=1)]
+
+
+class Placement(BaseModel):
+    """Options of a build: resources that each task takes of a joined cluster, and the nodes for it.
 
     Attributes
     ----------
-    cpus, memory
-        Of each task; memory in bytes, None for what its shard may need.
-    resources
-        Custom resources that each task takes, by name.
-    labels
-        Labels that a node must have.
+    memory_per_task
+        Bytes; None for what its shard may need.
     nice
         Least niceness of the workers, so that other work on their nodes comes first.
     """
 
-    cpus: float = 1
-    memory: int | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    nice: int = 10
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    cpus_per_task: float = Field(default=1, gt=0)
+    memory_per_task: PositiveBytes | None = None
+    node_resources: Annotated[dict[str, Annotated[float, Field(gt=0)]], PLAIN_DICT] = {}
+    node_labels: Annotated[dict[str, str], PLAIN_DICT] = {}
+    nice: Annotated[int, Field(strict=True, ge=0, le=19), PLAIN_INT] = 10
+
+    @field_validator("node_labels")
+    @classmethod
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        for key, value in labels.items():
+            if not key or not value or set(value) & set("!(),"):
+                raise ValueError(f"label {key}={value} is not KEY=VALUE, such as tier=spot")
+        return labels
 
     def slots(self, nodes: Iterable[Mapping[str, Any]], memory: int) -> int:
         """Return how many tasks fit at a time on the live nodes that may run them.
@@ -39,14 +67,17 @@ class Placement:
         memory
             Of each task, in bytes.
         """
-        needs = {"CPU": self.cpus, "memory": memory, **self.resources}
+        needs = {"CPU": self.cpus_per_task, "memory": memory, **self.node_resources}
         needs = {name: amount for name, amount in needs.items() if amount}
         return sum(
             min(int(node["Resources"].get(name, 0) // amount) for name, amount in needs.items())
             for node in nodes
-            if node["Alive"] and self.labels.items() <= node["Labels"].items()
+            if node["Alive"] and self.node_labels.items() <= node["Labels"].items()
         )
 
-    def __str__(self) -> str:
-        parts = [f"{self.cpus:g} CPU", *(f"{name} {a:g}" for name, a in self.resources.items())]
-        return ", ".join(parts + [f"label {name}={value}" for name, value in self.labels.items()])
+    @property
+    def needs_in_words(self) -> str:
+        """What a task needs of a node."""
+        parts = [f"{self.cpus_per_task:g} CPU"]
+        parts += [f"{name} {amount:g}" for name, amount in self.node_resources.items()]
+        return ", ".join(parts + [f"label {name}={v}" for name, v in self.node_labels.items()])

@@ -84,7 +84,7 @@ class RayEngine:
             elif now - self._waiting_since > NOTICE_SECONDS:
                 self._waiting_since = float("inf")
                 self._notice(
-                    f"No node of the cluster can take a task ({self._placement}, "
+                    f"No node of the cluster can take a task ({self._placement.needs_in_words}, "
                     f"{size(self._memory)} of memory): waiting for one"
                 )
         return self._slots
@@ -96,7 +96,7 @@ class RayEngine:
     def submit(
         self, function: Callable[[Any], Any], items: Sequence[Any], next_one: bool = False
     ) -> Hashable:
-        job, memory = items[0].job, self._placement.memory
+        job, memory = items[0].job, self._placement.memory_per_task
         if memory is None:
             most = max(item.memory for item in items)
             memory = -(-most // MEMORY_STEP) * MEMORY_STEP
@@ -131,16 +131,16 @@ class RayEngine:
                 values[-1].node = node_id()
             return pickle.dumps((values, seconds))
 
-        labels = dict(placement.labels)
+        labels = dict(placement.node_labels)
         if self._excluded:
             labels[NODE_ID] = f"!in({','.join(self._excluded)})"
         remote: Any = self._ray.remote(on_worker)
         return remote.options(
             name=function.__name__,
-            num_cpus=placement.cpus,
+            num_cpus=placement.cpus_per_task,
             memory=memory or None,
             max_retries=0,  # `dispatch` counts the deaths, and decides on what to try again
-            resources=dict(placement.resources) or None,
+            resources=dict(placement.node_resources) or None,
             label_selector=labels or None,
         )
 

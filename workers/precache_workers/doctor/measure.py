@@ -26,12 +26,11 @@ from precache_workers.doctor.stages import StageTimes, codec_for, measure_stages
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.ops.identity import function_digests
 from precache_workers.planning.request import Request, source_of
-from precache_workers.planning.rows import in_few_units, samples_read
+from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.estimate import Estimate, UnitTimes
 from precache_workers.profiling.rates import (
     RatesTask,
     StartTask,
-    rows_to_time,
     start_worker,
     time_rows,
 )
@@ -170,19 +169,16 @@ class Examination:
     ) -> tuple[UnitTimes, float]:
         """Return the unit times of a build, measured as its plan does, and a worker's start."""
         self.tick("building a few samples")
-        rows = rows_to_time(table, np.arange(len(table)))
-        [read] = samples_read(table, [rows])
-        task = RatesTask.of(
+        task = RatesTask.some_of(
             self.job,
             table,
-            rows,
+            np.arange(len(table)),
             shapes=stages.shapes,
             rows_per_shard=per_shard,
-            samples_read=read,
             barred=self.barred,
         )
         began = time.perf_counter()
-        with executor(self.request.address, 1, self.request.placement) as run:
+        with executor(self.request.address, 1, self.request) as run:
             list(run(start_worker, [StartTask(self.job)]))
             start_seconds = time.perf_counter() - began
             return time_rows(run, task), start_seconds

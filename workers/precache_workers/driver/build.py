@@ -43,7 +43,6 @@ from precache.store.labels import has_label
 from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
-from precache.store.row_table import REMOVED
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import local_time, size
 from precache_workers.cluster.executor import executor, is_joined
@@ -59,7 +58,6 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
@@ -79,11 +77,10 @@ from precache_workers.planning.target_version import (
 )
 from precache_workers.planning.work_plan import (
     Work,
-    failed_rows,
     find_work,
     is_tried_again,
-    read_catalogue,
     remaining,
+    stored_elsewhere,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -143,7 +140,7 @@ class Build(SampleProbe):
     began
         Unix time.
     target
-        None before the version is known, and if nothing is to be built.
+        None before the version is known.
     planned
         Shards that the run is to make.
     new_receipts, receipts
@@ -189,21 +186,19 @@ class Build(SampleProbe):
             with contextlib.suppress(GoneError):  # then it is built again
                 damaged = self._find_damage(target)
             if damaged is not None and not damaged:
-                listed.keep_index(self.store)
                 return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
-        how = request.address, request.cpus, request.placement, self.progress.say
+        how = request.address, request.cpus, request, self.progress.say
         with executor(*how) as self.run_tasks:
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
             if file is not None:
-                require_shared(request.placement, *file)
+                require_shared(request, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
             work = find_work(request, self.store, listed, target, self)
-            listed.keep_index(self.store)  # a build that is refused writes nothing
             while not work.committed:
                 if (result := self._make(work)) is not None:
                     return result
@@ -268,11 +263,10 @@ class Build(SampleProbe):
         return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
-        complete = open_own(target.folder)
-        failed = complete.holes.values()
-        self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
+        self.target = target
+        self._check_failures(list(open_own(target.folder).failures.values()), target)
         entry = self._make_current(target)
-        self.listed.keep_record(self.store)
+        self.listed.keep(self.store)
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {short(target.version)} is complete"
@@ -291,13 +285,11 @@ class Build(SampleProbe):
         self.progress.finish(line)
         return self._result(target)
 
-    def _result(
-        self, target: TargetVersion, receipts: Sequence[Receipt] | None = None, **counts: Any
-    ) -> BuildResult:
+    def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         total = Totals.of(self.new_receipts)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
         found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
-        return committed_result(target, receipts, **{**made, **found, **counts})
+        return committed_result(target, **{**made, **found, **counts})
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
@@ -350,14 +342,14 @@ class Build(SampleProbe):
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
-        self.listed.keep_record(self.store)
+        self.listed.keep(self.store)  # a build that is refused writes nothing
         with contextlib.ExitStack() as stack:
             try:
                 lease, left = self._start(stack, work)
                 target = left.target
                 if lease is not None:
                     receipts = self._announce(left)
-                    self._run_shards(target, lease, left.todo, receipts, found=left.found)
+                    self._run_shards(left, lease, receipts)
                     return self._conclude(lease, left, receipts)
             except BuildError:
                 if not is_whole(target):
@@ -427,8 +419,7 @@ class Build(SampleProbe):
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
         target = work.target
         receipts, keys = dict(work.receipts), target.table.keys
-        rows = work.retried if work.failed is None else failed_rows(work.failed)
-        self.retried = frozenset(row for row in rows if keys[row] not in self.barred)
+        self.retried = frozenset(row for row in work.retried if keys[row] not in self.barred)
         if self.retried:
             already = sum(row // target.rows_per_shard in receipts for row in self.retried)
             more = f"; {already:,} more are in shards that were done before this run"
@@ -452,7 +443,7 @@ class Build(SampleProbe):
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, found = work.target, work.found
         total = Totals.of(self.new_receipts)
-        if total.rows_reused and found is not None:
+        if total.rows_reused:
             unread = ", whose bytes were not checked (--verify reads them)"
             names = list(map(short, found.versions))
             self.progress.say(
@@ -473,14 +464,11 @@ class Build(SampleProbe):
         except StorageError as error:  # `gc` removes it
             self.progress.say(f"The version is committed, but {error}")
         if self.listed.fetches_labels:
-            built = replace(
-                self.listed, labels=open_own(target.folder).labels, fetches_labels=False
-            )
+            built = replace(self.listed, labels=open_own(target.folder).labels)
             built.warn_of_missing_labels()
         self.progress.finish(f"Version {short(target.version)} is complete")
         return self._result(
             target,
-            [receipts[shard] for shard in range(target.shards)],
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
             timings={**total.stages, "imports": total.import_seconds},
@@ -516,13 +504,15 @@ class Build(SampleProbe):
     def _repair(self, work: Work) -> BuildResult:
         """Build the missing objects of a committed version again: their bytes must be the same."""
         self.find_starts()
+        self.listed.keep(self.store)
         target, todo = work.target, work.todo
         with self._take_lease(target) as lease:
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
-            catalogue = read_catalogue(self.request, self.store, self.listed, target.version)
-            found = catalogue.find(target.rows_per_shard, target.shapes)
-            self._run_shards(target, lease, todo, receipts, work.lost, found)
+            if not work.found.arrays:  # none were sought, as no object was known to be lost
+                found = stored_elsewhere(self.request, self.store, self.listed, target)
+                work = replace(work, found=found)
+            self._run_shards(work, lease, receipts)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
@@ -531,38 +521,23 @@ class Build(SampleProbe):
         )
         return self._result(target, shards_reused=Totals.of(receipts.values()).reused)
 
-    def _run_shards(
-        self,
-        target: TargetVersion,
-        lease: Lease,
-        todo: Sequence[int],
-        receipts: dict[int, Receipt],
-        lost: StoredObjects | None = None,
-        found: StoredRows | None = None,
-    ) -> None:
-        """Run shard tasks until all are done; adds to `receipts`.
-
-        Parameters
-        ----------
-        lost
-            Objects of a committed version, where only these are to be built again.
-        found
-            Rows that other versions have.
-        """
+    def _run_shards(self, work: Work, lease: Lease, receipts: dict[int, Receipt]) -> None:
+        """Run shard tasks until all are done; adds to `receipts`."""
         from precache_workers.shards.shard_task import ShardTask, run_shard
 
+        target, todo, lost, found = work.target, work.todo, work.lost, work.found
         self.target, self.planned, self.receipts = target, len(todo), receipts
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
-            require_shared(self.request.placement, target.folder, lease.name)
+            require_shared(self.request, target.folder, lease.name)
         table, job = target.table, self.job()
 
         def task_of(shard: int, accept_missing: bool) -> ShardTask:
             rows = target.rows_of(shard)
             part = slice(rows.start, rows.stop)
             contents = self.listed.contents[part]
-            stored = None if found is None else found.shard(rows)
+            stored = found.shard(rows)
             removed, may_fail = (
                 frozenset(row - rows.start for row in some.intersection(rows))
                 for some in (table.removed, self.retried)
@@ -579,7 +554,7 @@ class Build(SampleProbe):
                 lost=None if lost is None else {f: lost[f, s] for f, s in lost if s == shard},
                 stored=stored,
                 check_stored=self.verifies,
-                pinned=stored.contents if stored and self.listed.pinned else contents,
+                pinned=stored.contents if self.listed.refreshes else contents,
                 read_before=bool(contents),
                 removed=removed,
                 lease=lease.name,

@@ -36,7 +36,6 @@ from precache_workers.planning.target_version import find_target
 from precache_workers.planning.work_plan import (
     Work,
     compact_shards,
-    failed_rows,
     find_work,
     remaining,
 )
@@ -221,40 +220,33 @@ class _Planner(SampleProbe):
         request, say = self.request, self.progress.say
         self.progress.phase("Measuring a few samples")
         began = time.perf_counter()
-        run = self._stack.enter_context(executor(request.address, 1, request.placement, say))
+        run = self._stack.enter_context(executor(request.address, 1, request, say))
         list(run(start_worker, [StartTask(self.job())]))
         self._start_seconds = time.perf_counter() - began
         return run
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
-        from precache_workers.profiling.rates import (
-            RatesTask,
-            rows_to_time,
-            time_rows,
-        )
+        from precache_workers.profiling.rates import RatesTask, time_rows
 
         target, table = work.target, work.target.table
         built = [shard for shard in shards if not shard.linked]
         if not built:
             return None
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
-        rows = rows_to_time(table, np.concatenate(fetches))
-        read, *shards_read = samples_read(table, [rows, *fetches])
         old = max(built, key=lambda shard: shard.reused)
-        task = RatesTask.of(
+        task = RatesTask.some_of(
             self.job(),
             table,
-            rows,
+            np.concatenate(fetches),
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
-            samples_read=read,
             stored=old.stored if old.reused else None,
             barred=self.barred,
         )
         times = time_rows(self.run_tasks, task)
         return estimate(
-            list(map(ShardWork.of, built, shards_read)),
+            list(map(ShardWork.of, built, samples_read(table, fetches))),
             times,
             planned_cpus(self.request),
             listing=self.listed.seconds + self.probe_seconds,
@@ -268,7 +260,7 @@ def planned_cpus(request: Request) -> int:
     if request.address == "serial":
         return 1
     if is_joined(request.address):
-        return max(1, int(cluster_cpus() / request.placement.cpus))
+        return max(1, int(cluster_cpus() / request.cpus_per_task))
     return request.cpus or cores()
 
 
@@ -292,7 +284,7 @@ def _plan(
     target, table = work.target, work.target.table
     current = read_log(store, newest=True).current
     reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
-    versions = work.found.versions if work.found is not None and reused else []
+    versions = work.found.versions if reused else []
     return BuildPlan(
         version=target.version,
         state=_state(work),
@@ -331,7 +323,7 @@ def _plan(
 def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
     """Count the samples that failed before and stay holes."""
     if work.committed:
-        return len(failed_rows(work.target))
+        return len(work.target.committed().failures)
     return Totals.of(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
 
 
@@ -397,7 +389,7 @@ def _base_reason(
         return "--recompute"
     if not any(stored_versions(store)):
         return "the store has no version yet"
-    if work.found is None or not work.found.arrays:
+    if not work.found.arrays:
         return "no version has a field by these ops, code and libraries, or the first of them"
     if listed.fetches_labels:
         return (

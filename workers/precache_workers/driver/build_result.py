@@ -9,11 +9,7 @@ from typing import Any
 from precache.messages import aligned, as_text, hole_lines, row_types_text, statistics_text
 from precache.recipe.variants import pool_statistics
 from precache.store.open import open_own
-from precache.store.receipts import Receipt
-from precache.store.row_table import REMOVED
 from precache.units import size
-from precache_workers.driver.commit import channel_statistics, channel_sums
-from precache_workers.driver.totals import Totals, failed_samples
 from precache_workers.planning.target_version import TargetVersion
 
 
@@ -109,30 +105,18 @@ class BuildResult:
         return as_text([*aligned(rows), *hole_lines(self.holes)])
 
 
-def committed_result(
-    target: TargetVersion, receipts: Sequence[Receipt] | None = None, **counts: Any
-) -> BuildResult:
+def committed_result(target: TargetVersion, **counts: Any) -> BuildResult:
     """Return the result of a build whose version is committed.
 
     Parameters
     ----------
-    receipts
-        Of all its shards, in order; None to read what they say from the version.
     counts
         What the run made, and what it found in the source.
     """
-    if receipts is None:
-        version = open_own(target.folder)
-        failed = [hole for _, hole in sorted(version.holes.items()) if hole[1] != REMOVED]
-        arrays = version.attributes.fields.values()
-        nbytes = sum(array.raw for array in arrays), sum(array.stored for array in arrays)
-        mean, std = version.attributes.mean, version.attributes.std
-    else:
-        failed = failed_samples(target.table.keys, receipts)
-        total = Totals.of(receipts)
-        nbytes = total.raw, total.stored
-        mean, std = channel_statistics(channel_sums(target.shapes, receipts))
-    statistics = pool_statistics(mean, std)
+    version = open_own(target.folder)
+    failed = list(version.failures.values())
+    arrays = version.attributes.fields.values()
+    statistics = pool_statistics(version.attributes.mean, version.attributes.std)
     return BuildResult(
         version=target.version,
         path=str(target.folder),
@@ -140,8 +124,8 @@ def committed_result(
         failed=len(failed),
         removed=len(target.table.removed),
         shards=target.shards,
-        raw_bytes=nbytes[0],
-        stored_bytes=nbytes[1],
+        raw_bytes=sum(array.raw for array in arrays),
+        stored_bytes=sum(array.stored for array in arrays),
         holes=failed,
         classes=tuple(target.table.classes),
         mean={name: of_field for name, (of_field, _) in statistics.items()},

@@ -35,7 +35,6 @@ from precache.store.tree import Leaf, sealed_root, spare_objects
 from precache.store.version import mean_and_std
 from precache_workers.driver.totals import Totals, holes
 from precache_workers.ops.identity import behaviours, installed_versions
-from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 PUTS = 8
@@ -142,7 +141,7 @@ def _write(
     if lease is not None:
         lease.require()
     created = target.folder.create(ROOT, [root], scratch=SCRATCH)
-    if created and (lost := shards_to_do(target.shards, receipts, target.sizes())):
+    if created and (lost := target.shards_to_do(receipts)):
         target.folder.remove(ROOT)
         raise BuildError(
             f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "

@@ -17,13 +17,13 @@ from precache.store.build_status import read_description
 from precache.store.commit_log import read_log, recordable_source, short
 from precache.store.lease import is_built
 from precache.store.open import open_version
-from precache.store.row_table import REMOVED, RowTable
+from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE, Version
 from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.ops.identity import decides, function_digests
+from precache_workers.ops.identity import function_digests
 from precache_workers.planning.listing import ListedSource, with_locations
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
@@ -67,7 +67,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     recipe = stored if cut_off else fresh
     source = request.source or _source(version, request)
     request = request.model_copy(update={"recipe": recipe, "source": source})
-    failed = {key: why for key, why in version.holes.values() if why != REMOVED}
+    failed = dict(version.failures.values())
     if request.max_failures is None:  # what failed before may fail again
         most = max(default_max_failures(version.rows), len(failed))
         request = request.model_copy(update={"max_failures": most})
@@ -125,8 +125,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     folder, attributes = version.folder, version.attributes
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
-    recipe, decided = request.recipe, decides(request.recipe)
-    fingerprint = recipe.fingerprint(decided)
     source = source_of(request)
     table = with_locations(request, store, source, table)
     located = table.locations
@@ -137,13 +135,11 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
             "--sample-name, give them again"
         )
     return ListedSource(
-        VersionSpec(recipe, fingerprint, table, attributes.rows_digest, decided),
+        VersionSpec.of(request.recipe, table),
         Placed(table, attributes.rows_per_shard),
         ignored={},
-        code=function_digests(recipe),
-        fetches_labels=False,
+        code=function_digests(request.recipe),
         seconds=0.0,
-        pinned=True,
         barred={key: why for key, why in failed.items() if ended_workers(why)},
         refreshes=folder.name,
         labels=version.labels,

@@ -94,15 +94,15 @@ def summary(
     return {
         "state": "complete" if result is not None else "incomplete",
         "error": None if error is None else _reason(error),
-        "version": target.version if target is not None else result.version if result else None,
+        "version": target.version if target is not None else None,
         "source": shown(request.source),
         "store": shown(request.store),
         "address": shown(request.address),
         "began": build.began,
         "seconds": time.time() - build.began,
-        "rows": len(target.table) if target else result.samples + result.removed if result else 0,
+        "rows": len(target.table) if target is not None else 0,
         "shards": {
-            "of_version": target.shards if target is not None else result.shards if result else 0,
+            "of_version": target.shards if target is not None else 0,
             "to_make": build.planned,
             "made": total.shards,
             "reused": total.reused,

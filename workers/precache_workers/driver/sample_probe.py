@@ -16,6 +16,7 @@ from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.progress import BuildProgress
+from precache_workers.ops.identity import behaviours
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request, source_of
 from precache_workers.planning.target_version import VersionSpec
@@ -75,7 +76,17 @@ class SampleProbe:
         if isinstance(self.source, DatasetSource) and self.source.starts != self.starts:
             self.source = replace(self.source, starts=self.starts)
         if self._job is None or self._job.source is not self.source:
-            self._job = Job.of(self.request, self.source, self.listed)  # workers get each job once
+            recipe = self.listed.spec.recipe
+            self._job = Job(  # workers get each job once
+                self.source,
+                recipe,
+                self.request.import_path,
+                self.listed.code,
+                behaviours(recipe),
+                self.listed.fetches_labels,
+                self.request.sample_timeout,
+                self.listed.refreshes is not None,
+            )
         return self._job
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:

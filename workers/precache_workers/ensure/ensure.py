@@ -143,7 +143,7 @@ class WantedVersion:
             return None
         version = open_own(target.folder)
         if self.listed is not None:
-            self.listed.keep_record(self.store)
+            self.listed.keep(self.store)
         return version
 
     def _is_building(self) -> bool:

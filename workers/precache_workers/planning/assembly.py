@@ -19,6 +19,9 @@ from precache.recipe.recipe import Field, Recipe
 from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Held, StoredArray, StoredRows, has_row
 
+ObjectId = tuple[tuple[str, str], int]
+"""Version and name of an array, and number of its shard."""
+
 
 @dataclass(frozen=True)
 class Take:
@@ -36,24 +39,15 @@ class Take:
     shift: int
     part: tuple[slice, ...] | None = ()
 
-    @property
-    def in_runs(self) -> bool:
-        """True if several rows can be made at once, as none of them can fail."""
-        return self.part is not None
-
 
 @dataclass(frozen=True)
 class Compute:
     """Apply all ops to the sample, which has to be fetched."""
 
-    in_runs = False
-
 
 @dataclass(frozen=True)
 class Zeros:
     """Leave a hole."""
-
-    in_runs = True
 
 
 Action = Take | Compute | Zeros
@@ -101,8 +95,10 @@ class Run:
 
     @property
     def at_once(self) -> bool:
-        """True if the rows can be made at once."""
-        return not (self.fetches or self.hole) and all(a.in_runs for a in self.fields.values())
+        """True if the rows can be made at once, as stored ones are taken, and none can fail."""
+        return not (self.fetches or self.hole) and all(
+            isinstance(action, Take) and action.part is not None for action in self.fields.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -309,7 +305,17 @@ def count_rows(name: str, assembly: Assembly) -> FieldRows:
     return FieldRows(0, counts["copied"], counts["resumed"], counts["computed"])
 
 
-def taken_rows(held: Held) -> dict[int, np.ndarray]:
-    """Return array -> its rows that may be taken, holes left out."""
-    part = held[has_row(held)]
-    return {int(n): part[part[:, 0] == n, 1] for n in np.unique(part[:, 0])}
+def taken_rows(rows: StoredRows) -> dict[ObjectId, tuple[StoredArray, np.ndarray]]:
+    """Return the objects that rows may be taken of: the array of each, and its rows, sorted, by
+    their numbers in the object; holes are left out."""
+    taken: dict[ObjectId, tuple[StoredArray, np.ndarray]] = {}
+    for held in rows.fields.values():
+        for number in np.unique(held[has_row(held), 0]).tolist():
+            array = rows.arrays[number]
+            own = held[has_row(held) & (held[:, 0] == number), 1]
+            shards = own // array.rows_per_shard
+            for shard in np.unique(shards).tolist():
+                within = own[shards == shard] - shard * array.rows_per_shard
+                _, before = taken.get((array.place, shard), (array, within[:0]))
+                taken[array.place, shard] = array, np.union1d(before, within)
+    return taken

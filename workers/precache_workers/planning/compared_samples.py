@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from precache.errors import ChoiceError, SourceError
+from precache.errors import ChoiceError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
 from precache.store.row_table import RowTable
-from precache_workers.planning.content_reader import ContentReader
-from precache_workers.planning.source_record import listed_as, stored_tables, with_label
+from precache_workers.planning.content_reader import DatasetReader
+from precache_workers.planning.source_record import listed_as, stored_tables
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
-from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.sources.base import Fetched, Sample, Tick
 from precache_workers.sources.dataset import DatasetSource
-
-READ_TWICE = 64
-"""Samples that are read twice; a task reads those that changed again, too."""
-
-READ_AT_ONCE = 16
 
 SPOTS = 4
 """Samples that are read although they count as unchanged."""
-
-
-@dataclass(frozen=True)
-class DatasetReader(ContentReader):
-    """Reads samples of a Python dataset, one after the other.
-
-    Attributes
-    ----------
-    tick
-        Takes the number of samples that were read.
-    twice
-        Read some samples twice.
-    contents
-        Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
-    """
-
-    source: DatasetSource
-    tick: Tick
-    twice: bool
-    contents: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def brings_labels(self) -> bool:
-        return self.source.labels_with_samples and not self.source.labels_given
-
-    def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
-        """Read samples.
-
-        Raises
-        ------
-        SourceError
-            Two reads of a sample differ.
-        HangError
-            A sample takes too long.
-        """
-        again = np.linspace(0, len(table) - 1, min(READ_TWICE, len(table)) * self.twice).astype(int)
-        compared: list[str] = []
-        for start in range(0, len(rows), READ_AT_ONCE):
-            keys = [table.keys[row] for row in rows[start : start + READ_AT_ONCE]]
-            samples = dict(zip(keys, self._fetched(keys), strict=True))
-            twice = [table.keys[row] for row in {*rows[start : start + READ_AT_ONCE]} & {*again}]
-            for key, sample in zip(twice, self._fetched(twice), strict=True):
-                if isinstance(sample, Sample) and _facts(samples[key]) not in ("", _facts(sample)):
-                    raise differs(key)
-            for key, sample in samples.items():
-                own = sample if isinstance(sample, Sample) else Sample({})
-                self.contents[key] = own.content
-                compared.append(_facts(own) if self.brings_labels else own.content)
-            self.tick(start + len(keys))
-        return compared
-
-    def _fetched(self, keys: Sequence[str]) -> Sequence[Fetched]:
-        if not keys:
-            return ()
-        return run_in_time(
-            functools.partial(self.source.fetch, keys, [-1] * len(keys)), self.seconds
-        )
-
-
-def _facts(sample: Fetched) -> str:
-    """Return content and label of a sample, -1 for none; empty if it could not be read."""
-    if not isinstance(sample, Sample):
-        return ""
-    return with_label(sample.content, -1 if sample.label is None else sample.label)
 
 
 def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> tuple[str, ...]:
@@ -155,13 +80,3 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
 
 def _inputs(recipe: Recipe) -> tuple[tuple[str, str | int | None], ...]:
     return tuple((name, declared.input) for name, declared in recipe.fields.items())
-
-
-def differs(key: str) -> SourceError:
-    """Return the error for a sample of which two reads differ."""
-    return SourceError(
-        f"two reads of sample {key} gave different items, so that samples cannot be "
-        "compared. Take what is random out of the dataset: random ops belong into the recipe, or "
-        "behind the loader (precache.transforms); else leave out --compare, and keep one draw of "
-        "each by --variants 1 (variants = 1 in each field)"
-    )

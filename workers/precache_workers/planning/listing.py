@@ -21,22 +21,17 @@ from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.store.columns import Texts
 from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label
-from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
-from precache_workers.ops.identity import decides, function_digests
+from precache_workers.ops.identity import function_digests
 from precache_workers.planning.class_maps import (
     class_folders,
     freeze_classes,
     read_classes,
     require_names,
 )
-from precache_workers.planning.compared_samples import (
-    DatasetReader,
-    note_of_held_data,
-    require_spots,
-)
-from precache_workers.planning.content_reader import ContentReader
+from precache_workers.planning.compared_samples import note_of_held_data, require_spots
+from precache_workers.planning.content_reader import ContentReader, DatasetReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
@@ -87,18 +82,14 @@ class ListedSource:
     code
         Digests of the code of custom functions that declare no version, and of a factory whose
         samples have no fingerprints, by name.
-    fetches_labels
-        Whether labels are known only once samples are fetched.
     seconds
         Wall time of listing.
-    pinned
-        Whether these are the rows of a version, and the source was not listed: then samples must
-        not have changed.
     barred
         Key -> reason, of samples that must not be decoded.
     refreshes, labels
         Id of the version that is refreshed, and its labels by row: they need not be those of the
-        row table, as they may have come with its samples.
+        row table, as they may have come with its samples. These are its rows, and the source was
+        not listed: samples must not have changed.
     notes
         Lines for the user about the listing.
     index
@@ -115,9 +106,7 @@ class ListedSource:
     placed: Placed
     ignored: Mapping[str, int]
     code: Mapping[str, str]
-    fetches_labels: bool
     seconds: float
-    pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
     labels: np.ndarray | None = None
@@ -129,21 +118,19 @@ class ListedSource:
     compares: bool = True
     recalled: RecalledListing | None = None
 
-    def keep_index(self, store: Folder) -> None:
-        """Store the index with which the next listing skips containers that did not change."""
-        if self.index is not None:
-            name, data = self.index
-            store.put(name, [data])
-
-    def keep_record(self, store: Folder) -> None:
-        """Record what was listed, before a build reads it, so that later changes are seen."""
-        if self.recalled is None:
-            return
-        data = self.recalled.new_record()
+    def keep(self, store: Folder) -> None:
+        """Store the index with which the next listing skips containers that did not change; and
+        record what was listed, before a build reads it, so that later changes are seen."""
+        record = None if self.recalled is None else self.recalled.new_record()
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
-            if data is not None:
-                store.put(self.recalled.record_name, [data])
+            for name, data in filter(None, (self.index, record)):
+                store.put(name, [data])
+
+    @property
+    def fetches_labels(self) -> bool:
+        """True if labels are known only once samples are fetched."""
+        return self.spec.table.labels_with_samples and self.labels is None
 
     @property
     def known_labels(self) -> np.ndarray:
@@ -239,7 +226,7 @@ def list_rows(
     listing = source.list(tick, index=store.get(name) if name else None)
     _require_few_bad(request, listing)
     recipe = _with_current_variants(request.recipe, store)
-    code, decided = function_digests(recipe), decides(recipe)
+    code = function_digests(recipe)
     table = listing.table
     if request.ignore_ctime and table.locations is not None:
         table = replace(table, locations=table.locations.without_file_states())
@@ -262,17 +249,13 @@ def list_rows(
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
-    may_have = functools.partial(_may_have, request.shard_samples)
-    placed = place_rows(store, table, request.keep_order, request.compact, may_have)
-    fingerprint = recipe.fingerprint(decided)
-    spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest, decided)
+    placed = place_rows(store, table, request.keep_order, request.compact, request.shard_samples)
     seconds = time.perf_counter() - began
     return ListedSource(
-        spec,
+        VersionSpec.of(recipe, placed.table),
         placed,
         listing.ignored,
         code,
-        table.labels_with_samples,
         seconds,
         left_out=listing.left_out,
         examples=listing.examples,
@@ -680,9 +663,3 @@ def _labelled(
     if request.labels is not None or request.classes is not None:
         return table
     return replace(table, labels_with_samples=source.labels_with_samples)
-
-
-def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
-    """Return whether shards of an earlier version hold as many rows as are requested."""
-    nbytes = [row.nbytes for row in shapes.values()]
-    return requested is None or requested <= per_shard <= rows_per_shard(0, nbytes, requested)

@@ -6,7 +6,6 @@ document that a submitted job carries all come from these models.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -27,21 +26,18 @@ from precache.errors import UsageError
 from precache.recipe.base import advice
 from precache.storage.environment import with_environment
 from precache_workers.cluster.executor import is_joined
-from precache_workers.cluster.placement import Placement
+from precache_workers.cluster.placement import (
+    PLAIN_DICT,
+    PLAIN_INT,
+    Placement,
+    PositiveBytes,
+)
 from precache_workers.runtime.time_limit import SAMPLE_SECONDS
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, SampleName
 
 MOST_SHARD_SAMPLES = 1 << 24
 
 Options = TypeVar("Options", bound=BaseModel)
-
-
-def _plain_int(value: Any) -> Any:
-    """Convert integers of NumPy and torch; leave other values to the check that follows."""
-    try:
-        return value if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return value
 
 
 def _plain_path(value: Any) -> Any:
@@ -52,53 +48,10 @@ def _plain_paths(value: Any) -> Any:
     return (value,) if isinstance(value, str | os.PathLike) else value
 
 
-def _plain_dict(value: Any) -> Any:
-    """Convert any mapping, or (name, value) pairs as the command line reads them."""
-    try:
-        return dict(value or ())
-    except (TypeError, ValueError):
-        raise ValueError("give values by name") from None
-
-
-_INT = BeforeValidator(_plain_int)
-_DICT = BeforeValidator(_plain_dict)
-Count = Annotated[int, Field(strict=True, ge=1), _INT]
-NotNegative = Annotated[int, Field(strict=True, ge=0), _INT]
-Niceness = Annotated[int, Field(strict=True, ge=0, le=19), _INT]
-ShardRows = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARD_SAMPLES), _INT]
+Count = Annotated[int, Field(strict=True, ge=1), PLAIN_INT]
+NotNegative = Annotated[int, Field(strict=True, ge=0), PLAIN_INT]
+ShardRows = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARD_SAMPLES), PLAIN_INT]
 PathText = Annotated[str, BeforeValidator(_plain_path)]
-PositiveBytes = Annotated[ByteSize, Field(ge=1)]
-
-
-class PlacementOptions(BaseModel):
-    """Resources that each task takes of a cluster that is joined, and the nodes for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    cpus_per_task: float = Field(default=1, gt=0)
-    memory_per_task: PositiveBytes | None = None
-    node_resources: Annotated[dict[str, Annotated[float, Field(gt=0)]], _DICT] = {}
-    node_labels: Annotated[dict[str, str], _DICT] = {}
-    nice: Niceness = 10
-
-    @field_validator("node_labels")
-    @classmethod
-    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        for key, value in labels.items():
-            if not key or not value or set(value) & set("!(),"):
-                raise ValueError(f"label {key}={value} is not KEY=VALUE, such as tier=spot")
-        return labels
-
-    @property
-    def placement(self) -> Placement:
-        """These options as the executor takes them."""
-        return Placement(
-            cpus=self.cpus_per_task,
-            memory=self.memory_per_task,
-            resources=self.node_resources,
-            labels=self.node_labels,
-            nice=self.nice,
-        )
 
 
 class SourceOptions(BaseModel):
@@ -113,7 +66,7 @@ class SourceOptions(BaseModel):
     sample_name: SampleName | None = None
 
 
-class RunOptions(SourceOptions, PlacementOptions):
+class RunOptions(SourceOptions, Placement):
     """Options that say where and how a build or a refresh runs."""
 
     address: str = "local"
@@ -129,8 +82,8 @@ class RunOptions(SourceOptions, PlacementOptions):
     follow_links: bool = False
     progress: bool = False
     run_functions: bool = False
-    storage_options: Annotated[dict[str, Any], _DICT] = Field(default={}, repr=False)
-    storage_options_env: Annotated[dict[str, str], _DICT] = {}
+    storage_options: Annotated[dict[str, Any], PLAIN_DICT] = Field(default={}, repr=False)
+    storage_options_env: Annotated[dict[str, str], PLAIN_DICT] = {}
 
     @field_validator("address")
     @classmethod
@@ -146,11 +99,8 @@ class RunOptions(SourceOptions, PlacementOptions):
         if self.storage_options_env:
             options = with_environment(self.storage_options, self.storage_options_env)
             object.__setattr__(self, "storage_options", options)
-        if not is_joined(self.address) and self.placement != Placement():
-            default = PlacementOptions()
-            names = [
-                n for n in type(default).model_fields if getattr(self, n) != getattr(default, n)
-            ]
+        names = [n for n, f in Placement.model_fields.items() if getattr(self, n) != f.default]
+        if names and not is_joined(self.address):
             raise ValueError(
                 f"`{names[0]}` is for a cluster that is joined, and `address` is {self.address!r}; "
                 "give auto, host:6379 or ray://host:10001"

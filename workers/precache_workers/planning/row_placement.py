@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,12 +10,11 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts
 from precache.store.commit_log import short
 from precache.store.labels import no_labels
-from precache.store.layout import RowShape
-from precache.store.locations import Locations
+from precache.store.layout import rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
-from precache_workers.planning.rows import order_rows
+from precache_workers.planning.rows import order_rows, row_order
 from precache_workers.planning.stored_versions import UNREADABLE, StoredVersion, stored_versions
 
 LEAST_KEPT = 0.5
@@ -48,7 +46,7 @@ def place_rows(
     listing: RowTable,
     keep_order: bool,
     compact: bool,
-    may_have: Callable[[int, Mapping[str, RowShape]], bool],
+    shard_samples: int | None,
 ) -> Placed:
     """Place the samples of a listing in rows: those of an earlier version, where it has them.
 
@@ -59,8 +57,8 @@ def place_rows(
     ----------
     compact
         Lay rows down anew, without holes of removed samples.
-    may_have
-        Whether rows of these shapes may come in shards of so many.
+    shard_samples
+        Rows of a shard that are requested, if any are.
     """
     fresh = order_rows(listing, keep_order)
     if compact:
@@ -70,8 +68,9 @@ def place_rows(
     of_source = [stored for stored in versions if stored.attributes.source == listing.source]
     for stored in of_source or versions[:1]:
         attributes = stored.attributes
-        shapes = {name: field.row for name, field in attributes.fields.items()}
-        if not may_have(attributes.rows_per_shard, shapes):
+        nbytes = [field.row.nbytes for field in attributes.fields.values()]
+        most = rows_per_shard(0, nbytes, shard_samples)
+        if shard_samples and not shard_samples <= attributes.rows_per_shard <= most:
             continue
         if attributes.rows_digest == fresh.digest:
             return Placed(fresh, attributes.rows_per_shard)
@@ -125,28 +124,26 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     kept = len(parent) - blank.sum()
     if kept < LEAST_KEPT * (len(parent) - len(parent.removed)) or not kept:
         return None
-    # A removed row gets the identity of some other sample here, and loses it below.
-    placed = listing.take(np.where(blank, numbers.max(), numbers))
     is_new = np.ones(len(listing), np.bool_)
     is_new[numbers[~blank]] = False
-    added = order_rows(listing.take(np.flatnonzero(is_new)), keep_order)
-    rows = np.arange(len(parent))
-    keys = Texts.joined([placed.keys, parent.keys]).take(np.where(blank, len(parent) + rows, rows))
-    labels = placed.labels.copy()
-    labels[blank] = no_labels(int(blank.sum()), labels)
-    return RowTable(
-        keys=Texts.joined([keys, added.keys]),
-        sizes=np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
-        mtimes=np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
-        etags=Texts.joined([placed.etags.blanked(blank), added.etags]),
-        labels=np.concatenate([labels, added.labels]),
-        classes=listing.classes,
-        removed=frozenset(np.flatnonzero(blank).tolist()),
-        locations=None
-        if placed.locations is None or added.locations is None
-        else Locations.joined([placed.locations, added.locations]),
-        labels_with_samples=listing.labels_with_samples,
-        source=listing.source,
+    new = np.flatnonzero(is_new)
+    added = new if keep_order else new[row_order(listing.take(new))]
+    # A removed row gets the identity of some other sample here, and loses it below.
+    table = listing.take(np.concatenate([np.where(blank, numbers.max(), numbers), added]))
+    removed = np.flatnonzero(blank)
+    places = np.arange(len(table))
+    places[removed] = len(table) + removed
+    blank = np.append(blank, np.zeros(len(added), np.bool_))
+    labels = table.labels.copy()
+    labels[removed] = no_labels(len(removed), labels)
+    return replace(
+        table,
+        keys=Texts.joined([table.keys, parent.keys]).take(places),
+        sizes=np.where(blank, -1, table.sizes),
+        mtimes=np.where(blank, -1, table.mtimes),
+        etags=table.etags.blanked(blank),
+        labels=labels,
+        removed=frozenset(removed.tolist()),
     )
 
 

@@ -1,14 +1,13 @@
-"""Order the rows of a listing, and choose shards and samples of them. Pure."""
+"""Order the rows of a listing, and choose samples of them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from precache.sampling.order import Permutation
 from precache.store.locations import MOST_EXPECTED, expected_bytes
-from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 
 ROW_ORDER_SEED = 0
@@ -34,13 +33,17 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     keep_order
         Keep the order of the listing instead.
     """
-    if keep_order:
-        return listing
-    places = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
+    return listing if keep_order else listing.take(row_order(listing))
+
+
+def row_order(listing: RowTable) -> np.ndarray:
+    """Return the places of a listing in the order of its rows: int64."""
+    places: np.ndarray = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
     if listing.units is None:
-        return listing.take(places)
+        return places
     order, groups = _groups(listing, listing.units)
-    return listing.take(order[np.lexsort((places[order], groups))])
+    shuffled: np.ndarray = order[np.lexsort((places[order], groups))]
+    return shuffled
 
 
 def _groups(listing: RowTable, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,26 +79,6 @@ def samples_read(table: RowTable, fetches: Sequence[np.ndarray]) -> list[int]:
         np.maximum.at(read, units[some], places[some] + 1)
         counts.append(int(read.sum()) + len(rows) - len(some))
     return counts
-
-
-def shards_to_do(
-    shards: int, receipts: Mapping[int, Receipt], sizes: Mapping[tuple[str, int], int | None]
-) -> list[int]:
-    """List the shards without a receipt, or with objects of another size than it records.
-
-    Parameters
-    ----------
-    sizes
-        (field, shard) -> bytes of the stored object, None where there is none.
-    """
-    todo = []
-    for shard in range(shards):
-        receipt = receipts.get(shard)
-        if receipt is None or any(
-            sizes.get((name, shard)) != stored.size for name, stored in receipt.objects.items()
-        ):
-            todo.append(shard)
-    return todo
 
 
 def default_max_failures(rows: int) -> int:

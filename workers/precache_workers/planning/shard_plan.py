@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from precache_workers.planning.assembly import (
-    Assembly,
     FieldRows,
     assemble,
     count_rows,
@@ -87,21 +86,18 @@ def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
     target = work.target
     rows = target.rows_of(shard)
     removed = {row - rows.start for row in target.table.removed.intersection(rows)}
-    found = work.found
-    stored = StoredRows.empty(target.shapes, len(rows)) if found is None else found.shard(rows)
-    recipe = target.spec.recipe
-    assembly = assemble(recipe, stored, removed)
-    for array, number, _ in _objects_of(assembly):
+    stored, recipe = work.found.shard(rows), target.spec.recipe
+    for (place, number), (array, _) in taken_rows(stored).items():
         if objects.nbytes(array, number) is None:
-            stored = stored.without(array.place, number)
+            stored = stored.without(place, number)
     assembly = assemble(recipe, stored, removed)
     links, fetched = assembly.links, assembly.fetched
     fields = {name: count_rows(name, assembly) for name in target.shapes}
     linked = {(links[n][0].place, links[n][1]) for n, counts in fields.items() if counts.linked}
     linked_nbytes = read_nbytes = 0
-    for array, number, share in _objects_of(assembly):
-        nbytes = objects.nbytes(array, number) or 0
-        if (array.place, number) in linked:
+    for (place, number), (array, taken) in taken_rows(stored).items():
+        nbytes, share = objects.nbytes(array, number) or 0, len(taken) / len(array.rows_of(number))
+        if (place, number) in linked:
             linked_nbytes += nbytes
         else:
             read_nbytes += nbytes if share >= WHOLE else int(nbytes * share)
@@ -119,16 +115,3 @@ def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
         linked_nbytes=linked_nbytes,
         fields=fields,
     )
-
-
-def _objects_of(assembly: Assembly) -> list[tuple[StoredArray, int, float]]:
-    """Return the objects that rows are taken from, and the share of its rows that each gives."""
-    shares: dict[tuple[tuple[str, str], int], tuple[StoredArray, int, float]] = {}
-    for held in assembly.rows.fields.values():
-        for number, rows in taken_rows(held).items():
-            array = assembly.rows.arrays[number]
-            counts = np.bincount(rows // array.rows_per_shard)
-            for shard in np.flatnonzero(counts).tolist():
-                share = int(counts[shard]) / len(array.rows_of(shard))
-                shares[array.place, shard] = array, shard, share
-    return list(shares.values())

@@ -27,7 +27,7 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
-from precache_workers.planning.content_reader import ContentReader
+from precache_workers.planning.content_reader import ContentReader, with_label
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
 
 _COLUMNS = {
@@ -74,14 +74,9 @@ class RecalledListing:
     places: np.ndarray
     inputs: str = ""
 
-    @property
-    def record_name(self) -> str:
-        """Name of the record in the store."""
-        return record_name(self.listed.source, self.inputs)
-
-    def new_record(self) -> bytes | None:
-        """Return the record of this listing, a Parquet file after its XXH3-128 digest; None if the
-        earlier one says the same."""
+    def new_record(self) -> tuple[str, bytes] | None:
+        """Return the record of this listing, its name and a Parquet file after its XXH3-128 digest;
+        None if the earlier one says the same."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -106,7 +101,8 @@ class RecalledListing:
             pa.concat_tables(whole), sink, compression="zstd", use_dictionary=few,
             write_statistics=False,
         )  # fmt: skip
-        return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+        data = xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+        return record_name(listed.source, self.inputs), data
 
 
 def read_record(store: Folder, source: str, inputs: str = "") -> Any:
@@ -273,11 +269,6 @@ def as_record(table: RowTable) -> Any:
 def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
     pairs = zip(contents, labels.tolist(), strict=True)
     return Texts([content and with_label(content, label) for content, label in pairs])
-
-
-def with_label(content: str, label: int) -> str:
-    """Return what is compared of a sample that brings its label."""
-    return f"{content} {label}"
 
 
 def listed_as(etag: str) -> str:

@@ -50,11 +50,13 @@ class StoredVersion:
 
     def read_rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
         """Read the row table, the contents of each row's sample and of its parts (hex), empty where
-        unknown, and whether its shard is finished: (rows,) bool."""
+        unknown, and none of the latter if no sample has several; and whether its shard is finished:
+        (rows,) bool."""
         if self.begun is not None:
             return self.begun.table, *add_receipts(self.begun)
-        table, contents, parts = rows_of(self.version)
-        return table, contents, parts, np.ones(len(table), np.bool_)
+        data, where = self.version.read_checked(ROW_TABLE), self.folder.path(ROW_TABLE)
+        table, finished = RowTable.from_parquet(data, where), np.ones(self.version.rows, np.bool_)
+        return table, Texts(read_contents(data, where)), Texts(read_parts(data, where)), finished
 
 
 def documents(
@@ -146,14 +148,6 @@ def open_finished(folder: Folder) -> Version:
         add_receipts(begun)
         return begun
     return open_own(folder)
-
-
-def rows_of(version: Version) -> tuple[RowTable, Texts, Texts]:
-    """Read the row table of a version, and the contents of each row's sample and its parts (hex),
-    none of the latter if no sample has several."""
-    data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
-    table = RowTable.from_parquet(data, where)
-    return table, Texts(read_contents(data, where)), Texts(read_parts(data, where))
 
 
 def receipts_of(folder: Folder) -> Iterator[Receipt]:

@@ -35,7 +35,7 @@ from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache.store.tree import Leaf, seal_of, spare_root
 from precache.store.version import Version
-from precache_workers.ops.identity import ops_digest
+from precache_workers.ops.identity import decides, ops_digest
 from precache_workers.planning.stored_versions import documents, receipts_of
 
 SCRATCH = f"{BUILD}/tmp"
@@ -65,6 +65,12 @@ class VersionSpec:
     table: RowTable
     rows_digest: str
     decides: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, declared: Recipe, table: RowTable) -> VersionSpec:
+        """Return what a recipe and a row table decide, with the code and libraries of today."""
+        decided = decides(declared)
+        return cls(declared, declared.fingerprint(decided), table, table.digest, decided)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -139,14 +145,16 @@ class TargetVersion:
         """Name of a shard's object below the version's folder."""
         return self.shapes[field].object_name(field, shard)
 
-    def sizes(self) -> dict[tuple[str, int], int | None]:
-        """List the stored objects: (field, shard) -> bytes, None where there is none."""
-        sizes: dict[tuple[str, int], int | None] = {}
-        for name in self.shapes:
-            stored = self.folder.sizes(name)
-            for shard in range(self.shards):
-                sizes[name, shard] = stored.get(self.object_name(name, shard))
-        return sizes
+    def shards_to_do(self, receipts: Mapping[int, Receipt]) -> list[int]:
+        """List the shards without a receipt, or with objects of another size than it records."""
+        sizes, todo = self.folder.sizes(), []
+        for shard in range(self.shards):
+            objects = receipts[shard].objects.items() if shard in receipts else None
+            if objects is None or any(
+                sizes.get(self.object_name(name, shard)) != made.size for name, made in objects
+            ):
+                todo.append(shard)
+        return todo
 
     def committed(self) -> Version:
         """Open the version, which was committed, be it by its copies; see `open_own`."""

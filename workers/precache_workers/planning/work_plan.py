@@ -16,11 +16,9 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.receipts import Receipt
-from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Catalogue, StoredRows
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
-from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import (
     StoredObjects,
     TargetVersion,
@@ -90,7 +88,7 @@ class Work:
     Attributes
     ----------
     found
-        Where other versions store the rows of an uncommitted version.
+        Where other versions store the rows: nowhere, if no object of a committed one is lost.
     retried
         Rows whose samples failed in another version, and are tried again by request.
     receipts
@@ -107,7 +105,7 @@ class Work:
     """
 
     target: TargetVersion
-    found: StoredRows | None = None
+    found: StoredRows
     retried: frozenset[int] = frozenset()
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
@@ -153,7 +151,10 @@ def find_work(
     failed = None
     if target is not None and is_committed(target):
         if not is_tried_again(request, target):
-            return _losses(target)
+            nothing = StoredRows.empty(target.shapes, len(target.table))
+            work = Work(target, nothing, lost={}).with_lost(target.committed().lost_objects())
+            found = stored_elsewhere(request, store, listed, target) if work.todo else nothing
+            return replace(work, found=found)
         failed, target = target, new_target(store, target)
     spec, measured, is_new = listed.spec, None, target is None
     catalogue = read_catalogue(request, store, listed, target.version if target else None)
@@ -174,13 +175,15 @@ def find_work(
         target = new_target(store, target, recompute=request.recompute)
     found = catalogue.find(target.rows_per_shard, target.shapes)
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
-    asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned
+    asks = (spec.recipe.leaves_pixels_open or draws) and listed.refreshes is None
     if asks and target.folder.size(DESCRIPTION) is None:
         for rows in _decoded_rows(target, found):
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
-    retried = catalogue.failed if catalogue.retries else frozenset()
+    retried = frozenset[int]()
+    if catalogue.retries:
+        retried = catalogue.failed if failed is None else frozenset(failed.committed().failures)
     return Work(target, found, retried, needed=needed, failed=failed)
 
 
@@ -200,10 +203,18 @@ def read_catalogue(
         store,
         listed.spec,
         retries=request.retry_failed,
-        pinned=listed.refreshes if listed.pinned else None,
+        pinned=listed.refreshes,
         labels_with_samples=listed.fetches_labels,
         made=made,
     )
+
+
+def stored_elsewhere(
+    request: Request, store: Folder, listed: ListedSource, target: TargetVersion
+) -> StoredRows:
+    """Find where other versions store the rows of a version."""
+    catalogue = read_catalogue(request, store, listed, target.version)
+    return catalogue.find(target.rows_per_shard, target.shapes)
 
 
 def may_draw(request: Request, recipe: Recipe) -> bool:
@@ -227,25 +238,15 @@ def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], 
 
 def is_tried_again(request: Request, target: TargetVersion) -> bool:
     """Return whether a committed version has failed samples that the request tries again."""
-    return request.retry_failed and bool(failed_rows(target))
-
-
-def failed_rows(target: TargetVersion) -> set[int]:
-    """List the rows of a committed version whose samples failed."""
-    holes = target.committed().holes
-    return {row for row, (_, why) in holes.items() if why != REMOVED}
+    return request.retry_failed and bool(target.committed().failures)
 
 
 def remaining(work: Work) -> Work:
     """Return the work on an uncommitted version without its finished shards."""
     target, receipts = work.target, read_receipts(work.target)
-    todo = shards_to_do(target.shards, receipts, target.sizes())
-    finished = {shard: receipts[shard] for shard in set(range(target.shards)) - set(todo)}
+    todo = target.shards_to_do(receipts)
+    finished = {shard: receipts[shard] for shard in receipts.keys() - set(todo)}
     return replace(work, receipts=finished, todo=todo)
-
-
-def _losses(target: TargetVersion) -> Work:
-    return Work(target, lost={}).with_lost(target.committed().lost_objects())
 
 
 def _needed(

@@ -18,8 +18,9 @@ from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.estimate import TimeCost
 from precache_workers.runtime.time_limit import DECODING, samples_at_work
-from precache_workers.shards.samples import FetchedSamples, one_thread
+from precache_workers.shards.samples import one_thread
 from precache_workers.sources.base import Sample
+from precache_workers.sources.fetching import FetchedSamples
 
 Result = TypeVar("Result")
 LEAST = 8

@@ -21,9 +21,10 @@ from precache.recipe.variants import field_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.profiling.questions import Question
-from precache_workers.shards.samples import FetchAllTask, FetchedSamples
+from precache_workers.shards.samples import FetchAllTask
 from precache_workers.sources.base import Sample
 from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.fetching import FetchedSamples
 
 MADE_TWICE = 8
 """Samples that are made twice: a flip of half of all images is missed once in 256 builds."""

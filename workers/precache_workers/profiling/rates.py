@@ -5,72 +5,38 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from precache.errors import PrecacheError, SampleError
 from precache.recipe.variants import variants_of
 from precache.runtime.spread import Spread
-from precache.storage.base import Buffer
+from precache.storage.base import Buffer, Folder
 from precache.storage.local import LocalFolder
-from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
+from precache.store.layout import INDEX_ENTRY_NBYTES
 from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.planning.assembly import assemble, count_rows
-from precache_workers.planning.catalogue import StoredRows, has_row
-from precache_workers.planning.rows import in_few_units
+from precache_workers.planning.catalogue import has_row
+from precache_workers.planning.rows import in_few_units, samples_read
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
 from precache_workers.profiling.harness import SampleRun, hole_reason
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import (
-    FetchAllTask,
-    FetchedSamples,
-    Job,
-    SampleTask,
-    one_thread,
-    recipes_of,
-)
+from precache_workers.shards.samples import Job, SampleTask, one_thread, recipes_of
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Sample
+from precache_workers.sources.fetching import FetchedSamples
 
 TIMED, LEAST_TIMED = 128, 8
 """Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
 TIMED_BYTES = 128 << 20
 EMPTY_SHARDS = 5
 """Shards without a sample by which the cost of a shard is measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatesTask(FetchAllTask):
-    """Rows to be measured: some are computed of samples, others reused.
-
-    Attributes
-    ----------
-    samples_read
-        Samples that are read to fetch these, as `planning.rows.samples_read` counts them.
-    stored
-        What is stored of the rows of one shard; None if none is reused.
-    """
-
-    shapes: Mapping[str, RowShape]
-    rows_per_shard: int
-    samples_read: int
-    stored: StoredRows | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _MeasuredShard(ShardTask):
-    """A shard of samples that were fetched before; others fail."""
-
-    samples: Sequence[Fetched] = ()
-
-    def fetch(self, places: Sequence[int] | None = None) -> FetchedSamples:
-        samples = self.samples or [SampleError("")] * len(self.keys)
-        yield from ((self.keys[at], samples[at]) for at in places or ())
 
 
 class _Nowhere(LocalFolder):
@@ -81,6 +47,40 @@ class _Nowhere(LocalFolder):
 
     def copy(self, *_: object, **__: object) -> bool:
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatesTask(ShardTask):
+    """Rows to be measured, by shards that are built and dropped.
+
+    Attributes
+    ----------
+    stored
+        What is stored of the rows of one shard; None if none is reused.
+    samples_read
+        Samples that are read to fetch these, as `planning.rows.samples_read` counts them.
+    samples
+        The samples, once they were fetched.
+    """
+
+    folder: Folder = field(default_factory=lambda: _Nowhere(Path(os.devnull)))
+    shard: int = 0
+    accept_missing: bool = True
+    samples_read: int
+    samples: Sequence[Fetched] | None = None
+
+    @classmethod
+    def some_of(cls, job: Job, table: RowTable, rows: np.ndarray, **more: Any) -> Self:
+        """Return the task for some of the rows (n,), of small and of large samples."""
+        chosen = rows_to_time(table, rows)
+        [read] = samples_read(table, [chosen])
+        return cls.of(job, table, chosen, samples_read=read, **more)
+
+    def fetch(self, places: Sequence[int] | None = None) -> FetchedSamples:
+        if self.samples is None:
+            return super().fetch(places)
+        samples = self.samples
+        return ((self.keys[at], samples[at]) for at in places or ())
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,8 @@ def measure_rates(task: RatesTask) -> UnitTimes:
     for arrays in variants_of(task.job.recipe.fields).values() if keys else ():
 
         def build(part: slice, arrays: Sequence[str] = arrays) -> Receipt:
-            shard = _shard_of(task, arrays, keys[part])
-            receipt = run_shard(replace(shard, samples=samples[part]))
-            failed.update({shard.keys[row]: why for row, why in receipt.holes.items()})
+            receipt = run_shard(_shard_of(task, arrays, keys[part], samples[part]))
+            failed.update({keys[part][row]: why for row, why in receipt.holes.items()})
             return receipt
 
         build(slice(1))  # the first row of a process is slower
@@ -165,7 +164,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
 
 
 def _shard_cpu(task: RatesTask) -> float:
-    shard = _shard_of(task, task.shapes, [""])
+    shard = _shard_of(task, task.shapes, [""], [SampleError("")])
     with tempfile.TemporaryDirectory(prefix="precache-plan-") as name:
         shards = (
             replace(shard, folder=LocalFolder(Path(name)), shard=number)
@@ -182,9 +181,10 @@ def _reuse(task: RatesTask) -> RowCost:
     assembly = assemble(task.job.recipe, stored)
     fields = {n: held for n, held in stored.fields.items() if count_rows(n, assembly).reused}
     taken = np.logical_and.reduce([stored.known, *map(has_row, fields.values())])
+    keys = [*map(str, range(len(taken)))]
     receipt = run_shard(
         replace(
-            _shard_of(task, fields, [*map(str, range(len(taken)))]),
+            _shard_of(task, fields, keys, [SampleError("")] * len(keys)),
             stored=replace(stored, fields=fields),
             removed=frozenset(np.flatnonzero(~taken).tolist()),
         )
@@ -194,20 +194,21 @@ def _reuse(task: RatesTask) -> RowCost:
     return RowCost(_time(receipt) / rows, nbytes / rows)
 
 
-def _shard_of(task: RatesTask, arrays: Collection[str], keys: Sequence[str]) -> _MeasuredShard:
-    """Return a shard of some arrays, that is built and dropped."""
+def _shard_of(
+    task: RatesTask, arrays: Collection[str], keys: Sequence[str], samples: Sequence[Fetched]
+) -> RatesTask:
+    """Return a shard of some arrays, of samples that were fetched."""
     recipe = task.job.recipe
     own = recipe.model_copy(update={"fields": {name: recipe.fields[name] for name in arrays}})
-    return _MeasuredShard(
-        replace(task.job, recipe=own),
-        keys,
-        [0] * len(keys),
-        barred=task.barred,
-        folder=_Nowhere(Path(os.devnull)),
+    return replace(
+        task,
+        job=replace(task.job, recipe=own),
+        keys=keys,
+        sizes=[0] * len(keys),
+        locations=None,
         shapes={name: task.shapes[name] for name in arrays},
-        rows_per_shard=task.rows_per_shard,
-        shard=0,
-        accept_missing=True,
+        stored=None,
+        samples=samples,
     )
 
 

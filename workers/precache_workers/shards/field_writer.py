@@ -21,12 +21,11 @@ from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import LossyWriter, RaggedWriter, ShardWriter
 from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.assembly import Action, Compute, Take, Zeros
+from precache_workers.planning.assembly import Action, Compute, ObjectId, Take, Zeros
 from precache_workers.planning.catalogue import StoredArray
 from precache_workers.shards.shard_objects import FinishedObject
 from precache_workers.shards.stored_rows import (
     DamagedObjectError,
-    ObjectId,
     StoredObject,
     StoredObjects,
 )

@@ -1,48 +1,27 @@
-"""Fetch samples and load the ops of a recipe: shared by all tasks that work on samples."""
+"""The job, the samples and the ops of a task: shared by all tasks that work on samples."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from precache.errors import SampleError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
-from precache.runtime.ordered_map import prefetch
-from precache.store.locations import Locations, expected_bytes
+from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import behaviours, require_same_outputs
-from precache_workers.runtime.time_limit import (
-    FETCHING,
-    SAMPLE_SECONDS,
-    key_digest,
-    samples_at_work,
-)
-from precache_workers.sources.base import Fetched, Source
+from precache_workers.ops.identity import require_same_outputs
+from precache_workers.runtime.time_limit import SAMPLE_SECONDS, key_digest
+from precache_workers.sources.base import Source
+from precache_workers.sources.fetching import FetchedSamples, fetch_ahead
 
-if TYPE_CHECKING:  # the driver alone needs them
-    from precache_workers.planning.listing import ListedSource
-    from precache_workers.planning.request import Request
-
-FetchedSamples = Generator[tuple[str, Fetched], None, None]
-"""Keys and samples, as `fetch_ahead` yields them."""
-
-FETCH_BYTES = 4 << 20
-FETCH_SAMPLES = 16
-"""A fetch is a run of samples up to either limit."""
-MAX_HELD_NBYTES = 128 << 20
-"""Bytes of samples of containers that are fetched before the first of them is used, at most."""
-UNITS_AHEAD = 16
-"""Units of containers that are fetched ahead."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
 
@@ -73,21 +52,6 @@ class Job:
     fetch_labels: bool = False
     sample_seconds: float = SAMPLE_SECONDS
     refreshes: bool = False
-
-    @classmethod
-    def of(cls, request: Request, source: Source, listed: ListedSource) -> Job:
-        """Return the settings of the build that a request describes."""
-        recipe = listed.spec.recipe
-        return cls(
-            source,
-            recipe,
-            request.import_path,
-            listed.code,
-            behaviours(recipe),
-            listed.fetches_labels,
-            request.sample_timeout,
-            listed.pinned,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,104 +134,6 @@ class FetchAllTask(SampleTask):
         """Raise `FetchError` if a container changed while the samples of some places were read."""
         if self.locations is not None and places:
             self.job.source.require_unchanged(self.locations.take(places))
-
-
-def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> Iterator[list[int]]:
-    """Group samples that are fetched together; each key of `alone` is a group of its own."""
-    run: list[int] = []
-    nbytes = 0
-    for place, (key, size) in enumerate(zip(keys, sizes, strict=True)):
-        apart = alone and (key in alone or (run and keys[run[-1]] in alone))
-        if run and (apart or nbytes + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
-            yield run
-            run, nbytes = [], 0
-        run.append(place)
-        nbytes += max(0, size)
-    if run:
-        yield run
-
-
-def _runs_of_units(sizes: Sequence[int], locations: Locations) -> Iterator[list[int]]:
-    """Group samples by their units, so that each unit is read once.
-
-    All samples up to the last one of a unit are held until those before it are yielded. Where that
-    would take more than `MAX_HELD_NBYTES`, a unit is read again later.
-    """
-    units = locations.unit_numbers.tolist()
-    expected = expected_bytes(np.asarray(sizes), locations).tolist()
-    last = {unit: place for place, unit in enumerate(units)}
-    start = held = end = 0
-    cut = 0  # the last place up to which no unit reaches beyond
-    place = 0
-    while place < len(units):
-        if held + expected[place] > MAX_HELD_NBYTES and place > start:
-            place = cut if cut > start else place
-            yield from _by_unit(units, range(start, place))
-            start, held, end = place, 0, place
-            continue
-        held += expected[place]
-        end = max(end, last[units[place]] + 1)
-        place += 1
-        if end == place:
-            cut = place
-    yield from _by_unit(units, range(start, len(units)))
-
-
-def _by_unit(units: Sequence[int], places: range) -> Iterator[list[int]]:
-    runs: dict[int, list[int]] = {}
-    for place in places:
-        runs.setdefault(units[place], []).append(place)
-    yield from runs.values()
-
-
-def fetch_ahead(
-    source: Source,
-    keys: Sequence[str],
-    sizes: Sequence[int],
-    barred: Mapping[str, str] = MappingProxyType({}),
-    alone: Collection[str] = (),
-    locations: Locations | None = None,
-) -> FetchedSamples:
-    """Yield samples in order, fetching the next ones while the caller works.
-
-    Parameters
-    ----------
-    barred, alone
-        As in `SampleTask`.
-    locations
-        As listed; samples of one unit are fetched together. None if there are none.
-    """
-    at_work = samples_at_work()
-    alone = set(keys).intersection(alone)
-    unfetched = {key for key, reason in barred.items() if reason.startswith(FETCHING)}
-
-    def fetch_run(run: list[int]) -> list[tuple[int, Fetched]]:
-        names = [keys[place] for place in run]
-        if names[0] in unfetched:
-            return [(place, SampleError(barred[keys[place]])) for place in run]
-        expected = [sizes[place] for place in run]
-        where = None if locations is None else locations.take(run)
-        with at_work.kept():
-            return list(zip(run, source.fetch(names, expected, where), strict=True))
-
-    apart = alone | unfetched
-    by_unit = not apart and locations is not None and bool(locations.containers)
-    groups = (
-        _runs_of_units(sizes, locations)
-        if by_unit and locations is not None
-        else _runs(keys, sizes, apart)
-    )
-    threads = source.fetch_threads
-    ahead = UNITS_AHEAD if by_unit else threads + 1
-    runs = (fetch_run(r) for r in groups) if alone else prefetch(fetch_run, groups, threads, ahead)
-    held: dict[int, Fetched] = {}
-    place = 0
-    with contextlib.closing(runs):
-        for run in runs:
-            held.update(run)
-            while place in held:
-                yield keys[place], held.pop(place)
-                place += 1
 
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:

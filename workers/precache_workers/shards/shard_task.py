@@ -20,7 +20,7 @@ from precache_workers.ops.identity import all_starts, installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.assembly import Assembly, Run, assemble
 from precache_workers.planning.catalogue import StoredRows
-from precache_workers.planning.compared_samples import differs
+from precache_workers.planning.content_reader import differs
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
@@ -107,7 +107,8 @@ class ShardTask(FetchAllTask):
         """Bytes that its process may need: libraries, a large photograph, and whole shards."""
         built = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
-        return BASE_MEMORY + large + built * (1 if self.stored is None else 2)
+        reuses = self.stored is not None and bool(self.stored.has_rows.any())
+        return BASE_MEMORY + large + built * (1 + reuses)
 
     def retried(self) -> Self:
         return replace(self, again=True)
@@ -161,7 +162,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     recipe = task.job.recipe
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
     assembly = assemble(recipe, stored, task.removed, barred)
-    linked, objects_of_others = assembly.linked, StoredObjects(assembly)
+    linked, objects_of_others = assembly.linked, StoredObjects(stored)
     if task.check_stored:
         for array, number in assembly.links.values():  # which would be linked unread
             objects_of_others.object(array, number).open()

@@ -20,15 +20,12 @@ from precache.storage.local_files import map_file
 from precache.store.layout import CHECK_NBYTES
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.tree import Leaf
-from precache_workers.planning.assembly import Assembly, taken_rows
-from precache_workers.planning.catalogue import WHOLE, StoredArray, open_stored
+from precache_workers.planning.assembly import ObjectId, taken_rows
+from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
 from precache_workers.planning.stored_versions import UNREADABLE
 
 DECODE_BYTES, FETCH_BYTES = 4 << 20, 64 << 20
 """Bytes of rows that are decoded at a time: of a mapped object, and of one that is fetched."""
-
-ObjectId = tuple[tuple[str, str], int]
-"""Version and name of an array, and number of its shard."""
 
 
 class DamagedObjectError(StorageError):
@@ -209,19 +206,11 @@ class StoredObject:
 class StoredObjects:
     """The stored objects that a shard takes rows of, each opened once for all fields."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._arrays = assembly.rows.arrays
-        self._planned: dict[ObjectId, list[np.ndarray]] = {}
+    def __init__(self, stored: StoredRows) -> None:
+        taken = taken_rows(stored)
+        self._planned = {object_id: rows for object_id, (_, rows) in taken.items()}
         self._opened: dict[ObjectId, StoredObject] = {}
         self._readers: dict[tuple[str, str], tuple[ShardFiles, ArrayReader]] = {}
-        for held in assembly.rows.fields.values():
-            for number, rows in taken_rows(held).items():
-                array = self._arrays[number]
-                for shard in np.unique(rows // array.rows_per_shard).tolist():
-                    within = (
-                        rows[rows // array.rows_per_shard == shard] - array.rows_of(shard).start
-                    )
-                    self._planned.setdefault((array.place, shard), []).append(within)
 
     def reader(self, array: StoredArray, shard: int) -> tuple[ShardFiles, ArrayReader]:
         """Return the files of an array that have a shard, and the reader of its rows."""
@@ -242,8 +231,6 @@ class StoredObjects:
         """
         key = array.place, shard
         if key not in self._opened:
-            planned = np.unique(
-                np.concatenate([*self._planned.get(key, ()), np.zeros(0, np.int64)])
-            )
+            planned = self._planned.get(key, np.zeros(0, np.int64))
             self._opened[key] = StoredObject(self, array, shard, planned)
         return self._opened[key]
