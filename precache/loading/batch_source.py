@@ -37,6 +37,7 @@ from precache.store.version import Version
 from precache.transforms import (
     Draw,
     Follower,
+    Steps,
     crops,
     is_drawn,
     label_mixing,
@@ -44,6 +45,7 @@ from precache.transforms import (
     require_unblended,
     run_all,
     split_windows,
+    steps_of,
 )
 
 log = logging.getLogger(__name__)
@@ -95,20 +97,20 @@ class BatchSource:
         if options.cache and not options.resident:
             cache = DiskCache.at(options.cache.folder, options.cache.limit)
         self.reader = VersionReader(
-            uri, options.fields, options.verify, options.storage_options, options.access, cache
+            uri, options.fields, options.storage_options, options.access, cache
         )
-        self._followers = self._find_followers(crops(options.transform))
-        self._sequences = Sequences(self.reader, options.ragged)
+        steps = steps_of(options.transform)
+        self._followers = self._find_followers(crops(steps))
+        self._sequences = Sequences(self.reader, options.forms)
         self._require_no_sequences()
-        require_unblended(options.transform, self._masks())
-        self._transform, self._crops = options.transform, bool(self.reader.ragged)
+        require_unblended(steps, self._masks())
+        self._steps: Steps = steps
+        self._crops = bool(self.reader.ragged)
         if self._crops:
             names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
             where = self.version.path
             dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
-            windows, self._transform = split_windows(
-                options.transform, names, dense, where, self._followers
-            )
+            windows, self._steps = split_windows(steps, names, dense, where, self._followers)
             if options.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
@@ -124,13 +126,11 @@ class BatchSource:
         self._selection = Selection.of(
             self.reader, options.rows, options.weights, as_stored=as_stored
         )
-        self._mixing = label_mixing(self._transform)
+        self._mixing = label_mixing(self._steps)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
-        if self._transform is not None:
-            kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
-            sequences = self._sequences.tried(self.reader)
-            require_fitting(self._transform, kinds, sequences, self._followers)
+        kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
+        require_fitting(self._steps, kinds, self._sequences.tried(self.reader), self._followers)
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -142,7 +142,7 @@ class BatchSource:
         self._transforms_early = (
             options.device.type != "cuda"
             and (options.resident != "device" or options.device.type == "cpu")
-            and is_drawn(self._transform)
+            and is_drawn(self._steps)
         )
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
@@ -293,11 +293,10 @@ class BatchSource:
         mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
         if mark is not None:
             batch = {**batch, "repeated": mark}
-        transform = self._transform
-        if transform is not None:
+        if self._steps:
             draw = self._draw(epoch, first, batch["row"])
             with self._transform_time.counted():
-                batch = run_all(transform, batch, draw)
+                batch = run_all(self._steps, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)
@@ -421,11 +420,6 @@ class BatchSource:
                 options.rank,
                 options.world_size,
                 self._closed,
-            )
-        by_length = isinstance(options.shuffle, Buckets)
-        if weights is not None and (shuffle is None or by_length):
-            raise UsageError(
-                f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
             )
         lengths = None
         if isinstance(options.shuffle, Buckets):
@@ -561,8 +555,8 @@ def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(marks).to(rows.device, non_blocking=rows.is_cuda)
 
 
-def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None:
-    if output == "dict":
+def _choose_output(output: Any, reader: VersionReader) -> tuple[str, str] | None:
+    if output != "tuple":
         return None
     missing = {"image", "label"} - set(reader.shapes)
     if missing:
