@@ -95,7 +95,7 @@ class BatchSource:
         cache = None
         # A resident version needs no copy on a disk.
         if options.cache and not options.resident:
-            cache = DiskCache.at(options.cache.folder, options.cache.limit)
+            cache = DiskCache(options.cache.folder, options.cache.limit)
         self.reader = VersionReader(
             uri, options.fields, options.storage_options, options.access, cache
         )
@@ -298,10 +298,10 @@ class BatchSource:
             with self._transform_time.counted():
                 batch = run_all(self._steps, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
-        if count and mark is not None:
-            self._require_mark(batch)
         if mark is not None:
             mark = batch.get("repeated") if isinstance(batch, Mapping) else None
+            if count and mark is None:
+                self._warn_of_mark()
         return rows, count, mark, [batch if self.output is None else self._tuple_of(batch)]
 
     def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:
@@ -327,9 +327,9 @@ class BatchSource:
             )
         return tuple(batch[name] for name in wanted)
 
-    def _require_mark(self, batch: Any) -> None:
-        """Log a warning if the transform left out the mark of repeated rows, once."""
-        if not self._warned_of_mark and not (isinstance(batch, Mapping) and "repeated" in batch):
+    def _warn_of_mark(self) -> None:
+        """Log once that the transform left out the mark of repeated rows."""
+        if not self._warned_of_mark:
             self._warned_of_mark = True
             log.warning(
                 "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
@@ -533,14 +533,9 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
             f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read {options.batch_size} "
             "rows each a step; choose a batch_size that deals out evenly"
         )
-    window = chosen.window or SHUFFLE_WINDOW
+    window, cache = chosen.window or SHUFFLE_WINDOW, options.cache
     # Free space must not change the order: each rank has a disk of its own.
-    if (
-        chosen.window is None
-        and reader.cached
-        and options.cache
-        and options.cache.limit is not None
-    ):
+    if chosen.window is None and reader.cached and cache and cache.limit is not None:
         window = reader.cached.window(SHUFFLE_WINDOW)
     arrays = (reader.readers | reader.sequences).values()
     shard_rows = [array.array.object_rows for array in arrays]

@@ -32,7 +32,7 @@ DECODED_NBYTES = 256 << 20
 """Memory for the decoded chunks of one field; block shuffle's default window fits for most sets."""
 
 DECODE_NBYTES = 1 << 20
-"""Bytes of chunks of small rows decoded, or of plain rows checked, before their rows are copied."""
+"""Bytes of chunks of small rows that are decoded before their rows are copied."""
 
 CHUNKS_AT_ONCE = 5
 """Decoded chunks in memory where rows are cut out of them: one per thread, and one kept."""
@@ -141,31 +141,22 @@ class ArrayReader:
         places = self._objects.locate(rows)
         if (places.lengths != self.array.chunk_nbytes + CHECK_NBYTES).any():
             return False
-        nbytes, starts = out.nbytes // len(rows), places.starts
-        whole = nbytes == self.array.chunk_nbytes
-        if not whole:
+        nbytes, starts, checks = out.nbytes // len(rows), places.starts, None
+        if nbytes != self.array.chunk_nbytes:
             starts = starts + rows % self.array.chunk_rows * nbytes
-        due, together, in_parts = self._objects.checks(places), len(rows), False
-        checks: np.ndarray | None = due
-        if (due == UNCHECKED).all():
-            checks = None
-        elif not (whole and kernels.compiled().has_crc32c):
-            # Checked right before they are copied, rows are read from memory once for both.
-            checks, in_parts, together = None, True, DECODE_NBYTES // nbytes + 1
-        lengths = np.full(len(rows), nbytes, np.int64)
-        for start in range(0, len(rows), together):
-            part = slice(start, start + together)
-            if in_parts:
-                self._check_crc32c(places.part(part))
-            try:
-                copied = kernels.copy_pieces(
-                    self._objects.sources, places.objects[part], starts[part], lengths[part],
-                    out[part], batch_nbytes, checks,
-                )  # fmt: skip
-            except ValueError:
-                return False
-            if copied < len(out[part]):
-                raise self.damage(int(rows[start + copied]), BAD_CRC)
+        due: np.ndarray = self._objects.checks(places)
+        if (due != UNCHECKED).any():
+            if nbytes == self.array.chunk_nbytes and kernels.compiled().has_crc32c:
+                checks = due  # while they are copied
+            else:
+                self._check_crc32c(places)
+        pieces = places.objects, starts, np.full(len(rows), nbytes, np.int64)
+        try:
+            copied = kernels.copy_pieces(self._objects.sources, *pieces, out, batch_nbytes, checks)
+        except ValueError:
+            return False
+        if copied < len(rows):
+            raise self.damage(int(rows[copied]), BAD_CRC)
         if checks is not None:
             self._mark_checked(places)
         return True

@@ -333,9 +333,3 @@ def _heads_hold(heads: np.ndarray, sizes: np.ndarray) -> bool:
     """Return whether heads of chunks (n, 8) are those of single rows of such sizes."""
     stated = heads.view("<u4")
     return bool((stated[:, 0] == 1).all() and (stated[:, 1] == sizes).all())
-
-
-def open_reader(version: Version, name: str, objects: ShardFiles | None = None) -> ArrayReader:
-    """Return the reader of an array of a version, whose rows are of one shape or ragged."""
-    kind = RaggedReader if version.arrays[name].decoder.ragged else ArrayReader
-    return kind(version, name, objects)
