@@ -703,9 +703,10 @@ class WindowStep(ImageTransform):
     padding = 0
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        changed, pictures = super().apply(batch, draw), self.fields or ("image",)
+        changed = super().apply(batch, draw)
+        pictures = [name for name in self.fields or ("image",) if name not in draw.followers]
         if following_of(batch, pictures, draw):
-            height, width = next(batch[n].shape[-2:] for n in pictures if n not in draw.followers)
+            height, width = batch[pictures[0]].shape[-2:]
             view = self.view(View.of(height, width, draw), draw)
             changed |= follow(batch, pictures, view.movement(), draw)
         return changed

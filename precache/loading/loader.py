@@ -487,8 +487,8 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
             "rows come shard by shard, mixed within each, while a version is built; leave out "
             "shuffle=False, or follow=True"
         )
-    by_length = "shuffle" if isinstance(options.shuffle, Buckets) else "refresh"
-    for name in (by_length, "refresh", "resident", "weights", "rows"):
+    shuffles = ("shuffle",) if isinstance(options.shuffle, Buckets | Weighted) else ()
+    for name in (*shuffles, "refresh", "resident", "rows"):
         if getattr(options, name) is not None:
             why = (
                 f"{name} needs a finished version, and this one is followed while it is built; "
