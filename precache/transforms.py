@@ -23,7 +23,7 @@ import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -42,6 +42,9 @@ from precache.runtime.integers import sides, whole
 Batch = dict[str, torch.Tensor]
 Place = tuple[int, ...]
 """Indices of a step in the transforms that it is in, the outermost first."""
+
+Steps = Sequence[tuple[Place, Any]]
+"""Steps of a transform with their places, by which they draw."""
 
 GREY = (0.299, 0.587, 0.114)
 """Weights of R, G and B in grey (ITU-R BT.601)."""
@@ -309,15 +312,10 @@ class ImageTransform(FieldTransform):
         self.fields = field_names(fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        images = self._images(batch, draw)
         changed = {
             name: _as_before(self.change(name, pixels, draw), batch[name])
-            for name, pixels in images.items()
+            for name, pixels in self._images(batch, draw).items()
         }
-        if isinstance(self, WindowStep) and following_of(batch, images, draw):
-            height, width = next(iter(images.values())).shape[2:]
-            view = self.view(View.of(height, width, draw), draw)
-            changed |= follow(batch, images, view.movement(), draw)
         return {**batch, **changed}
 
     def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -341,7 +339,7 @@ def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Dr
         if name + LENGTH not in batch:
             raise UsageError(
                 f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
-                "of ragged= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
+                "of output= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
             )
     names = following_of(batch, pictures, draw)
     move = {"boxes": movement.boxes, "keypoints": movement.keypoints}
@@ -407,14 +405,20 @@ class Compose:
             raise UsageError(f"Compose takes a list of transforms, not {steps!r}")
         self.steps = [require_step("a step of Compose", step) for step in steps]
 
-    def placed(self) -> Sequence[tuple[Place, Any]]:
-        """Return the steps with their places."""
-        return [((index,), step) for index, step in enumerate(self.steps)]
-
     def apply(self, batch: Any, draw: Draw) -> Any:
-        for place, step in self.placed():
-            batch = run(step, batch, draw.at(place))
+        for index, step in enumerate(self.steps):
+            batch = run(step, batch, draw.inside(index))
         return batch
+
+
+def steps_of(transform: Any, place: Place = ()) -> list[tuple[Place, Any]]:
+    """Return the steps of a transform with their places, those within a `Compose` one by one."""
+    if transform is None:
+        return []
+    if not (isinstance(transform, Compose) and type(transform).apply is Compose.apply):
+        return [(place, transform)]
+    within = enumerate(transform.steps)
+    return [placed for index, step in within for placed in steps_of(step, (*place, index))]
 
 
 def require_step(name: str, step: Any) -> Any:
@@ -436,9 +440,11 @@ def require_step(name: str, step: Any) -> Any:
     return step
 
 
-def run_all(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
-    """Apply a whole transform; boxes that are gone are dropped at its end."""
-    return without_gone(run(step, batch, draw), draw)
+def run_all(steps: Steps, batch: Any, draw: Draw) -> Any:
+    """Apply the steps of a transform; boxes that are gone are dropped at its end."""
+    for place, step in steps:
+        batch = run(step, batch, draw.at(place))
+    return without_gone(batch, draw)
 
 
 def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
@@ -448,14 +454,12 @@ def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw
     return step.apply(batch, draw) if isinstance(step, Transform | Compose) else step(batch)
 
 
-def is_drawn(step: Any) -> bool:
-    """Return whether any thread may run a transform: it uses the batch and the draw alone."""
-    if isinstance(step, Compose):
-        return type(step).apply is Compose.apply and all(is_drawn(s) for _, s in step.placed())
-    return isinstance(step, Transform)
+def is_drawn(steps: Steps) -> bool:
+    """Return whether any thread may run some steps: they use the batch and the draw alone."""
+    return bool(steps) and all(isinstance(step, Transform) for _, step in steps)
 
 
-def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
+def require_unblended(steps: Steps, masks: Mapping[str, bool]) -> None:
     """Raise `UsageError` if a step would change class numbers without being told to.
 
     Parameters
@@ -465,7 +469,7 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
         if that is sure, False if they are only resized as such.
     """
     known = True
-    for step in _steps(transform):
+    for _, step in steps:
         known = known and type(step).__module__ == __name__  # another may give other values
         is_float = isinstance(step, ToDType) and step.dtype.is_floating_point
         if known and (is_float or isinstance(step, Normalize | ColorJitter | MixUp)):
@@ -492,7 +496,7 @@ def require_unblended(transform: Any, masks: Mapping[str, bool]) -> None:
 
 
 def require_fitting(
-    transform: Any,
+    steps: Steps,
     rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     sequences: Mapping[str, Any],
     followers: Mapping[str, Follower],
@@ -521,7 +525,7 @@ def require_fitting(
     draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"), followers)
     normalized = dict[str, Normalize]()
     known = True
-    for step in _steps(transform):
+    for _, step in steps:
         if isinstance(step, Normalize) and any(step.mean):  # not one that divides alone, as by 255
             for name in step.fields or ("image",):
                 if name in normalized:
@@ -534,32 +538,17 @@ def require_fitting(
         known = known and type(step).__module__ == __name__
         if known:
             try:
-                batch = run_all(step, batch, draw)
+                batch = run_all([((), step)], batch, draw)
             except UsageError:
                 raise
             except Exception:  # of a dtype that a device may have; else the first batch raises it
                 known = False
 
 
-def _steps(transform: Any) -> Iterator[Any]:
-    """Yield the steps of a transform, those within a `Compose` one by one."""
-    for _, step in _placed(transform):
-        yield step
-
-
-def crops(transform: Any) -> bool:
+def crops(steps: Steps) -> bool:
     """Return True if a transform leaves out parts of images, and boxes with them."""
     cropping = (RandomCrop, CenterCrop, RandomResizedCrop)
-    return any(isinstance(step, cropping) for step in _steps(transform))
-
-
-def _placed(transform: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield the steps of a transform with their places."""
-    if isinstance(transform, Compose) and type(transform).apply is Compose.apply:
-        for within, step in transform.placed():
-            yield from _placed(step, (*place, *within))
-    else:
-        yield place, transform
+    return any(isinstance(step, cropping) for _, step in steps)
 
 
 class Followed(Transform):
@@ -580,16 +569,6 @@ class Followed(Transform):
         others = {name: values for name, values in batch.items() if name != PLACES}
         movement = movement_of(batch[PLACES], self.size)
         return {**others, **follow(others, self.pictures, movement, draw)}
-
-
-class Later(Compose):
-    """The steps that are left of a transform whose first ones are done; they draw as before."""
-
-    def __init__(self, placed: Sequence[tuple[Place, Any]]) -> None:
-        self.left = placed
-
-    def placed(self) -> Sequence[tuple[Place, Any]]:
-        return self.left
 
 
 def _number(name: str, value: Any, least: float, most: float = sys.float_info.max) -> float:
@@ -708,8 +687,8 @@ def movement_of(places: torch.Tensor, size: tuple[int, int]) -> Movement:
     return Movement(starts, scales, mirrored[:, 0] > 0, size, shifts[:, 0])
 
 
-class WindowStep(ABC):
-    """A transform that chooses what of an image is seen, which can be done while it is read.
+class WindowStep(ImageTransform):
+    """Chooses what of an image is seen, which can be done while it is read; boxes follow it.
 
     Attributes
     ----------
@@ -719,9 +698,18 @@ class WindowStep(ABC):
         Pixels around an image that it adds; then it cannot be done so.
     """
 
+    moves = True
     resizes: ClassVar[bool] = False
     padding = 0
-    fields: tuple[str, ...] | None
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        changed = super().apply(batch, draw)
+        pictures = [name for name in self.fields or ("image",) if name not in draw.followers]
+        if following_of(batch, pictures, draw):
+            height, width = batch[pictures[0]].shape[-2:]
+            view = self.view(View.of(height, width, draw), draw)
+            changed |= follow(batch, pictures, view.movement(), draw)
+        return changed
 
     @abstractmethod
     def view(self, view: View, draw: Draw) -> View:
@@ -790,12 +778,12 @@ def _require_whole_scene(
 
 
 def split_windows(
-    transform: Any,
+    steps: Steps,
     ragged: Mapping[str, str],
     dense: Sequence[str],
     where: str,
     followers: Mapping[str, Follower],
-) -> tuple[WindowSteps, Any]:
+) -> tuple[WindowSteps, Steps]:
     """Split a transform into what is done while ragged rows are read, and the steps after that.
 
     Parameters
@@ -814,9 +802,9 @@ def split_windows(
         Its first steps do not bring the images to one size, or do not move all of them.
     """
     first: list[tuple[Place, WindowStep]] = []
-    placed, nearest = list(_placed(transform)), list[str]()
+    nearest = list[str]()
     view, draw = View.whole(torch.empty(0, 2)), Draw((), 0, torch.empty(0, dtype=torch.int64))
-    for place, step in placed:
+    for place, step in steps:
         fits = isinstance(step, WindowStep) and not step.padding
         if not fits or (step.resizes and any(before.resizes for _, before in first)):
             break
@@ -839,25 +827,23 @@ def split_windows(
         fields = names = ""
         if [*ragged] != ["image"]:
             fields, names = f", {_fields_of((*ragged,))}", f", fields={(*ragged,)}"
-        begins = (
-            f", and this one begins with {_named(placed[0][1])}" if transform is not None else ""
-        )
+        begins = f", and this one begins with {_named(steps[0][1])}" if steps else ""
         raise UsageError(
             f"rows of {' and '.join(ragged)} of {where} have shapes of their own, and a batch has "
             "one: begin the transform with a crop, as Loader(…, "
             f"transform=RandomResizedCrop(224{fields})), or Compose([Resize(256{fields}), "
             f"CenterCrop(224{names}), …]){begins}; or read rows one by one, by CachedDataset"
         )
-    later, places = placed[len(first) :], ""
+    later, places = steps[len(first) :], ""
     if any(follower.picture in ragged for follower in followers.values()):
         later, places = [((), Followed(ragged, size)), *later], PLACES
-    return WindowSteps(first, size, nearest, places), Later(later) if later else None
+    return WindowSteps(first, size, nearest, places), later
 
 
 # --- geometry -----------------------------------------------------------------------------------
 
 
-class _Resampling(ImageTransform, WindowStep):
+class _Resampling(WindowStep):
     """A step that resizes each field by an interpolation of its own.
 
     Attributes
@@ -868,7 +854,6 @@ class _Resampling(ImageTransform, WindowStep):
         True if the user gave them.
     """
 
-    moves = True
     resizes = True
 
     def __init__(self, fields: Mapping[str, str] | Iterable[str] | None) -> None:
@@ -897,19 +882,34 @@ class _Resampling(ImageTransform, WindowStep):
         return sampled.permute(0, 3, 1, 2).contiguous()
 
 
-def _require_fitting_crop(
-    size: tuple[int, int], images: Iterable[Sequence[float]], padding: int = 0
-) -> None:
-    """Raise `UsageError` if a crop does not fit images of these heights and widths, padded."""
-    for high, wide in images:
-        if high + 2 * padding < size[0] or wide + 2 * padding < size[1]:
-            raise UsageError(
-                f"a crop of {size[0]} x {size[1]} does not fit an image of {high + 2 * padding:g} "
-                f"x {wide + 2 * padding:g}; put Resize({max(size)}) before it"
-            )
+class _Crop(WindowStep):
+    """A window of `size` in each image, `padding` zeros included, all at `corners`."""
+
+    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None) -> None:
+        super().__init__(fields)
+        self.size = sides("size", size)
+
+    @abstractmethod
+    def corners(self, spare: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Return top and left of windows (N, 2) in images that are `spare` pixels higher and
+        wider."""
+
+    def view(self, view: View, draw: Draw) -> View:
+        self._require_fitting([view.size] if view.size else view.sizes.tolist())
+        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
+        return view.cropped(self.corners(view.sizes - sides, draw), self.size, sides)
+
+    def _require_fitting(self, images: Iterable[Sequence[float]]) -> None:
+        """Raise `UsageError` if it does not fit images of these heights and widths, padded."""
+        for high, wide in ([side + 2 * self.padding for side in image] for image in images):
+            if high < self.size[0] or wide < self.size[1]:
+                raise UsageError(
+                    f"a crop of {self.size[0]} x {self.size[1]} does not fit an image of {high:g} "
+                    f"x {wide:g}; put Resize({max(self.size)}) before it"
+                )
 
 
-class RandomCrop(ImageTransform, WindowStep):
+class RandomCrop(_Crop):
     """A random window of `size`, after `padding` zeros on every side, of masks, too.
 
     Parameters
@@ -918,35 +918,28 @@ class RandomCrop(ImageTransform, WindowStep):
         Fields that are cropped by the same window; see `FieldTransform`.
     """
 
-    moves = True
-
     def __init__(
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
     ) -> None:
-        super().__init__(fields)
-        self.size = sides("size", size)
+        super().__init__(size, fields)
         self.padding = whole("padding", padding, 0)
 
-    def view(self, view: View, draw: Draw) -> View:
-        images = [view.size] if view.size else view.sizes.tolist()
-        _require_fitting_crop(self.size, images, self.padding)
-        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
-        spare = (view.sizes + 2 * self.padding - sides + 1).float()
-        corners = (draw.uniform(2) * spare).floor() - self.padding
-        return view.cropped(corners, self.size, sides)
+    def corners(self, spare: torch.Tensor, draw: Draw) -> torch.Tensor:
+        places = (spare + 2 * self.padding + 1).float()
+        return (draw.uniform(2) * places).floor() - self.padding
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = self.size
-        _require_fitting_crop(self.size, [images.shape[2:]], self.padding)
+        self._require_fitting([images.shape[2:]])
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
-        spare = [length - s + 1 for length, s in zip(padded.shape[2:], self.size, strict=True)]
-        corner = (draw.uniform(2) * _constant(spare, images)).long()
+        spare = [length - s for length, s in zip(images.shape[2:], self.size, strict=True)]
+        corner = (self.corners(_constant(spare, images), draw) + self.padding).long()
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         number = torch.arange(len(images), device=images.device)
         return windows[number, :, corner[:, 0], corner[:, 1]]
 
 
-class CenterCrop(ImageTransform, WindowStep):
+class CenterCrop(_Crop):
     """The middle of each image, of `size`.
 
     Parameters
@@ -955,20 +948,15 @@ class CenterCrop(ImageTransform, WindowStep):
         Fields that are cropped alike; see `FieldTransform`.
     """
 
-    moves = True
-
     def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
-        super().__init__(fields)
-        self.size = sides("size", size)
+        super().__init__(size, fields)
 
-    def view(self, view: View, draw: Draw) -> View:
-        _require_fitting_crop(self.size, [view.size] if view.size else view.sizes.tolist())
-        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
-        return view.cropped(((view.sizes - sides) / 2).round(), self.size, sides)
+    def corners(self, spare: torch.Tensor, draw: Draw) -> torch.Tensor:
+        return (spare / 2).round()
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         (height, width), (high, wide) = self.size, images.shape[2:]
-        _require_fitting_crop(self.size, [(high, wide)])
+        self._require_fitting([(high, wide)])
         top, left = round((high - height) / 2), round((wide - width) / 2)
         return images[:, :, top : top + height, left : left + width]
 
@@ -1100,7 +1088,7 @@ def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> tor
     return (2 * pixel + 1) / size - 1
 
 
-class HorizontalFlip(ImageTransform, WindowStep):
+class HorizontalFlip(WindowStep):
     """Mirror left and right with probability `p`.
 
     Parameters
@@ -1108,8 +1096,6 @@ class HorizontalFlip(ImageTransform, WindowStep):
     fields
         Fields that are mirrored together; see `FieldTransform`.
     """
-
-    moves = True
 
     def __init__(self, p: float = 0.5, fields: Iterable[str] | None = None) -> None:
         super().__init__(fields)
@@ -1431,6 +1417,16 @@ class Mixing(FieldTransform):
         if not self.alpha:
             raise UsageError(f"alpha is {alpha!r}; give a number above 0")
 
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        images = self._images(batch, draw)
+        share, mixed = self.mixed(images, draw)
+        mixed = {name: _as_before(values, batch[name]) for name, values in mixed.items()}
+        return {**batch, **mixed, "label": self._shared(batch, share)}
+
+    @abstractmethod
+    def mixed(self, fields: Batch, draw: Draw) -> tuple[torch.Tensor, Batch]:
+        """Return the share (N,) that is left of each sample, and the mixed fields."""
+
     def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
         """Raise `UsageError` if a label (n,) of rows (n,) is none of the classes."""
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -1471,12 +1467,12 @@ class Mixing(FieldTransform):
         return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
 
 
-def label_mixing(transform: object) -> Mixing | None:
+def label_mixing(steps: Steps) -> Mixing | None:
     """Return the first step that mixes labels, unless an earlier step may change them."""
-    for step in _steps(transform):
+    for _, step in steps:
         if isinstance(step, Mixing):
             return step
-        if getattr(type(step), "apply", None) is not ImageTransform.apply:
+        if getattr(type(step), "apply", None) not in (ImageTransform.apply, WindowStep.apply):
             return None
     return None
 
@@ -1498,8 +1494,7 @@ class MixUp(Mixing):
     ) -> None:
         super().__init__(classes, alpha, fields)
 
-    def apply(self, batch: Batch, draw: Draw) -> Batch:
-        fields = self._images(batch, draw)
+    def mixed(self, fields: Batch, draw: Draw) -> tuple[torch.Tensor, Batch]:
         for name, images in fields.items():
             if name != "image" and not images.is_floating_point():
                 raise UsageError(
@@ -1509,8 +1504,7 @@ class MixUp(Mixing):
                 )
         first = next(iter(fields.values()))
         share = _beta(self.alpha, len(first), draw, first.device)
-        mixed = {n: _as_before(self._blended(v, share), batch[n]) for n, v in fields.items()}
-        return {**batch, **mixed, "label": self._shared(batch, share)}
+        return share, {name: self._blended(values, share) for name, values in fields.items()}
 
     def _blended(self, images: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         pixels = images.float()
@@ -1534,8 +1528,7 @@ class CutMix(Mixing):
     ) -> None:
         super().__init__(classes, alpha, fields)
 
-    def apply(self, batch: Batch, draw: Draw) -> Batch:
-        fields = self._images(batch, draw)
+    def mixed(self, fields: Batch, draw: Draw) -> tuple[torch.Tensor, Batch]:
         images = next(iter(fields.values()))
         height, width = images.shape[2:]
         side = (1 - _beta(self.alpha, len(images), draw, images.device)).sqrt()
@@ -1544,11 +1537,8 @@ class CutMix(Mixing):
         columns = _inside(centre[:, 1] * width, side * width, width)
         box = rows[:, :, None] & columns[:, None, :]
         share = 1 - box.float().mean((1, 2))
-        mixed = {
-            name: _as_before(torch.where(box[:, None], values.roll(1, 0), values), batch[name])
-            for name, values in fields.items()
-        }
-        return {**batch, **mixed, "label": self._shared(batch, share)}
+        before = {name: values.roll(1, 0) for name, values in fields.items()}
+        return share, {n: torch.where(box[:, None], before[n], v) for n, v in fields.items()}
 
 
 def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:

@@ -61,9 +61,9 @@ def ensure(
         resumed trainings that start later read the same. Each row comes once, and all ranks have
         the same number of batches, which follows from the number of samples. Rows from the
         beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
-        them. Later epochs wait for the commit and are fully shuffled. With `rows`, `weights`,
-        `resident`, `order` or ``shuffle=False``, a `Loader` needs a complete version, on which
-        `follow` then has no effect.
+        them. Later epochs wait for the commit and are fully shuffled. With `rows`, `resident`,
+        `refresh`, or ``shuffle=`` False, `Buckets` or `Weighted`, a `Loader` needs a complete
+        version, on which `follow` then has no effect.
     progress
         Show the progress of the build, or the reason for waiting, on standard error.
     code

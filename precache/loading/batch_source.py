@@ -37,6 +37,7 @@ from precache.store.version import Version
 from precache.transforms import (
     Draw,
     Follower,
+    Steps,
     crops,
     is_drawn,
     label_mixing,
@@ -44,6 +45,7 @@ from precache.transforms import (
     require_unblended,
     run_all,
     split_windows,
+    steps_of,
 )
 
 log = logging.getLogger(__name__)
@@ -93,22 +95,22 @@ class BatchSource:
         cache = None
         # A resident version needs no copy on a disk.
         if options.cache and not options.resident:
-            cache = DiskCache.at(options.cache.folder, options.cache.limit)
+            cache = DiskCache(options.cache.folder, options.cache.limit)
         self.reader = VersionReader(
-            uri, options.fields, options.verify, options.storage_options, options.access, cache
+            uri, options.fields, options.storage_options, options.access, cache
         )
-        self._followers = self._find_followers(crops(options.transform))
-        self._sequences = Sequences(self.reader, options.ragged)
+        steps = steps_of(options.transform)
+        self._followers = self._find_followers(crops(steps))
+        self._sequences = Sequences(self.reader, options.forms)
         self._require_no_sequences()
-        require_unblended(options.transform, self._masks())
-        self._transform, self._crops = options.transform, bool(self.reader.ragged)
+        require_unblended(steps, self._masks())
+        self._steps: Steps = steps
+        self._crops = bool(self.reader.ragged)
         if self._crops:
             names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
             where = self.version.path
             dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
-            windows, self._transform = split_windows(
-                options.transform, names, dense, where, self._followers
-            )
+            windows, self._steps = split_windows(steps, names, dense, where, self._followers)
             if options.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
@@ -124,13 +126,11 @@ class BatchSource:
         self._selection = Selection.of(
             self.reader, options.rows, options.weights, as_stored=as_stored
         )
-        self._mixing = label_mixing(self._transform)
+        self._mixing = label_mixing(self._steps)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
-        if self._transform is not None:
-            kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
-            sequences = self._sequences.tried(self.reader)
-            require_fitting(self._transform, kinds, sequences, self._followers)
+        kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
+        require_fitting(self._steps, kinds, self._sequences.tried(self.reader), self._followers)
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)
@@ -142,7 +142,7 @@ class BatchSource:
         self._transforms_early = (
             options.device.type != "cuda"
             and (options.resident != "device" or options.device.type == "cpu")
-            and is_drawn(self._transform)
+            and is_drawn(self._steps)
         )
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
@@ -293,16 +293,15 @@ class BatchSource:
         mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
         if mark is not None:
             batch = {**batch, "repeated": mark}
-        transform = self._transform
-        if transform is not None:
+        if self._steps:
             draw = self._draw(epoch, first, batch["row"])
             with self._transform_time.counted():
-                batch = run_all(transform, batch, draw)
+                batch = run_all(self._steps, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
-        if count and mark is not None:
-            self._require_mark(batch)
         if mark is not None:
             mark = batch.get("repeated") if isinstance(batch, Mapping) else None
+            if count and mark is None:
+                self._warn_of_mark()
         return rows, count, mark, [batch if self.output is None else self._tuple_of(batch)]
 
     def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:
@@ -328,9 +327,9 @@ class BatchSource:
             )
         return tuple(batch[name] for name in wanted)
 
-    def _require_mark(self, batch: Any) -> None:
-        """Log a warning if the transform left out the mark of repeated rows, once."""
-        if not self._warned_of_mark and not (isinstance(batch, Mapping) and "repeated" in batch):
+    def _warn_of_mark(self) -> None:
+        """Log once that the transform left out the mark of repeated rows."""
+        if not self._warned_of_mark:
             self._warned_of_mark = True
             log.warning(
                 "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
@@ -421,11 +420,6 @@ class BatchSource:
                 options.rank,
                 options.world_size,
                 self._closed,
-            )
-        by_length = isinstance(options.shuffle, Buckets)
-        if weights is not None and (shuffle is None or by_length):
-            raise UsageError(
-                f"weights draw rows at random; leave out shuffle={options.shuffle!r} with them"
             )
         lengths = None
         if isinstance(options.shuffle, Buckets):
@@ -539,14 +533,9 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
             f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read {options.batch_size} "
             "rows each a step; choose a batch_size that deals out evenly"
         )
-    window = chosen.window or SHUFFLE_WINDOW
+    window, cache = chosen.window or SHUFFLE_WINDOW, options.cache
     # Free space must not change the order: each rank has a disk of its own.
-    if (
-        chosen.window is None
-        and reader.cached
-        and options.cache
-        and options.cache.limit is not None
-    ):
+    if chosen.window is None and reader.cached and cache and cache.limit is not None:
         window = reader.cached.window(SHUFFLE_WINDOW)
     arrays = (reader.readers | reader.sequences).values()
     shard_rows = [array.array.object_rows for array in arrays]
@@ -561,8 +550,8 @@ def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(marks).to(rows.device, non_blocking=rows.is_cuda)
 
 
-def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None:
-    if output == "dict":
+def _choose_output(output: Any, reader: VersionReader) -> tuple[str, str] | None:
+    if output != "tuple":
         return None
     missing = {"image", "label"} - set(reader.shapes)
     if missing:

@@ -12,7 +12,7 @@ import reprlib
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -211,7 +211,7 @@ _UNUSED = {
     **dict.fromkeys(_TRANSFORMS, _OF_TRANSFORM),
     **dict.fromkeys(("targets", "labels", "classes", "class_to_idx", "keys"), _OF_STORE),
     **dict.fromkeys(("samples", "imgs", "data"), "choose samples by Subset(dataset, indices)"),
-    **dict.fromkeys(("fields", "verify", "access", "storage_options"), _OF_READING),
+    **dict.fromkeys(("fields", "access", "storage_options"), _OF_READING),
     "variant": "call set_epoch",
 }
 """Attributes that other datasets follow when they are set, and the way that samples do change."""
@@ -227,8 +227,6 @@ class CachedDataset(Dataset[Batch]):
     fields
         Names of the fields to read, by default all; or name -> path of an array in a group that
         other software wrote.
-    verify
-        Check the checksum of each chunk the first time that a process reads it, as `Loader` does.
     access
         ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
         requests, those of a batch together.
@@ -258,20 +256,18 @@ class CachedDataset(Dataset[Batch]):
         uri: str | os.PathLike[str],
         *,
         fields: FieldNames = None,
-        verify: bool = True,
-        access: str = "map",
+        access: Literal["map", "pread"] = "map",
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
         for name in _TRANSFORMS:
             if hasattr(type(self), name):
                 _require_followed(name, type(self))
-        for option, value in (("verify", verify), ("access", access)):
-            require_choice(option, value, choices_of(LoaderOptions, option))
+        require_choice("access", access, choices_of(LoaderOptions, "access"))
         self.__opened = _OpenedVersion(
             require_path(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,
-            {"verify": verify, "access": access, "storage_options": storage_options},
+            {"access": access, "storage_options": storage_options},
         )
         self.__reads_together = True
         self.__epoch = whole("variant", variant, 0)

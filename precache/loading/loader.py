@@ -18,7 +18,14 @@ from precache.errors import UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Loop, end_all, require_same
-from precache.loading.options import Block, Buckets, Cache, LoaderOptions, require_path
+from precache.loading.options import (
+    Block,
+    Buckets,
+    Cache,
+    LoaderOptions,
+    Weighted,
+    require_path,
+)
 from precache.loading.ranks import OUTSIDE, find_rank, require_rank
 from precache.loading.selection import row_numbers
 from precache.loading.sequences import Form
@@ -55,7 +62,7 @@ class Loader(Loop):
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows; a
         `Block`, or ``"block"`` for its defaults, mixes a few random shards at a time; ``True``
         means ``"block"`` with a cache of a remote store, else ``"full"``. `Buckets` makes batches
-        of rows of similar length. ``False`` keeps the order of the rows.
+        of rows of similar length; `Weighted` draws rows. ``False`` keeps the order of the rows.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
         other device of torch, such as ``mps``, they are copied synchronously when they are
@@ -65,7 +72,7 @@ class Loader(Loop):
         other software wrote.
     transform
         One of `precache.transforms`, seeded by (seed, epoch, row), or by the position in the order
-        where a row may come again in an epoch, as with `weights`; or any callable that takes each
+        where a row may come again in an epoch, as with `Weighted`; or any callable that takes each
         batch on the device as a dict, and returns what the loop gets. Unless that is a CUDA
         device, `precache.transforms` run on the decoding threads of the CPU, ahead of the loop.
         Ragged rows need one that begins with a crop, which is done on the CPU while they are read.
@@ -76,9 +83,10 @@ class Loader(Loop):
         for rows that only fill up the epoch. ``tuple``: (image, label) of the dict that the
         transform returns; the attribute `repeated` of this has its mark. What is no dict is handed
         out as the transform returns it.
-    verify
-        Check the checksum of each chunk the first time that this process reads it; otherwise only
-        those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.
+        A dict with the forms of fields of kind ``ragged``, ``boxes`` and ``keypoints``: ``padded``
+        (default), (N, longest, ...) with zeros behind each, and lengths (N,) int64 as
+        ``NAME.length``; ``jagged``, a nested tensor of torch's layout `jagged`; or ``list``. Fields
+        of kind ``text`` and ``bytes`` are lists of str and bytes, also with a CUDA device.
     num_threads
         Decoding threads; by default one where reading is copying, else up to four, and no more than
         the cores that this process may use by its affinity and the CPU quota of its control group.
@@ -92,7 +100,7 @@ class Loader(Loop):
     decompress
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, and logs why, if there is no nvCOMP or no
-        CUDA device. Checksums of frames are checked on the host, as `verify` says.
+        CUDA device. Checksums of frames are checked on the host.
     access
         ``map``, or ``pread`` for a network file system, where another client may truncate a mapped
         file, which would end the process.
@@ -113,14 +121,6 @@ class Loader(Loop):
         Row numbers, or (rows,) bool, of the rows to read, as `Version.rows_of_classes` and
         `Version.rows_of_keys` return them; holes among them are left out. Each is read once in an
         epoch, so a repeated one is refused; without `shuffle` they must ascend, as they are read.
-    weights
-        (rows,) of the version, not negative: an epoch draws as many rows as there are, with
-        replacement, in proportion to their weights.
-    ragged
-        Field -> form of its rows, of fields of kind ``ragged``, ``boxes`` and ``keypoints``:
-        ``padded`` (default), (N, longest, ...) with zeros behind each, and lengths (N,) int64 as
-        ``NAME.length``; ``jagged``, a nested tensor of torch's layout `jagged`; or ``list``. Fields
-        of kind ``text`` and ``bytes`` are lists of str and bytes, also with a CUDA device.
     refresh
         ``epoch``: each epoch reads the version that is current at its beginning, the same on all
         processes of `torch.distributed`, which must begin it together; iterators of earlier epochs
@@ -153,15 +153,14 @@ class Loader(Loop):
         self,
         uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
-        shuffle: Literal[True, False, "full", "block"] | Block | Buckets = True,
+        shuffle: Literal[True, False, "full", "block"] | Block | Buckets | Weighted = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
         fields: FieldNames = None,
         transform: Transform | Compose | Callable[[Any], Any] | None = None,
         *,
-        output: Literal["dict", "tuple"] = "dict",
-        verify: bool = True,
+        output: Literal["dict", "tuple"] | Mapping[str, Form] = "dict",
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         resident: Literal["host", "device"] | None = None,
@@ -172,9 +171,7 @@ class Loader(Loop):
         rank: int | None = None,
         world_size: int | None = None,
         rows: np.ndarray | Sequence[int] | None = None,
-        weights: np.ndarray | Sequence[float] | None = None,
         refresh: Literal["epoch"] | None = None,
-        ragged: Mapping[str, Form] | None = None,
     ) -> None:
         names = LoaderOptions.model_fields
         parameters = {name: value for name, value in locals().items() if name in names}
@@ -214,7 +211,7 @@ class Loader(Loop):
     @property
     def output(self) -> str:
         """Form of the batches: ``dict`` or ``tuple``."""
-        return self._options.output
+        return "tuple" if self._options.output == "tuple" else "dict"
 
     @property
     def order(self) -> Order | ShardOrder:
@@ -491,8 +488,8 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
             "rows come shard by shard, mixed within each, while a version is built; leave out "
             "shuffle=False, or follow=True"
         )
-    by_length = "shuffle" if isinstance(options.shuffle, Buckets) else "refresh"
-    for name in (by_length, "refresh", "resident", "weights", "rows"):
+    shuffles = ("shuffle",) if isinstance(options.shuffle, Buckets | Weighted) else ()
+    for name in (*shuffles, "refresh", "resident", "rows"):
         if getattr(options, name) is not None:
             why = (
                 f"{name} needs a finished version, and this one is followed while it is built; "

@@ -19,6 +19,7 @@ from pydantic import (
 
 from precache.errors import UsageError
 from precache.loading.ranks import find_local_rank, find_rank
+from precache.loading.sequences import Form
 from precache.runtime.integers import whole
 from precache.transforms import require_step
 
@@ -85,6 +86,19 @@ class Buckets:
             raise UsageError(f"count is {self.count}; give at most 32,767 buckets")
 
 
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A shuffle that draws as many rows as there are, with replacement.
+
+    Parameters
+    ----------
+    weights
+        (rows,) of the version, holes included, not negative: rows are drawn in proportion to them.
+    """
+
+    weights: Any
+
+
 @dataclass(frozen=True)
 class Cache:
     """A folder on a local disk for whole shards of a remote store.
@@ -136,14 +150,13 @@ class LoaderOptions(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     batch_size: Count
-    shuffle: Literal[True, False, "full", "block"] | Block | Buckets
+    shuffle: Literal[True, False, "full", "block"] | Block | Buckets | Weighted
     seed: Whole
     drop_last: Flag
     device: torch.device
     fields: Any
     transform: Any
-    output: Literal["dict", "tuple"]
-    verify: Flag
+    output: Literal["dict", "tuple"] | dict[str, Form]
     num_threads: OptionalCount
     prefetch_batches: OptionalCount
     resident: Literal[None, "host", "device"]
@@ -154,9 +167,7 @@ class LoaderOptions(BaseModel):
     rank: Whole
     world_size: Whole
     rows: Any
-    weights: Any
     refresh: Literal[None, "epoch"]
-    ragged: Any
 
     @model_validator(mode="before")
     @classmethod
@@ -172,7 +183,7 @@ class LoaderOptions(BaseModel):
     def _choose(cls, value: Any, info: ValidationInfo) -> Any:
         """Take any value that equals a choice, such as one of NumPy's, as that choice."""
         name = str(info.field_name)
-        if isinstance(value, Block | Buckets):
+        if isinstance(value, Block | Buckets | Weighted | Mapping):
             return value
         choices = choices_of(cls, name)
         return require_choice(name, value, choices) if choices else value
@@ -185,16 +196,13 @@ class LoaderOptions(BaseModel):
             raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
         return cache
 
-    @field_validator("ragged", mode="before")
+    @field_validator("output", mode="before")
     @classmethod
-    def _require_forms(cls, ragged: Any) -> Any:
-        forms = ("padded", "jagged", "list")
-        if ragged is not None and not isinstance(ragged, Mapping):
-            raise UsageError(f"ragged is {ragged!r}; give a form by field, as {{'tokens': 'list'}}")
-        return {
-            str(n): require_choice(f"ragged[{n!r}]", form, forms)
-            for n, form in (ragged or {}).items()
-        }
+    def _require_forms(cls, output: Any) -> Any:
+        if not isinstance(output, Mapping):
+            return output
+        forms = get_args(Form)
+        return {str(n): require_choice(f"output[{n!r}]", v, forms) for n, v in output.items()}
 
     @field_validator("fields")
     @classmethod
@@ -210,8 +218,8 @@ class LoaderOptions(BaseModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        of_one_version = (self.rows, self.weights, self.resident)
-        if self.refresh and any(value is not None for value in of_one_version):
+        of_one_version = self.rows is not None or self.resident or self.weights is not None
+        if self.refresh and of_one_version:
             raise UsageError("rows, weights and resident need one version; leave out refresh")
         if self.resident == "device" and self.device.type not in ("cpu", "cuda"):
             raise UsageError(
@@ -219,6 +227,16 @@ class LoaderOptions(BaseModel):
                 "resident='host'"
             )
         return self
+
+    @property
+    def weights(self) -> Any:
+        """Weights by row, if rows are drawn by them."""
+        return self.shuffle.weights if isinstance(self.shuffle, Weighted) else None
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """Field -> form of its tensors, as far as one was chosen."""
+        return {} if isinstance(self.output, str) else self.output
 
 
 def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:

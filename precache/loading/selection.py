@@ -126,7 +126,7 @@ def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: 
             f"rows has {unique[counts.argmax()]} {counts.max()} times, and an epoch reads each of "
             f"its rows once; give np.unique(rows), {len(unique)} of {len(given)}; of a mask, "
             "np.asarray(rows, bool); or to draw some more often "
-            f"weights=np.bincount(rows, minlength={version.rows})"
+            f"shuffle=Weighted(np.bincount(rows, minlength={version.rows}))"
         )
     if as_stored and (np.diff(given) < 0).any():
         raise UsageError(

@@ -38,7 +38,7 @@ class Sequences:
             if name not in fields:
                 those = f"those are {', '.join(fields)}" if fields else "there is none"
                 raise UsageError(
-                    f"ragged names {name!r}, which is no field of arrays that differ in length "
+                    f"output names {name!r}, which is no field of arrays that differ in length "
                     f"among those that are read of {reader.version.path}; {those}"
                 )
         self.forms: dict[str, Form] = {name: forms.get(name, "padded") for name in fields}
@@ -127,7 +127,7 @@ def _require_memory(name: str, count: int, longest: int, nbytes: int) -> None:
         raise UsageError(
             f"{name} of a batch takes {nbytes} bytes, as its {count} rows are padded to the "
             f"longest, of {longest}, and {available_bytes()} are free; give a smaller batch_size, "
-            f"or ragged={{{name!r}: 'list'}} to a Loader"
+            f"or output={{{name!r}: 'list'}} to a Loader"
         )
 
 

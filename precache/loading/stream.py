@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from precache.loading.slots import (
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
-from precache.runtime.ordered_map import Threads, computing, fail
+from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
@@ -121,12 +121,10 @@ class _Batch:
         Its first position in the epoch.
     draw
         Random numbers of its rows, where they are cropped while they are read.
-    futures
-        Of the jobs that decode it.
     parts_left
         Parts that are not decoded yet.
-    failed, done
-        Whether a part could not be decoded, and whether all were.
+    error
+        Why a part could not be decoded, or the batch not be finished.
     out
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
     packed
@@ -140,10 +138,8 @@ class _Batch:
     rows: np.ndarray
     start: int
     draw: Draw | None = None
-    futures: list[Future[None]] = field(default_factory=list)
     parts_left: int = 1
-    failed: bool = False
-    done: bool = False
+    error: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
     out: dict[str, np.ndarray] = field(default_factory=dict)
@@ -152,8 +148,19 @@ class _Batch:
     result: Any = None
 
 
-_Job = deque[tuple[_Batch, slice]]
-"""Parts of batches, which a thread takes out and decodes one after another."""
+class _Job(NamedTuple):
+    """Work of a thread.
+
+    Attributes
+    ----------
+    parts
+        Parts of batches, which are taken out and decoded one after another.
+    ends
+        Batches of which the last parts are among them.
+    """
+
+    parts: deque[tuple[_Batch, slice]]
+    ends: deque[_Batch]
 
 
 @dataclass(eq=False)
@@ -292,31 +299,22 @@ class BatchStream:
             self._ready = own.ready
             coming = feed.around(rows, schedule.ahead * schedule.together)
             ends.enter_context(contextlib.closing(coming))
-            threads = Threads(schedule.threads, "precache", own.stop)
-            ends.callback(threads.close, None if reader.mapped else reader.version.path)
-            ends.callback(own.stop)
             # Batches that wait for shards, or are transformed, must not delay others.
             together = 1 if feed.waits else self.together
-            placed = zip(coming, starts)  # noqa: B905  # there may be more starts
-            groups: deque[deque[_Batch]] = deque()
-
-            def begin(count: int) -> None:
-                for _ in range(count):
-                    group = self._group(itertools.islice(placed, together), epoch)
-                    self._submit(threads, own, group)
-                    groups.append(group)
-
-            begin(schedule.ahead)
-            while groups[0]:
-                threads.require_here()
-                self._await(groups[0][0])
-                group = groups.popleft()
-                begin(1)
-                while group:
-                    threads.require_here()
-                    batches = [self._deliver(own, group.popleft())]
+            jobs = prefetch(
+                functools.partial(self._decode, own),
+                self._jobs(zip(coming, starts), epoch, together),  # noqa: B905  # more starts
+                schedule.threads,
+                schedule.ahead * schedule.parts,
+                own.stop,
+                None if reader.mapped else reader.version.path,
+            )
+            ends.enter_context(contextlib.closing(jobs))
+            for batches in jobs:
+                while batches:
+                    delivered = [self._deliver(own, batches.popleft())]
                     own.failures.settle()
-                    yield batches.pop()  # without a name, so that a batch that is dropped is freed
+                    yield delivered.pop()  # without a name, so that it is freed if it is dropped
         own.failures.settle(wait=True)
 
     def close(self) -> None:
@@ -327,64 +325,49 @@ class BatchStream:
         fields = reader.readers | reader.sequences
         return ReadAhead(list(fields.values()), self.thread_time)
 
-    def _group(self, placed: Iterable[tuple[np.ndarray, int]], epoch: int) -> deque[_Batch]:
-        """Take some batches; an error of theirs comes with the last one, at its turn."""
-        group: deque[_Batch] = deque()
-        try:
-            for rows, start in placed:
+    def _jobs(
+        self, placed: Iterator[tuple[np.ndarray, int]], epoch: int, together: int
+    ) -> Iterator[_Job]:
+        """Yield a job for each part of a batch, or one for several batches."""
+        while True:
+            batches = deque[_Batch]()
+            for rows, start in itertools.islice(placed, together):
                 draw = self._draw and self._draw(epoch, start, torch.from_numpy(rows))
-                group.append(_Batch(rows, start, draw))
-        except Exception as error:
-            group.append(_Batch(np.empty(0, np.int64), 0, futures=[Future()]))
-            fail(group[-1].futures[0], error)
-        return group
-
-    def _submit(self, threads: Threads, own: _Pass, group: Iterable[_Batch]) -> None:
-        """Submit a job for each part of a batch, or one for a group of several."""
-        jobs: list[_Job] = [deque()]
-        batches = [batch for batch in group if not batch.futures]
-        for batch in batches:
+                batches.append(_Batch(rows, start, draw))
+            if not batches:
+                return
+            if self._schedule.parts == 1:
+                yield _Job(deque((b, slice(0, len(b.rows))) for b in batches), batches)
+                continue
+            [batch] = batches
             count = batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
             bounds = [len(batch.rows) * part // count for part in range(count + 1)]
-            parts = [(batch, slice(*pair)) for pair in itertools.pairwise(bounds)]
-            jobs[0].append(parts[0])
-            jobs += [deque([part]) for part in parts[1:]]
-        futures = [threads.submit(self._decode, own, job) for job in jobs if job]
-        for batch in batches:
-            batch.futures = list(futures)
+            for number, pair in enumerate(itertools.pairwise(bounds), 1):
+                yield _Job(deque([(batch, slice(*pair))]), batches if number == count else deque())
 
-    @staticmethod
-    def _await(batch: _Batch) -> None:
-        """Wait for the jobs of a batch."""
-        for future in batch.futures:
-            future.exception()
+    def _decode(self, own: _Pass, job: _Job) -> deque[_Batch]:
+        """Decode parts of batches, and finish or send those that are complete; on a thread.
 
-    def _decode(self, own: _Pass, job: _Job) -> None:
-        """Decode parts of batches, and finish or send those that are complete; on a thread."""
-        while job:
-            batch, part = job.popleft()  # of which the job, which lives a little longer, holds none
+        Returns the batches that are then complete, or have an error.
+        """
+        while job.parts:
+            batch, part = job.parts.popleft()  # of which the job, which lives longer, holds none
             with self.thread_time.counted():
-                try:
-                    own.feed.wait(batch.rows[part])
-                    self._fill(own, batch, part)
-                except BaseException:
-                    batch.failed = True
-                    raise
-                finally:
-                    with batch.lock:
-                        batch.parts_left -= 1
-                        last = not batch.parts_left
-                    if last:
-                        own.feed.release(batch.rows)
-                if last and not (batch.failed or own.stopped):
-                    self._complete(own, batch)
-                    batch.done = True
-                    own.ready.append(None)
+                _attempt(batch, self._fill, own, batch, part)
+                with batch.lock:
+                    batch.parts_left -= 1
+                    last = not batch.parts_left
+                if last:
+                    own.feed.release(batch.rows)
+                if last and not (batch.error or own.stopped):
+                    _attempt(batch, self._complete, own, batch)
+        return job.ends
 
     def _complete(self, own: _Pass, batch: _Batch) -> None:
         """Send a decoded batch to the device, or finish it."""
         if not (self._device or self._finish):
             batch.result = self._tensors(own.reader, batch)
+            own.ready.append(None)
             return
         with computing():
             if self._device:
@@ -401,9 +384,11 @@ class BatchStream:
                 tensors = self._tensors(own.reader, batch)
                 batch.result = self._finish(own.epoch, batch.start, tensors)
                 batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+        own.ready.append(None)
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
+        own.feed.wait(batch.rows[part])
         slot, rows, draw = self._slot(batch), batch.rows[part], batch.draw
         if draw is not None:
             draw = draw.part(part.start, part.stop)
@@ -441,13 +426,12 @@ class BatchStream:
 
         Raises the error of one that could not be decoded.
         """
-        futures, batch.futures = batch.futures, []
-        while futures and not batch.done:
-            future = futures.pop(0)
+        error, batch.error = batch.error, None
+        if error is not None:
             try:
-                future.result()
+                raise error
             finally:
-                del future  # an error holds this frame
+                del error  # which holds this frame
         own.ready.pop()
         if not self._device:
             return batch.result
@@ -464,3 +448,11 @@ class BatchStream:
         parts = [batch.packed[start] for start in sorted(batch.packed)]
         batch.packed = {}
         return self._sequences.gather(reader, batch.rows, parts)
+
+
+def _attempt(batch: _Batch, work: Callable[..., None], *arguments: Any) -> None:
+    """Do work for a batch, and keep its error until the batch is handed out."""
+    try:
+        work(*arguments)
+    except BaseException as error:
+        batch.error = error

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from precache.errors import PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones, shown
 from precache.reading.array_reader import ArrayReader
-from precache.reading.ragged_reader import open_reader
 from precache.reading.shard_files import RangedShardFiles
+from precache.reading.version_reader import open_reader
 from precache.storage.base import required
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.commit_log import read_log, short

@@ -32,7 +32,7 @@ DECODED_NBYTES = 256 << 20
 """Memory for the decoded chunks of one field; block shuffle's default window fits for most sets."""
 
 DECODE_NBYTES = 1 << 20
-"""Bytes of chunks of small rows decoded, or of plain rows checked, before their rows are copied."""
+"""Bytes of chunks of small rows that are decoded before their rows are copied."""
 
 CHUNKS_AT_ONCE = 5
 """Decoded chunks in memory where rows are cut out of them: one per thread, and one kept."""
@@ -48,24 +48,20 @@ decoded chunks, they are copied from there with any codec."""
 class ArrayReader:
     """Reads rows of one array of a version from memory maps. Safe to use from several threads.
 
+    The checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first time that this
+    process maps and reads it; without compiled code, those of frames always are.
+
     Parameters
     ----------
-    verify
-        Check the checksum of a chunk, a CRC32C or that of a zstd frame, the first time that this
-        process maps and reads it; otherwise only frames are checked. Without compiled code, frames
-        are always checked.
     objects
         The array's stored objects; by default as `shard_files` returns them.
     """
 
-    def __init__(
-        self, version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
-    ) -> None:
+    def __init__(self, version: Version, name: str, objects: ShardFiles | None = None) -> None:
         self.name = name
         self._where = f"{version.path}/{name}"
         self._objects = objects or shard_files(version, name)
         self.array = self._objects.array
-        self._verify, self._checks_all = verify, verify and bool(self.array.decoder.codecs)
         self._decoded: dict[tuple[bool, int], DecodedChunks] = {}
         self._scratch = threading.local()
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
@@ -145,31 +141,22 @@ class ArrayReader:
         places = self._objects.locate(rows)
         if (places.lengths != self.array.chunk_nbytes + CHECK_NBYTES).any():
             return False
-        nbytes, starts = out.nbytes // len(rows), places.starts
-        whole = nbytes == self.array.chunk_nbytes
-        if not whole:
+        nbytes, starts, checks = out.nbytes // len(rows), places.starts, None
+        if nbytes != self.array.chunk_nbytes:
             starts = starts + rows % self.array.chunk_rows * nbytes
-        due, together, in_parts = self._checks(places), len(rows), False
-        checks: np.ndarray | None = due
-        if (due == UNCHECKED).all():
-            checks = None
-        elif not (whole and kernels.compiled().has_crc32c):
-            # Checked right before they are copied, rows are read from memory once for both.
-            checks, in_parts, together = None, True, DECODE_NBYTES // nbytes + 1
-        lengths = np.full(len(rows), nbytes, np.int64)
-        for start in range(0, len(rows), together):
-            part = slice(start, start + together)
-            if in_parts:
-                self._check_crc32c(places.part(part))
-            try:
-                copied = kernels.copy_pieces(
-                    self._objects.sources, places.objects[part], starts[part], lengths[part],
-                    out[part], batch_nbytes, checks,
-                )  # fmt: skip
-            except ValueError:
-                return False
-            if copied < len(out[part]):
-                raise self.damage(int(rows[start + copied]), BAD_CRC)
+        due: np.ndarray = self._objects.checks(places)
+        if (due != UNCHECKED).any():
+            if nbytes == self.array.chunk_nbytes and kernels.compiled().has_crc32c:
+                checks = due  # while they are copied
+            else:
+                self._check_crc32c(places)
+        pieces = places.objects, starts, np.full(len(rows), nbytes, np.int64)
+        try:
+            copied = kernels.copy_pieces(self._objects.sources, *pieces, out, batch_nbytes, checks)
+        except ValueError:
+            return False
+        if copied < len(rows):
+            raise self.damage(int(rows[copied]), BAD_CRC)
         if checks is not None:
             self._mark_checked(places)
         return True
@@ -177,24 +164,18 @@ class ArrayReader:
     def _check_crc32c(self, places: Places) -> None:
         """Check the chunks that were not checked yet."""
         places = places.part(np.unique(places.chunks, return_index=True)[1])
-        places = places.part(self._checks(places) != UNCHECKED)
-        checks = self._checks(places).tolist()
+        places = places.part(self._objects.checks(places) != UNCHECKED)
+        checks = self._objects.checks(places).tolist()
         for position, data in enumerate(self._objects.read(places)):
             self._chunk(places, position, data, checks[position], _require_crc32c)
         self._mark_checked(places)
-
-    def _checks(self, places: Places) -> np.ndarray:
-        """Return how chunks are still to be checked, as `ShardFiles.checks`: (n,) int64."""
-        if self._checks_all:
-            return self._objects.checks(places)
-        return np.full(len(places.rows), UNCHECKED)
 
     def _mark_checked(self, places: Places) -> None:
         """Remember that chunks were checked.
 
         Chunks that are not mapped are fetched again, and may have other bytes then.
         """
-        if self._objects.mapped and self._checks_all:
+        if self._objects.mapped:
             self._objects.checked.reshape(-1)[places.chunks] = True
 
     def _chunk(
@@ -225,16 +206,15 @@ class ArrayReader:
         if self.plain and self._copy(rows, out, batch_nbytes):
             return
         places = self._objects.locate(rows)
-        data, checks = self._objects.read(places), self._checks(places)
+        data, checks = self._objects.read(places), self._objects.checks(places)
         framed = kernels.compiled().has_zstd and self.array.decoder.framed
         together = undo_batch_rows(out.shape[1:]) if undo and not framed else len(data)
         for start in range(0, len(data), together):
             decoded, end = start, min(start + together, len(data))
             if framed:
                 decoded = kernels.decode_frames(
-                    data, out, filtered=undo, batch_nbytes=batch_nbytes,
-                    checks=checks if self._verify else None,
-                )  # fmt: skip
+                    data, out, filtered=undo, batch_nbytes=batch_nbytes, checks=checks
+                )
             for position in range(decoded, end):
                 row = out[position : position + 1]
                 decode = functools.partial(self.array.decoder.decode, out=row)
@@ -300,7 +280,7 @@ class ArrayReader:
     def read_frames(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy the zstd frames of rows, one after another, into `out` (uint8).
 
-        Frames that `verify` wants checked are also decompressed here, which checks their content
+        Frames that were not checked yet are also decompressed here, which checks their content
         checksum.
 
         Returns
@@ -314,7 +294,7 @@ class ArrayReader:
             Stored bytes are missing or wrong; names the file and the key.
         """
         places = self._objects.locate(rows)
-        frames, checks = self._objects.read(places), self._checks(places)
+        frames, checks = self._objects.read(places), self._objects.checks(places)
         for row in rows[places.lengths > self.frame_bound].tolist():
             raise self.damage(row, "it has no frame of that row")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)

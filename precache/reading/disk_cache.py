@@ -97,19 +97,27 @@ class DiskCache:
     folder
         Created if missing. On a disk of this node, whose locks hold between its processes.
     limit
-        Bytes that the cache exceeds only for what is needed at once. Each loader keeps to its own
-        limit when it comes, and when it fetches.
+        Bytes, or text such as ``200GB`` or ``1.5TiB``, that the cache exceeds only for what is
+        needed at once; by default nine tenths of what is free on the disk or already taken by the
+        cache. Each loader keeps to its own limit when it comes, and when it fetches.
 
     Raises
     ------
     UsageError
-        Others than this user can write to the folder, or it has other files in it.
+        The limit is not a number of bytes; others than this user can write to the folder, or it
+        has other files in it.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], limit: int | str | None = None) -> None:
+        try:
+            self.limit = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
+        except ValidationError:
+            raise UsageError(
+                f"the limit of a cache is {limit!r}; give bytes, or a size such as '200GB'"
+            ) from None
         # Links in the path to the folder are the user's own; below it, none is followed.
-        self.folder = Path(os.path.realpath(folder.expanduser()))
-        self.limit = limit
+        self.folder = Path(os.path.realpath(Path(folder).expanduser()))
+        self._warned = False
         with self.translated("make"):
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -117,37 +125,12 @@ class DiskCache:
             self.objects, self.parts, self.versions = (self.folder / n for n in ENTRIES[:-1])
             for place in (self.objects, self.parts, self.versions):
                 _make_private(place)
-        self._warned = False
-
-    @classmethod
-    def at(cls, folder: str | os.PathLike[str], limit: int | str | None = None) -> DiskCache:
-        """Make a cache from the folder and limit that a user gives.
-
-        Parameters
-        ----------
-        limit
-            Bytes, or text such as ``200GB`` or ``1.5TiB``; by default nine tenths of what is free
-            on the disk or already taken by the cache.
-
-        Raises
-        ------
-        UsageError
-            The limit is not a number of bytes; or as for the class.
-        """
-        try:
-            nbytes = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
-        except ValidationError:
-            raise UsageError(
-                f"the limit of a cache is {limit!r}; give bytes, or a size such as '200GB'"
-            ) from None
-        cache = cls(Path(folder), nbytes)
         if limit is None:
-            with cache.translated("use"):
-                files = itertools.chain(_files(cache.objects), _files(cache.parts))
+            with self.translated("use"):
+                files = itertools.chain(_files(self.objects), _files(self.parts))
                 used = sum(512 * status.st_blocks for _, status in files)
-                space = shutil.disk_usage(cache.folder).free + used
-                cache.limit = int(DEFAULT_LIMIT_SHARE * space)
-        return cache
+                space = shutil.disk_usage(self.folder).free + used
+                self.limit = int(DEFAULT_LIMIT_SHARE * space)
 
     @property
     def room(self) -> int:

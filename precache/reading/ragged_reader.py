@@ -60,10 +60,8 @@ class RaggedReader(ArrayReader):
         As the recipe says of the field: rows of a kind differ in length; None for images.
     """
 
-    def __init__(
-        self, version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
-    ) -> None:
-        super().__init__(version, name, verify, objects)
+    def __init__(self, version: Version, name: str, objects: ShardFiles | None = None) -> None:
+        super().__init__(version, name, objects)
         self.shapes = version.row_shapes(name)
         self._usual = version.attributes.fields[name].shape
         self.kind = version.kind(name)
@@ -153,7 +151,7 @@ class RaggedReader(ArrayReader):
         if decoder.codecs != ("zstd",) or not kernel.has_zstd or self._implausible(sizes, places):
             return False
         frames: Any = self._objects.read(places)
-        checks = self._checks(places) if self._verify else np.full(len(rows), kernels.OWN)
+        checks = self._objects.checks(places)
         numbers, starts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
         done = resize_pieces(
             frames, numbers, starts, shapes, windows, out, checks=checks, filtered=decoder.filtered
@@ -173,7 +171,7 @@ class RaggedReader(ArrayReader):
         sources, count = self._objects.sources, len(shapes)
         if (places.lengths != sizes + RAGGED_HEAD_NBYTES + CHECK_NBYTES).any():
             return False
-        checked = bool((self._checks(places) == kernels.UNCHECKED).all())
+        checked = bool((self._objects.checks(places) == kernels.UNCHECKED).all())
         together = max(1, count) if checked else CHECKED_TOGETHER
         heads = np.empty((count, RAGGED_HEAD_NBYTES), np.uint8)
         for start in range(0, count, together):
@@ -220,7 +218,7 @@ class RaggedReader(ArrayReader):
             forged length or shape is refused before memory is taken for it.
         """
         places = self._objects.locate(np.ascontiguousarray(rows, np.int64))
-        chunks, checks = self._objects.read(places), self._checks(places).tolist()
+        chunks, checks = self._objects.read(places), self._objects.checks(places).tolist()
         shapes, decoder = self.shapes[places.rows], self.array.decoder
         if planes and decoder.halves:
             shapes, decoder = planes_nbytes(shapes)[:, np.newaxis], replace(decoder, halves=False)
@@ -265,7 +263,7 @@ class RaggedReader(ArrayReader):
         None if that is missing, or if a chunk is not what it should be.
         """
         codecs, kernel = self.array.decoder.codecs, kernels.compiled()
-        checks = self._checks(places)
+        checks = self._objects.checks(places)
         if codecs == ("crc32c",) and kernel.has_crc32c and self._objects.mapped:
             if (places.lengths != sizes + CHECK_NBYTES).any():
                 return None
@@ -281,9 +279,8 @@ class RaggedReader(ArrayReader):
             data = np.empty(int(sizes.sum()), np.uint8)
             frames: Any = self._objects.read(places)
             done = kernels.decode_frames(
-                frames, data, filtered=False, batch_nbytes=0, sizes=sizes,
-                checks=checks if self._verify else None,
-            )  # fmt: skip
+                frames, data, filtered=False, batch_nbytes=0, sizes=sizes, checks=checks
+            )
         else:
             return None
         begins = np.cumsum(sizes) - sizes
@@ -336,11 +333,3 @@ def _heads_hold(heads: np.ndarray, sizes: np.ndarray) -> bool:
     """Return whether heads of chunks (n, 8) are those of single rows of such sizes."""
     stated = heads.view("<u4")
     return bool((stated[:, 0] == 1).all() and (stated[:, 1] == sizes).all())
-
-
-def open_reader(
-    version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
-) -> ArrayReader:
-    """Return the reader of an array of a version, whose rows are of one shape or ragged."""
-    kind = RaggedReader if version.arrays[name].decoder.ragged else ArrayReader
-    return kind(version, name, verify, objects)

@@ -14,7 +14,7 @@ from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
 from precache.reading.foreign import ForeignGroup, ForeignReader, open_group
-from precache.reading.ragged_reader import RaggedReader, open_reader
+from precache.reading.ragged_reader import RaggedReader
 from precache.reading.shard_files import ShardFiles, shard_files
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
@@ -61,7 +61,6 @@ class VersionReader:
         self,
         uri: str | Version,
         fields: FieldNames = None,
-        verify: bool = True,
         storage_options: StorageOptions = None,
         access: str = "map",
         cache: DiskCache | None = None,
@@ -81,7 +80,6 @@ class VersionReader:
             self.version = open_group(uri, mapping, storage_options)
         local = self.version.folder.local("") is not None
         self._mapped = local and access == "map"
-        self._verify = verify
         variants = {name: self.version.variants(name) for name in self._choose(fields)}
         self.variant_period = math.lcm(*map(len, variants.values()))
         arrays = [array for names in variants.values() for array in names]
@@ -180,9 +178,9 @@ class VersionReader:
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
         if self._is_small(array):
-            return read_small_field(self.version, array, self._verify, self._mapped)
+            return read_small_field(self.version, array, self._mapped)
         objects = self.cached.arrays[array] if self.cached else None
-        return _reader(self.version, array, self._verify, self._mapped, objects)
+        return open_reader(self.version, array, objects, mapped=self._mapped)
 
     def _is_small(self, array: str) -> bool:
         if array == "label" and not self.version.foreign:
@@ -257,9 +255,7 @@ class VersionReader:
         out["row"][:] = rows
 
 
-def read_small_field(
-    version: Version, name: str, verify: bool = True, mapped: bool | None = None
-) -> np.ndarray:
+def read_small_field(version: Version, name: str, mapped: bool | None = None) -> np.ndarray:
     """Read all (rows, ...) of a small field; class numbers as int64.
 
     Parameters
@@ -270,7 +266,7 @@ def read_small_field(
     if name == "label" and not version.foreign:
         labels = version.labels  # a live version's labels grow
         return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
-    reader = _reader(version, name, verify, mapped)
+    reader = open_reader(version, name, mapped=mapped)
     array = reader.array
     reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *array.row_shape), array.dtype)
@@ -279,13 +275,17 @@ def read_small_field(
     return values.astype(np.int64) if integers else values
 
 
-def _reader(
-    version: Version,
-    name: str,
-    verify: bool,
-    mapped: bool | None,
-    objects: ShardFiles | None = None,
+def open_reader(
+    version: Version, name: str, objects: ShardFiles | None = None, *, mapped: bool | None = None
 ) -> ArrayReader:
+    """Return the reader of an array: of rows of one shape, of ragged ones, or of other software.
+
+    Parameters
+    ----------
+    objects
+        The array's stored objects; by default those that `shard_files` returns for `mapped`.
+    """
     if isinstance(version, ForeignGroup):
         return ForeignReader(version, name)
-    return open_reader(version, name, verify, objects or shard_files(version, name, mapped=mapped))
+    kind = RaggedReader if version.arrays[name].decoder.ragged else ArrayReader
+    return kind(version, name, objects or shard_files(version, name, mapped=mapped))

@@ -571,7 +571,7 @@ def _checksums(store: Path, codec: str, rounds: int) -> Turns:
             touch(files_of(store))
             if name != ONCE:
                 for reader in loaders[name]._source.reader.readers.values():
-                    reader._checked[:] = False
+                    reader._objects.checked[:] = False
 
         ways = {name: _loader_epoch(loader) for name, loader in loaders.items()}
         if GOOGLE in ways:

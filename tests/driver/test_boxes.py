@@ -505,7 +505,7 @@ def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["list", "jagged"])
 def test_boxes_that_are_not_padded_do_not_follow(read_store: Path, form: Any) -> None:
-    options: dict[str, Any] = {"device": "cpu", "ragged": {"boxes": form}}
+    options: dict[str, Any] = {"device": "cpu", "output": {"boxes": form}}
     with pytest.raises(UsageError, match=r"boxes follows image in padded rows alone: leave boxes"):
         precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
 

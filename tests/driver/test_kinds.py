@@ -198,7 +198,7 @@ def test_variants_are_read_by_epoch_and_refreshed(tmp_path: Path) -> None:
     build(rows, store, recipe("tokens", tokens={"ops": ops, "variants": 2}))
 
     def epochs(count: int) -> list[dict[int, list[int]]]:
-        with precache.Loader(store, 5, device="cpu", ragged={"tokens": "list"}) as loader:
+        with precache.Loader(store, 5, device="cpu", output={"tokens": "list"}) as loader:
             return [
                 {
                     r: t.tolist()

@@ -36,6 +36,7 @@ from precache.transforms import (
     follow,
     movement_of,
     run_all,
+    steps_of,
     without_gone,
 )
 
@@ -94,7 +95,7 @@ def test_dense_batches_have_the_boxes_of_torchvision(name: str) -> None:
     height, width = GOLDEN["dense.sizes"][0].tolist()
     batch = {"image": torch.zeros(16, 3, height, width, dtype=torch.uint8), **batch_of("dense")}
     before = {field: values.clone() for field, values in batch.items()}
-    require_golden(run_all(Compose(STEPS[name]), batch, draw()), "dense", name)
+    require_golden(run_all(steps_of(Compose(STEPS[name])), batch, draw()), "dense", name)
     assert all(torch.equal(batch[field], values) for field, values in before.items())
 
 
@@ -121,7 +122,7 @@ def test_boxes_move_where_the_pixels_under_them_do() -> None:
     for steps in ([RandomCrop(40, 4), HorizontalFlip()], [HorizontalFlip(), CenterCrop((48, 51))]):
         drawn = Draw((9, 0), 0, torch.arange(4), {"boxes": FOLLOWERS["boxes"]})
         boxes = {"boxes": corners[:, None].float(), "boxes.length": torch.ones(4).long()}
-        batch = run_all(Compose(steps), {"image": image, **boxes}, drawn)
+        batch = run_all(steps_of(Compose(steps)), {"image": image, **boxes}, drawn)
         for pixels, box, length in zip(*(batch[n] for n in ("image", *boxes)), strict=True):
             rows, columns = (pixels[0] > 0).any(1).nonzero(), (pixels[0] > 0).any(0).nonzero()
             if length:
@@ -144,7 +145,7 @@ def test_boxes_are_dropped_after_the_last_step_that_moves_pixels() -> None:
         assert batch["boxes.length"].tolist() == [count]
 
     dense = {"image": torch.zeros(1, 1, 30, 50), **boxes}
-    require(run_all(Compose(steps), dense, drawn), left, 2)
+    require(run_all(steps_of(Compose(steps)), dense, drawn), left, 2)
     view = WindowSteps([((n,), step) for n, step in enumerate(steps)], (80, 80), ())(
         np.array([[30, 50]]), drawn
     )
@@ -153,7 +154,7 @@ def test_boxes_are_dropped_after_the_last_step_that_moves_pixels() -> None:
     require(without_gone({**boxes, **moved}, drawn), left, 2)
     seen: list[Batch] = []
     between: list[Any] = [steps[0], lambda batch: (seen.append(batch), batch)[1], steps[1]]
-    require(run_all(Compose(between), dense, drawn), left[:, [1, 2, 2]], 1)
+    require(run_all(steps_of(Compose(between)), dense, drawn), left[:, [1, 2, 2]], 1)
     assert seen[0]["boxes.length"].tolist() == [1]
 
 
@@ -164,7 +165,7 @@ def test_a_batch_without_boxes_keeps_its_shape() -> None:
         "boxes.length": torch.zeros(3).long(),
     }
     drawn = Draw((1, 0), 0, torch.arange(3), {"boxes": FOLLOWERS["boxes"]})
-    moved = run_all(RandomResizedCrop(8), batch, drawn)
+    moved = run_all(steps_of(RandomResizedCrop(8)), batch, drawn)
     assert moved["boxes"].shape == (3, 0, 4)
     assert moved["image"].shape == (3, 3, 8, 8)
 
@@ -200,7 +201,7 @@ def test_boxes_that_a_function_dropped_alone_are_refused(longest: bool) -> None:
         return {**batch, "boxes": batch["boxes"][:, : fewer.max()], "boxes.length": fewer}
 
     with pytest.raises(UsageError, match="has other entries, or lengths"):
-        run_all(Compose([drop, HorizontalFlip()]), batch, draw())
+        run_all(steps_of(Compose([drop, HorizontalFlip()])), batch, draw())
 
 
 def test_boxes_may_be_named_beside_their_picture() -> None:

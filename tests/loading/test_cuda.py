@@ -72,7 +72,7 @@ def test_batches_on_the_device_are_those_of_the_host(store: BuiltStore, on_host:
 def test_rows_that_differ_in_length_are_those_of_the_host(form: Any, tmp_path: Path) -> None:
     source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(23)])
     precache.build(source, tmp_path / "store", recipe(), address="serial", shard_samples=4)
-    options: Any = {"seed": 2, "ragged": {"tokens": form, "points": form}}
+    options: Any = {"seed": 2, "output": {"tokens": form, "points": form}}
     epochs = []
     for device in ("cpu", "cuda"):
         with precache.Loader(tmp_path / "store", 5, device=device, **options) as loader:

@@ -37,7 +37,7 @@ def on_device(batch):
 for options in (
     {}, {"output": "tuple"}, {"transform": HorizontalFlip()}, {"transform": on_device},
     {"resident": "host"}, {"decompress": "device"}, {"num_threads": 3},
-    {"transform": HorizontalFlip(), "weights": [1] * 23, "output": "tuple"},
+    {"transform": HorizontalFlip(), "shuffle": precache.Weighted([1] * 23), "output": "tuple"},
     {"rank": 1, "world_size": 2},
 ):
     expected, there = whole("cpu", **options), whole("other", **options)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import precache
+from precache import Weighted
 from precache.errors import UsageError
 from precache.loading import batch_source
 from precache.sampling import order
@@ -211,7 +212,7 @@ ORDERS: list[dict[str, Any]] = [
     {"shuffle": precache.Block(2)},
     {"shuffle": False},
     {"rows": np.arange(23)},
-    {"weights": np.arange(23.0)},
+    {"shuffle": Weighted(np.arange(23.0))},
 ]
 
 
@@ -277,7 +278,7 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         ("shuffle", {"shuffle": precache.Block(2)}, {"shuffle": precache.Block(2, nodes=2)}),
         ("drop_last", {}, {"drop_last": True}),
         ("rows", {}, {"rows": range(20)}),
-        ("weights", {}, {"weights": np.arange(23)}),
+        ("weights", {}, {"shuffle": Weighted(np.arange(23))}),
         ("format", {}, {}),
         ("version", {}, {"codec": "raw"}),
     ],
@@ -531,7 +532,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"shuffle": "some"},
         "shuffle is 'some'; choose one of True, False, full, block",
     ),
-    "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of True, False"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
     "num_threads": ({"num_threads": -1}, "num_threads is -1"),
     "prefetch_batches": ({"prefetch_batches": -1}, "prefetch_batches is -1"),

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache import Weighted
 from precache.errors import UsageError
 from precache.loading.loop import require_same
 from precache.sampling.order import Order, Shuffle, ValidRows
@@ -95,7 +96,7 @@ def test_the_first_setting_that_differs_is_named_with_both_values() -> None:
 # --- small sets ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"weights": np.arange(23)}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": Weighted(np.arange(23))}])
 def test_a_set_smaller_than_a_batch_is_one_short_batch(
     image_store: BuiltStore, options: dict[str, Any]
 ) -> None:

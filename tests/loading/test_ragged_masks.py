@@ -382,7 +382,7 @@ def test_a_resumed_loop_and_ranks_move_pairs_alike(store: Path) -> None:
         assert all(torch.equal(scene, whole[row]) for row, scene in rows.items())
 
 
-@pytest.mark.parametrize("options", [{"access": "pread"}, {"num_threads": 2}, {"verify": False}])
+@pytest.mark.parametrize("options", [{"access": "pread"}, {"num_threads": 2}])
 def test_every_way_of_reading_gives_the_same_pairs(options: dict[str, Any], store: Path) -> None:
     usual = by_row(batches(store, MOVES, drop_last=False))
     rows = by_row(batches(store, MOVES, drop_last=False, **options))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import zarr
 
 import precache
+from precache import Weighted
 from precache.errors import UsageError
 from precache.loading import rank_check
 from tests.conftest import BuiltStore
@@ -42,8 +43,16 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"in rows \(\d+ rows, .*, \d+ rows, .*\);",
     ),
     "no rows": ({"rows": range(40)}, {}, r"in rows \(all but 2 holes, digest .*, \d+ rows, "),
-    "weights": ({"weights": WEIGHTS}, {"weights": WEIGHTS**2}, r"in weights \(digest .* digest "),
-    "no weights": ({"weights": WEIGHTS}, {}, r"in weights \(None on rank 1, digest .* on rank 0\)"),
+    "weights": (
+        {"shuffle": Weighted(WEIGHTS)},
+        {"shuffle": Weighted(WEIGHTS**2)},
+        r"in weights \(digest .* digest ",
+    ),
+    "no weights": (
+        {"shuffle": Weighted(WEIGHTS)},
+        {},
+        r"in weights \(None on rank 1, digest .* on rank 0\)",
+    ),
     "refresh": ({}, {"refresh": "epoch"}, r", refresh \(epoch on rank 1, None on rank 0\);"),
     "store": ({"store": "other"}, {}, r"in store \(\S+ on rank 1, \S+other on rank 0\), version"),
     "two": ({"seed": 1, "batch_size": 4}, {}, r"in seed \(0 .*, 1 .*\), batch_size \(8 .*, 4 .*\)"),
@@ -57,7 +66,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
-    "machine": ({"num_threads": 1, "access": "pread"}, {"verify": False, "prefetch_batches": 1}),
+    "machine": ({"num_threads": 1, "access": "pread"}, {"prefetch_batches": 1}),
     "copy": ({"store": "copy"}, {}),
     "spelling": ({"rows": range(40), "seed": np.int64(1)}, {"rows": np.arange(75) < 40, "seed": 1}),
     "given ranks": ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}),

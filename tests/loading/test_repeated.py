@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import precache
+from precache import Weighted
 from precache.errors import PrecacheError, UsageError
 from precache.transforms import Compose, HorizontalFlip, MixUp
 from tests.conftest import BuiltStore
@@ -96,14 +97,14 @@ def test_of_draws_by_weight_those_that_fill_up_an_epoch_are_marked(
 ) -> None:
     """As in an epoch that one rank began, and several go on with; a row may be drawn often."""
     weights = np.arange(23)
-    with _loader(stores["raw"], 0, 1, weights=weights) as alone:
+    with _loader(stores["raw"], 0, 1, shuffle=Weighted(weights)) as alone:
         expected = [batch["row"].tolist() for batch in alone]
         alone.seek(0, batch)
         state = alone.state_dict()
     rest = [row for rows in expected[batch:] for row in rows]
     left, own, again = len(rest), list[int](), list[int]()
     for rank in range(world):
-        with _loader(stores["raw"], rank, world, weights=weights) as loader:
+        with _loader(stores["raw"], rank, world, shuffle=Weighted(weights)) as loader:
             loader.load_state_dict(state)
             of_rank = _marked(loader)
             assert loader.stats().repeated == len(of_rank[1])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 import precache
+from precache import Weighted
 from precache.errors import UsageError
 from precache.sampling.order import ChosenRows, Order, Shuffle, WeightedDraws
 from tests.conftest import BuiltStore
@@ -123,8 +124,8 @@ def test_rows_that_repeat_or_will_be_read_in_another_order_are_refused(raw: Buil
     with pytest.raises(UsageError, match=f"rows has {rows[0]} 2 times, .* 4 of 5; of") as refused:
         _epochs(raw, rows=twice)
     names = {"np": np, "rows": twice}
-    weights = eval(str(refused.value).rpartition("weights=")[2], names)
-    assert set(_epochs(raw, 9, weights=weights)[8]) <= set(rows.tolist())
+    draws = eval(str(refused.value).rpartition("shuffle=")[2], names | {"Weighted": Weighted})
+    assert set(_epochs(raw, 9, shuffle=draws)[8]) <= set(rows.tolist())
     mask = (version.labels == 1).astype(int)
     with pytest.raises(UsageError, match=r"rows has 0 \d+ times.* of a mask, ") as refused:
         _epochs(raw, rows=mask.tolist())
@@ -141,15 +142,15 @@ def test_rows_that_repeat_or_will_be_read_in_another_order_are_refused(raw: Buil
 def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
     version = raw.open()
     weights = np.where(version.labels == 0, 8.0, 1.0)
-    epochs = _epochs(raw, 40, weights=weights)
+    epochs = _epochs(raw, 40, shuffle=Weighted(weights))
     counts = Counter(row for epoch in epochs for row in epoch)
     assert set(counts) == set(np.flatnonzero(version.valid).tolist())
     heavy = [counts[row] for row in counts if version.labels[row] == 0]
     light = [counts[row] for row in counts if version.labels[row] != 0]
     assert 5 < np.mean(heavy) / np.mean(light) < 11
-    assert epochs == _epochs(raw, 40, weights=weights)
+    assert epochs == _epochs(raw, 40, shuffle=Weighted(weights))
     some = np.flatnonzero(version.valid)[:6]
-    assert set(_epochs(raw, 5, rows=some, weights=weights)[4]) <= set(some.tolist())
+    assert set(_epochs(raw, 5, rows=some, shuffle=Weighted(weights))[4]) <= set(some.tolist())
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -163,12 +164,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a row too far": ({"rows": [3, 99]}, "rows has 99, and .* has 23 rows"),
     "a negative row": ({"rows": [-1]}, "rows has -1"),
     "no row": ({"rows": []}, "rows names no row of"),
-    "too few weights": ({"weights": [1.0, 2.0]}, r"weights is float64 \(2,\); give a number for"),
-    "weights of several lengths": ({"weights": [[1.0], [1.0, 2.0]]}, "weights is object"),
-    "a negative weight": ({"weights": np.arange(23.0) - 1}, r"the weight of row 0 is -1\.0"),
-    "no number": ({"weights": np.full(23, np.nan)}, "the weight of row 0 is nan"),
-    "no weight at all": ({"weights": np.zeros(23)}, "all weights are zero"),
-    "in order": ({"weights": np.ones(23), "shuffle": False}, "weights draw rows at random"),
+    "too few weights": (
+        {"shuffle": Weighted([1.0, 2.0])},
+        r"weights is float64 \(2,\); give a number for",
+    ),
+    "weights of several lengths": (
+        {"shuffle": Weighted([[1.0], [1.0, 2.0]])},
+        "weights is object",
+    ),
+    "a negative weight": (
+        {"shuffle": Weighted(np.arange(23.0) - 1)},
+        r"the weight of row 0 is -1\.0",
+    ),
+    "no number": (
+        {"shuffle": Weighted(np.full(23, np.nan))},
+        "the weight of row 0 is nan",
+    ),
+    "no weight at all": ({"shuffle": Weighted(np.zeros(23))}, "all weights are zero"),
 }
 
 

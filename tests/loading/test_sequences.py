@@ -64,13 +64,11 @@ def tokens_of(batch: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("form", ["padded", "jagged", "list"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_threads": 3}, {"access": "pread"}, {"verify": False}]
-)
+@pytest.mark.parametrize("options", [{}, {"num_threads": 3}, {"access": "pread"}])
 def test_each_form_has_the_rows(form: str, options: dict[str, Any], store: Path) -> None:
-    ragged: Any = {"tokens": form, "points": form}
+    forms: Any = {"tokens": form, "points": form}
     seen = set()
-    with precache.Loader(store, 5, ragged=ragged, **OPTIONS, **options) as loader:
+    with precache.Loader(store, 5, output=forms, **OPTIONS, **options) as loader:
         for batch in loader:
             tokens, points = tokens_of(batch), batch["points"]
             if form == "padded":
@@ -105,7 +103,7 @@ def test_a_batch_of_empty_rows_has_no_length(tmp_path: Path) -> None:
         np.array([k != "row 5" for k in precache.open(tmp_path / "store").keys])
     )
     for form, shape in (("padded", (4, 0)), ("list", (0,))):
-        options: Any = {"rows": chosen, "ragged": {"tokens": form}, **OPTIONS}
+        options: Any = {"rows": chosen, "output": {"tokens": form}, **OPTIONS}
         with precache.Loader(tmp_path / "store", 4, **options) as loader:
             [batch] = loader
         tokens = batch["tokens"] if form == "padded" else batch["tokens"][0]
@@ -254,10 +252,10 @@ def test_transforms_pass_texts_and_lengths_through(store: Path) -> None:
 
 @pytest.mark.parametrize("form", ["padded", "jagged", "list"])
 def test_tokens_stay_behind_a_crop_and_points_do_not(form: Any, store: Path) -> None:
-    tokens = {"fields": ["image", "caption", "tokens"], "ragged": {"tokens": form}}
+    tokens = {"fields": ["image", "caption", "tokens"], "output": {"tokens": form}}
     with precache.Loader(store, 5, transform=RandomCrop(9), **tokens, **OPTIONS) as loader:
         assert next(iter(loader))["image"].shape == (5, 3, 9, 9)
-    points = {"fields": ["image", "points"], "ragged": {"points": form}}
+    points = {"fields": ["image", "points"], "output": {"points": form}}
     with pytest.raises(UsageError, match="points would stay behind"):
         precache.Loader(store, 5, transform=RandomCrop(9), **points, **OPTIONS)
 
@@ -278,7 +276,7 @@ def rows(device, **options):
             yield batch["caption"], batch["blob"], host
 
 fields = {"fields": ["image", "caption", "blob", "tokens", "points", "boxes"]}
-for options in ({}, {"ragged": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
+for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
     for one, other in zip(rows("cpu", **fields, **options), rows("other", **fields, **options)):
         assert one[:2] == other[:2]
         assert one[2].keys() == other[2].keys()
@@ -305,12 +303,11 @@ def test_another_device_has_the_tensors_and_texts_stay(
         ),
         ({"decompress": "device"}, "decompress='device' takes rows of one shape"),
         ({"output": "tuple"}, "output='tuple' takes rows of one shape"),
-        ({"ragged": {"caption": "list"}}, "ragged names 'caption'.*those are tokens, points"),
-        ({"ragged": {"image": "list"}}, "ragged names 'image'"),
-        ({"ragged": {"tokens": "nested"}}, r"ragged\['tokens'\] is 'nested'; choose one of padded"),
-        ({"ragged": "list"}, "ragged is 'list'; give a form by field"),
+        ({"output": {"caption": "list"}}, "output names 'caption'.*those are tokens, points"),
+        ({"output": {"image": "list"}}, "output names 'image'"),
+        ({"output": {"tokens": "nested"}}, r"output\['tokens'\] is 'nested'; choose one of padded"),
+        ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
         ({"shuffle": Buckets("image")}, "differ in length are: caption, blob, tokens"),
-        ({"shuffle": Buckets("tokens"), "weights": np.ones(ROWS)}, "weights draw rows at random"),
     ],
 )
 def test_what_takes_rows_of_one_shape_is_refused(

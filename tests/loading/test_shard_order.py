@@ -441,6 +441,7 @@ def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
         ({"rows": [1]}, "needs a finished version"),
         ({"resident": "host"}, "needs a finished version"),
         ({"refresh": "epoch"}, "needs a finished version"),
+        ({"shuffle": precache.Weighted([1.0] * 23)}, "shuffle needs a finished version"),
         ({"shuffle": False}, "rows come shard by shard"),
         ({"batch_size": 24, "drop_last": True}, "give at most 23"),
     ):

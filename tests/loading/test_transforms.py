@@ -22,6 +22,7 @@ from PIL import Image
 from torch.nn import functional
 
 import precache
+from precache import Weighted
 from precache.errors import UsageError
 from precache.transforms import (
     Batch,
@@ -421,7 +422,7 @@ def test_labels_of_a_store_are_looked_at_before_the_first_batch(
         with pytest.raises(UsageError, match=text):
             precache.Loader(image_tiles.path, 8, transform=transform)
     sound = np.where(version.labels < classes, 1.0, 0.0)
-    for chosen in ({"rows": sound > 0}, {"weights": sound}):
+    for chosen in ({"rows": sound > 0}, {"shuffle": Weighted(sound)}):
         with precache.Loader(image_tiles.path, 2, transform=inner, **chosen) as loader:  # type: ignore[arg-type]
             assert all(
                 batch["label"].shape == (2, classes) for batch in loader if len(batch["row"]) == 2
@@ -654,7 +655,7 @@ def _repeated(crops: list[tuple[int, bytes]]) -> list[set[bytes]]:
 
 def test_a_row_that_is_drawn_twice_is_augmented_anew(image_tiles: BuiltStore) -> None:
     weights = np.where(image_tiles.open().labels == 0, 5.0, 1.0)
-    crops = _crops(image_tiles, batch_size=4, weights=weights)
+    crops = _crops(image_tiles, batch_size=4, shuffle=Weighted(weights))
     repeated = _repeated(crops)
     assert len(repeated) > 3
     assert all(len(each) > 1 for each in repeated)
@@ -664,10 +665,10 @@ def test_draws_by_weight_are_the_same_for_all_ranks_and_after_a_resume(
     image_tiles: BuiltStore,
 ) -> None:
     weights = np.where(image_tiles.open().labels == 0, 5.0, 1.0)
-    whole = _crops(image_tiles, batch_size=8, weights=weights)
-    assert _crops(image_tiles, batch_size=8, start=2, weights=weights) == whole[16:]
-    assert _crops(image_tiles, batch_size=5, weights=weights) == whole
-    options = {"weights": weights, "world_size": 2, "drop_last": True}
+    whole = _crops(image_tiles, batch_size=8, shuffle=Weighted(weights))
+    assert _crops(image_tiles, batch_size=8, start=2, shuffle=Weighted(weights)) == whole[16:]
+    assert _crops(image_tiles, batch_size=5, shuffle=Weighted(weights)) == whole
+    options = {"shuffle": Weighted(weights), "world_size": 2, "drop_last": True}
     ranks = [_crops(image_tiles, batch_size=4, rank=rank, **options) for rank in range(2)]
     steps = [rank[start : start + 4] for start in range(0, len(ranks[0]), 4) for rank in ranks]
     assert list(itertools.chain(*steps)) == whole[: len(whole) // 8 * 8]

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed
 
 import precache
+from precache import Weighted
 from precache.errors import StoreError, UsageError
 from tests.support.building import (
     build_here,
@@ -204,7 +205,7 @@ def test_what_it_does_not_go_with(store: Path) -> None:
             precache.Loader(uri, refresh="epoch")
     one: list[dict[str, Any]] = [
         {"rows": [1, 2]},
-        {"weights": np.ones(10)},
+        {"shuffle": Weighted(np.ones(10))},
         {"resident": "host"},
     ]
     for options in one:

@@ -41,8 +41,8 @@ from tests.support.stored import checks_of
 CopyStore = Callable[[BuiltStore], BuiltStore]
 
 
-def _reader(version: precache.Version, name: str = "image", verify: bool = True) -> ArrayReader:
-    return ArrayReader(version, name, verify)
+def _reader(version: precache.Version, name: str = "image") -> ArrayReader:
+    return ArrayReader(version, name)
 
 
 def read_rows(reader: ArrayReader, rows: Any) -> np.ndarray:
@@ -224,14 +224,13 @@ def test_what_a_writer_is_given_is_in_the_object(
 
 @ANY_STORE
 @ANY_CODEC
-@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("mapped", [True, False])
 def test_rows_come_in_the_order_asked_for_and_as_often(
-    kind: str, codec: str, verify: bool, mapped: bool, request: pytest.FixtureRequest
+    kind: str, codec: str, mapped: bool, request: pytest.FixtureRequest
 ) -> None:
     store: BuiltStore = request.getfixturevalue(kind)[codec]
     version, expected = store.open(), store.rows()
-    reader = ArrayReader(version, "image", verify, shard_files(version, "image", mapped=mapped))
+    reader = ArrayReader(version, "image", shard_files(version, "image", mapped=mapped))
     random = np.random.default_rng(0)
     for count in (1, 2, 3, 70, 150):
         rows = random.integers(0, len(expected), count)
@@ -250,13 +249,12 @@ def test_filtered_rows_can_be_had_as_they_are(tile_stores: dict[str, BuiltStore]
 
 def test_several_threads_may_share_a_reader(store: BuiltStore) -> None:
     expected = store.rows()
-    for verify in (True, False):
-        reader = _reader(store.open(), verify=verify)
-        orders = [np.random.default_rng(n).permutation(23) for n in range(12)]
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(partial(read_rows, reader), orders))
-        for rows, pixels in zip(orders, results, strict=True):
-            np.testing.assert_array_equal(pixels, expected[rows])
+    reader = _reader(store.open())
+    orders = [np.random.default_rng(n).permutation(23) for n in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(partial(read_rows, reader), orders))
+    for rows, pixels in zip(orders, results, strict=True):
+        np.testing.assert_array_equal(pixels, expected[rows])
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -267,13 +265,13 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
         monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
     store = stores["raw"]
     reader = _reader(store.open())
-    unchecked = reader._checks
+    unchecked = reader._objects.checks
 
     def let_go(*where: np.ndarray) -> np.ndarray:
         reader._objects.forget(0)
         return unchecked(*where)
 
-    monkeypatch.setattr(reader, "_checks", let_go)
+    monkeypatch.setattr(reader._objects, "checks", let_go)
     for _ in range(3):
         np.testing.assert_array_equal(read_rows(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
     monkeypatch.undo()
@@ -348,21 +346,16 @@ def own(copy_store: CopyStore, store: BuiltStore) -> BuiltStore:
 
 @pytest.mark.skipif(not kernels.compiled().has_zstd, reason="numcodecs checks every frame")
 @pytest.mark.parametrize("codec", ["zstd", "image"])
-@pytest.mark.parametrize("verify", [True, False])
-def test_the_checksum_of_a_frame_is_checked_once_if_that_is_asked_for(
-    stores: dict[str, BuiltStore], copy_store: CopyStore, codec: str, verify: bool
+def test_the_checksum_of_a_frame_is_checked_once(
+    stores: dict[str, BuiltStore], copy_store: CopyStore, codec: str
 ) -> None:
     own = copy_store(stores[codec])
-    reader, expected = _reader(own.open(), verify=verify), own.rows()
+    reader, expected = _reader(own.open()), own.rows()
     frame = int(own.shard_path(0).stat().st_size) - 132
     end = int(np.frombuffer(own.shard_path(0).read_bytes()[frame:-4], "<u8")[:2].sum())
     np.testing.assert_array_equal(read_rows(reader, [0, 3]), expected[[0, 3]])
     flip(own.shard_path(0), end - 1, 0x55)
-    if verify:
-        np.testing.assert_array_equal(read_rows(reader, [3, 0]), expected[[3, 0]])
-    else:
-        with pytest.raises(DamageError, match="row 0"):
-            read_rows(reader, [3, 0])
+    np.testing.assert_array_equal(read_rows(reader, [3, 0]), expected[[3, 0]])
 
 
 def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
@@ -383,9 +376,7 @@ def test_a_shard_that_is_a_folder_or_unreadable_is_an_error_of_ours(own: BuiltSt
         read_rows(_reader(own.open()), [0])
 
 
-def test_raw_rows_are_checked_as_verify_says(
-    stores: dict[str, BuiltStore], copy_store: CopyStore
-) -> None:
+def test_raw_rows_are_checked_once(stores: dict[str, BuiltStore], copy_store: CopyStore) -> None:
     store = copy_store(stores["raw"])
     path, expected = store.shard_path(0), store.rows()
     reader = _reader(store.open())
@@ -394,7 +385,6 @@ def test_raw_rows_are_checked_as_verify_says(
     assert (read_rows(reader, [0])[0] != expected[0]).sum() == 1
     [damage] = precache.verify(store.path).damage
     assert damage.keys == (store.open().keys[0],)
-    assert (read_rows(_reader(store.open(), verify=False), [0])[0] != expected[0]).sum() == 1
     with pytest.raises(DamageError):
         read_rows(_reader(store.open()), [0])
 
@@ -411,8 +401,6 @@ def test_what_one_reader_checked_no_other_one_of_the_process_checks_again(
     second = _reader(store.open())
     read_rows(second, [7])
     assert np.flatnonzero(second._objects.checked[0]).tolist() == [0, 1, 5, 7]
-    off = _reader(store.open(), verify=False)
-    read_rows(off, [2, 3])
     third = _reader(store.open())
     read_rows(third, [7])
     assert np.flatnonzero(third._objects.checked[0]).tolist() == [0, 1, 5, 7]

@@ -305,7 +305,7 @@ def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
     ("given", "limit"), [("200GB", 200 * 10**9), ("1.5 KiB", 1536), ("12", 12), (10**12, 10**12)]
 )
 def test_limits_are_said_as_people_say_them(given: int | str, limit: int, tmp_path: Path) -> None:
-    assert DiskCache.at(tmp_path, given).limit == limit
+    assert DiskCache(tmp_path, given).limit == limit
 
 
 @pytest.mark.parametrize("given", ["20 elephants", "", -5, "GB"])
@@ -313,13 +313,13 @@ def test_what_is_no_limit_is_named(given: int | str, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"the limit of a cache is .*; give bytes, or a size such as '200GB'"
     ):
-        DiskCache.at(tmp_path, given)
+        DiskCache(tmp_path, given)
 
 
 def test_by_default_a_cache_leaves_some_of_the_disk(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
     free = stat.f_bavail * stat.f_frsize
-    assert 0 < DiskCache.at(tmp_path).limit <= free
+    assert 0 < DiskCache(tmp_path).limit <= free
 
 
 def test_a_cache_that_cannot_be_made_says_why(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_objects_may_go_while_the_default_limit_is_reckoned(
 ) -> None:
     (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")
-    assert DiskCache.at(tmp_path).limit > 0
+    assert DiskCache(tmp_path).limit > 0
 
 
 # --- several ------------------------------------------------------------------------------------

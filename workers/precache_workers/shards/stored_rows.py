@@ -13,8 +13,9 @@ import numpy as np
 
 from precache.errors import DamageError, StorageError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.ragged_reader import RaggedReader, open_reader
+from precache.reading.ragged_reader import RaggedReader
 from precache.reading.shard_files import ShardFiles, shard_files
+from precache.reading.version_reader import open_reader
 from precache.storage.base import Folder
 from precache.storage.local_files import map_file
 from precache.store.layout import CHECK_NBYTES
