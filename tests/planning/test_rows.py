@@ -24,7 +24,7 @@ from precache_workers.planning.rows import (
     samples_read,
     shards_to_do,
 )
-from precache_workers.sources.name_readings import by_number
+from precache_workers.sources.label_readings import by_number
 from tests.support.building import environment
 from tests.support.containers import located
 

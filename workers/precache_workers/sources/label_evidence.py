@@ -21,7 +21,7 @@ from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
-from precache_workers.sources.label_readings import INTEGER, spelling
+from precache_workers.sources.label_readings import INTEGER, numbers_out_of_order, spelling
 from precache_workers.sources.labels import (
     Column,
     Kind,
@@ -33,7 +33,6 @@ from precache_workers.sources.labels import (
     label_of,
     number_of,
 )
-from precache_workers.sources.name_readings import numbers_out_of_order
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
 
