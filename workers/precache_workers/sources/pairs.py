@@ -409,8 +409,9 @@ def partners_across(names: Texts) -> Partners | None:
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
     masks = bool(have(TARGETS)[rows].any())
     found = _partners(names, row_of, pairs, masks=masks, photos=~others)
-    # Of several pairs of folders, no one has all samples.
-    return found and replace(found, sources=found.sources if len(pairs) == 1 else ())
+    # A source of two folders is none of all samples where others have some, too.
+    in_pair = sum(len(Files.at(names, place).rows) for place in pairs[0]) if len(pairs) == 1 else 0
+    return found and replace(found, sources=found.sources if in_pair == len(names) else ())
 
 
 def _partners(
