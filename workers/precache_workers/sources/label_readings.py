@@ -288,7 +288,7 @@ class _Level:
         found = match(columns)
         if not 1 < len(found) == max(map(len, columns)) or len(self.names) > sum(map(len, columns)):
             return [], False
-        names = sorted(s.removeprefix("/").removesuffix(found.ends[0]) for s in columns[0])
+        names = sorted(stem.removesuffix(found.ends[0]) for stem in columns[0])
         return names, all(found.ends) == any(found.ends) and _are_counted(names)
 
     @property

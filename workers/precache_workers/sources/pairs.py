@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -97,15 +97,18 @@ def _is_copy(ending: str) -> bool:
     return bool(_OF_COPY.search(ending)) or not _words(ending).isdisjoint(_OF_COPIES)
 
 
-def ending(names: Iterable[str]) -> str:
+def ending(names: Texts) -> str:
     """Return what all names end in, from a separator or from a letter that follows digits.
 
     As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
     """
-    listed = [*names]
-    common = common_end(listed)
-    outside = [name[-len(common) - 1 :][:1] for name in listed if len(name) > len(common)]
-    before = "0" if len(outside) == len(listed) and all(map(str.isdigit, outside)) else "a"
+    import pyarrow.compute as pc
+
+    if not len(names):
+        return ""
+    ends = pc.min_max(pc.utf8_reverse(names.plain)).as_py().values()
+    common = common_end([end[::-1] for end in ends]).rpartition("/")[2]
+    before = "0" if names.matching(f"[0-9]{re.escape(common)}$").all() else "a"
     found = re.search(r"[\W_].*|(?<=\d)[^\W\d_].*", before + common)
     return found[0] if found else ""
 
@@ -170,10 +173,10 @@ def names_suffix(pattern: str) -> bool:
 def expression(pattern: str) -> str:
     """Return the expression of RE2 of a pattern: a group for each star, none for a last ``.*``."""
     text = pattern.removesuffix(".*")
-    parts = re.split(r"(\*\*/|\*|\?)", text)
-    groups = {"**/": "(?:((?:[^/]+/)*[^/]+)/)?", "*": "([^/]*)", "?": "([^/])"}
+    parts = re.split(r"(\*\*/\*|\*\*/|\*|\?)", text)
+    groups = {"**/*": "(.*)", "**/": "(?:(.+)/)?", "*": "([^/]*)", "?": "([^/])"}
     inside = "".join(groups.get(part) or re.escape(part) for part in parts)
-    return f"^{inside}$" if text == pattern else rf"^{inside}\.[^./]*$"
+    return f"(?s)^{inside}$" if text == pattern else rf"(?s)^{inside}\.[^./]*$"
 
 
 class Match(NamedTuple):
@@ -204,16 +207,17 @@ class Match(NamedTuple):
 
 def match(columns: Sequence[Texts]) -> Match:
     """Join columns of names, and if more are alike then, without what all of a column end in."""
-    first, *others = [ending(name.rpartition("/")[2] for name in of) for of in columns]
-    none, best = [""] * len(columns), _alike(columns)
-    ends = none
-    for way in (["", *others], [first, *none[1:]], [first, *others]):
+    least, best, ends = min(map(len, columns)), _alike(columns), [""] * len(columns)
+    if len(best[0]) == least:
+        return Match(best, ends, least)
+    first, *others = map(ending, columns)
+    for way in (["", *others], [first, *ends[1:]], [first, *others]):
         if any(way):
             pairs = zip(columns, way, strict=True)
             rows = _alike([_replaced(of, f"{re.escape(end)}$") if end else of for of, end in pairs])
             if len(rows[0]) > len(best[0]):
                 best, ends = rows, way
-    return Match(best, ends, min(map(len, columns)))
+    return Match(best, ends, least)
 
 
 def _alike(columns: Sequence[Texts]) -> list[np.ndarray]:
@@ -243,8 +247,7 @@ def sources_of(names: Texts, places: Sequence[str]) -> list[str]:
     if len(places) != 2:
         return []
     (photos, masks), (first, others) = places, columns
-    end = ending(name.rpartition("/")[2] for name in first)
-    end = re.sub(r"^(?:[_. -]+\d+)+(?=[_. -])", "", end)  # a number belongs to the name
+    end = re.sub(r"^(?:[_. -]+\d+)+(?=[_. -])", "", ending(first))  # a number belongs to the name
     is_photo = np.arange(len(first) + len(others)) < len(first)
     called = Texts.joined([first, others])
     endings = _called_as(called, is_photo, ~is_photo, f"{re.escape(end)}$")[1]
@@ -341,43 +344,34 @@ def partners_among(names: Texts) -> Partners | None:
     """Find the images that are called as others in the same folder; None if there are none."""
     called, suffixes = _replaced(names, _SUFFIX), _found(names, _SUFFIX)
     if (twice := called.counts() > 1).any():
-        [*ranked] = dict(_most_common(suffixes.take(twice)))
-        photo = next((suffix for suffix in ranked if suffix.lower() in _JPEG), ranked[0])
+        among = [suffix for suffix, _ in _most_common(suffixes.take(twice))]
+        photo = next((suffix for suffix in among if suffix.lower() in _JPEG), among[0])
         is_photo = suffixes.matching(f"^{re.escape(photo)}$")
         row_of = np.where(is_photo, -1, called.blanked(~is_photo).find(called))
         others = _most_common(suffixes.take(row_of >= 0))
-        pairs = [(f"*{photo}", f"*{suffix}") for suffix, _ in others]
-        return _partners(names, row_of, pairs, masks=True)
+        return _partners(names, row_of, [(f"*{photo}", f"*{of}") for of, _ in others], masks=True)
     row_of, endings = _called_as(called, every := np.ones(len(names), np.bool_), every)
-    ends = [*endings.plain.unique().to_pylist()]
+    ends = endings.plain.unique().to_pylist()
     if known := [end for end in ends if is_target(end) or _is_copy(end)]:
         is_known = Texts(known).find(endings) >= 0
         row_of[np.flatnonzero(row_of >= 0)[~is_known]] = -1
         endings = endings.take(is_known)
     ranked = _most_common(endings)
     top = ranked[0][1] if ranked else 0
-    if not known and top < max(PART, len(names) // 20):
-        return _of_equal_endings(names, called)
-    [(of_photos, _), *_] = _most_common(_found(called.take(row_of[row_of >= 0]), _OF_PHOTO))
-    pairs = [(f"*{of_photos}.*", f"*{end}.*") for end, count in ranked if PART * count >= top]
-    found = _partners(names, row_of, pairs, masks=any(map(is_target, known)))
-    if found is None or known:
-        return found
-    return replace(found, are_pairs=top >= NEARLY_ALL * max(found.photos, found.count))
-
-
-def _of_equal_endings(names: Texts, called: Texts) -> Partners | None:
-    """Return the images of names that nearly all have the same few endings, as 1_left and 1_right.
-
-    None if they have not.
-    """
+    if known or top >= max(PART, len(names) // 20):
+        [(of_photos, _), *_] = _most_common(_found(called.take(row_of[row_of >= 0]), _OF_PHOTO))
+        pairs = [(f"*{of_photos}.*", f"*{end}.*") for end, count in ranked if PART * count >= top]
+        masks = any(map(is_target, known))
+        return _partners(names, row_of, pairs, masks=masks, top=None if known else top)
+    # Nearly all names may have the same few endings, as 1_left and 1_right.
     ends = [end for end, _ in _most_common(_found(called, _WORD))]
     counts = _replaced(called, _WORD).counts()
     if "" in ends or not 1 < len(ends) < PART or (counts == len(ends)).mean() < NEARLY_ALL:
         return None
     row_of = np.where(called.matching(f"{re.escape(ends[0])}$"), -1, np.arange(len(names)))
-    found = _partners(names, row_of, [(f"*{ends[0]}.*", f"*{end}.*") for end in ends[1:]])
-    return found and replace(found, are_pairs=False)
+    return _partners(
+        names, row_of, [(f"*{ends[0]}.*", f"*{end}.*") for end in ends[1:]], masks=False, top=0
+    )
 
 
 def partners_across(names: Texts) -> Partners | None:
@@ -408,10 +402,7 @@ def partners_across(names: Texts) -> Partners | None:
     ranked = Counter(zip(of_rows[row_of[rows]].tolist(), of_rows[rows].tolist(), strict=True))
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
     masks = bool(have(TARGETS)[rows].any())
-    found = _partners(names, row_of, pairs, masks=masks, photos=~others)
-    # A source of two folders is none of all samples where others have some, too.
-    in_pair = sum(len(Files.at(names, place).rows) for place in pairs[0]) if len(pairs) == 1 else 0
-    return found and replace(found, sources=found.sources if in_pair == len(names) else ())
+    return _partners(names, row_of, pairs, masks=masks, photos=~others)
 
 
 def _partners(
@@ -419,7 +410,8 @@ def _partners(
     row_of: np.ndarray,
     pairs: Sequence[tuple[str, str]],
     *,
-    masks: bool = False,
+    masks: bool,
+    top: int | None = None,
     photos: np.ndarray | None = None,
 ) -> Partners | None:
     """Return the images that have a photo; None if there are none.
@@ -428,21 +420,29 @@ def _partners(
     ----------
     row_of
         Row of the photo of each image, -1 for none.
-    pairs
-        As in `Partners`.
+    pairs, masks
+        As `pairs` and `may_be_masks` of `Partners`.
+    top
+        Images of the most common ending, if that is no known one.
     photos
         Which images may be photos, if these are in other folders.
     """
     rows = np.flatnonzero(row_of >= 0)
     if not len(rows):
         return None
-    count = len(rows)
+    count, unlike, places = len(rows), "ending", [[*pair] for pair in pairs[:MOST_WAYS]]
     others = len(names) - count if photos is None else int(photos.sum())
-    nested = "**/" if photos is None and names.matching("/").any() else ""
-    places = [[nested + place for place in pair] for pair in pairs[:MOST_WAYS]]
-    sources = [source for some in places for source in sources_of(names, some)]
+    if photos is not None:
+        unlike = "folder"
+        # A source of two folders has not all samples where others have some, too.
+        in_pair = sum(len(Files.at(names, place).rows) for place in places[0])
+        places = places if len(places) == 1 and in_pair == len(names) else []
+    elif names.matching("/").any():
+        places = [[f"**/{place}" for place in pair] for pair in places]
+    sources = [source for pair in places for source in sources_of(names, pair)]
     are_pairs = count >= FEW and PART * count >= others
-    unlike = "ending" if photos is None else "folder"
+    if top is not None:
+        are_pairs = top >= NEARLY_ALL * max(others, count)
     example = names[int(rows[0])]
     return Partners(count, others, example, pairs[:MOST_WAYS], unlike, masks, are_pairs, sources)
 
