@@ -2,12 +2,9 @@
 
 Of folders, ``images/a/17.jpg`` and ``masks/a/17.png`` are the sample ``a/17.jpg`` with the columns
 ``images`` and ``masks``: keys and labels are those of the first folder. Names are compared without
-suffixes, and where more are alike then, also without what all names of a folder end in, as in
-``17_mask.png``. Of patterns, as ``*.jpg`` and ``*_mask.png``, the parts that stars stand for are
-compared. Files without a partner are no samples.
-
-Files are images. Of a folder without any, they are texts and arrays; of a pattern with another
-suffix, what fits it.
+suffixes, of patterns, as ``*.jpg`` and ``*_mask.png``, by the parts that stars stand for; and where
+more are alike then, also without what all names of a column end in. `pairs` joins them. Files
+without a partner are no samples.
 """
 
 from __future__ import annotations

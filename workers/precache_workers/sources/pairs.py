@@ -72,6 +72,8 @@ _OF_COPY = re.compile(rf"@[0-9]x$| \(1\)$|{_SIZE}$")
 _OF_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
 
+_KNOWN_END = rf"{_OF_PHOTO}|[_. -](?:{'|'.join(sorted(_OF_TARGETS))})[0-9]*$"
+
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
@@ -392,11 +394,10 @@ def partners_across(names: Texts) -> Partners | None:
     words = IMAGES | TARGETS | COPIES
     places = Texts(folders.each(lambda some: [_without(name, words, shared) for name in some]))
     bases = _replaced(_replaced(names, _SUFFIX), "^.*/")
-    row_of, _ = _called_as(
-        Texts([*map("/".join, zip(places, bases, strict=True))]), ~others, others
-    )
+    called = Texts([*map("/".join, zip(places, bases, strict=True))])
+    row_of, _ = _called_as(called, ~others, others, _KNOWN_END)
     alone = others & (row_of < 0) & places.is_blank  # all lie in one folder
-    row_of = np.where(alone, _called_as(bases, ~others, alone)[0], row_of)
+    row_of = np.where(alone, _called_as(bases, ~others, alone, _KNOWN_END)[0], row_of)
     rows = np.flatnonzero(row_of >= 0)
     of_rows = np.array(folders.each(lambda some: [name[:-2] for name in some]), object)
     ranked = Counter(zip(of_rows[row_of[rows]].tolist(), of_rows[rows].tolist(), strict=True))
