@@ -22,7 +22,7 @@ from precache_workers.planning.rows import (
     sample_for_probe,
     samples_read,
 )
-from precache_workers.sources.name_readings import by_number
+from precache_workers.sources.label_readings import by_number
 from tests.support.building import environment
 from tests.support.containers import located
 

@@ -52,14 +52,10 @@ from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order
+from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order, numbers_out_of_order
 from precache_workers.sources.manifests import ManifestSource
-from precache_workers.sources.name_readings import (
-    numbers_out_of_order,
-    partners_across,
-    partners_among,
-)
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
+from precache_workers.sources.pairs import partners_across, partners_among
 from precache_workers.sources.splits import is_split, is_trained_on, split_name
 from precache_workers.user_code.identity import code_of, unfollowed
 
@@ -528,22 +524,19 @@ def _read_names(
         uris = table.locations.places.field("uri")  # keys may be others
         files = Texts([*dict.fromkeys(uris.to_pylist())])
     folder, unpack = None, tuple[tuple[str, ...], ...]()
+    if isinstance(source, FolderSource):
+        folder = str(source.folder)
     if isinstance(source, ContainerSource) and table.locations is not None:
         names = member_names(files, table.locations)
         unpacked, unpack = source.unpacked(names, table.locations)
         if unpacked:
-            folder, files = f"{unpacked}/**", names
-    partners = None if request.sample_name == "whole" else partners_among(files)
-    if partners is not None and isinstance(source, FolderSource):
-        nested = files.matching("/").any()
-        folder = source.folder.path("**") if nested else str(source.folder)
-    is_said = bool(listing.doubts) and request.labels is None  # of folders that are no classes
-    if partners is None and request.sample_name != "whole" and not is_said:
-        partners = partners_across(files)
-        if isinstance(source, FolderSource | ManifestSource):
-            folder = str(source.folder)
-        elif folder is not None:
-            folder = folder.removesuffix("/**")
+            folder, files = unpacked, names
+    partners = None
+    if request.sample_name != "whole":
+        is_said = bool(listing.doubts) and request.labels is None  # of folders that are no classes
+        partners = partners_among(files) or (None if is_said else partners_across(files))
+    if isinstance(source, ManifestSource) and partners and partners.unlike == "folder":
+        folder = str(source.folder)
     if partners is not None:
         notes, doubts = partners.reading(shown(request.source), folder)
         # Of a pair of images, one has a line of a file of labels that fits no sample.

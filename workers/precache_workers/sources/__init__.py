@@ -15,8 +15,8 @@ of `containers`; `columns` chooses the columns of tables; `manifests` reads tabl
   task fetches the samples of a unit together (`shards.samples`).
 - `labels` has the kinds of labels and their encoding. `label_evidence` decides once how a column of
   them is read: as what it plainly is, else as the user says, who is offered each reading that fits.
-  `label_readings` finds the folders that are classes, by a table of the rules of `evidence`. A
-  listing has the doubts beside its table: a build refuses them, and the viewer, which needs no
-  labels, does not.
+  `label_readings` finds the folders that are classes, by a table of the rules of `evidence`, and
+  `pairs` files that pair up by name, in folders and in columns. A listing has the doubts beside its
+  table: a build refuses them, and the viewer, which needs no labels, does not.
 - An index of all containers, kept in the store, spares the next listing those that did not change.
 """

@@ -23,7 +23,7 @@ from precache.messages import printable
 from precache.store.columns import numbers_of
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import Way, no_label, quoted
-from precache_workers.sources.label_readings import INTEGER
+from precache_workers.sources.label_readings import INTEGER, numbers_out_of_order
 from precache_workers.sources.labels import (
     Column,
     Kind,
@@ -37,7 +37,6 @@ from precache_workers.sources.labels import (
     number_of,
     vector_length,
 )
-from precache_workers.sources.name_readings import numbers_out_of_order
 
 FEWEST_TEXTS = 20
 """Fewest texts that differ in nearly every sample, and so may be no classes."""

@@ -11,7 +11,10 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 from precache.messages import printable
 from precache.store.columns import Texts
@@ -24,35 +27,32 @@ from precache_workers.sources.base import (
     folder_at,
     is_flag,
 )
-from precache_workers.sources.container_names import braced, braced_paths, common_end, common_start
+from precache_workers.sources.container_names import braced, common_start
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
-from precache_workers.sources.name_readings import (
+from precache_workers.sources.pairs import (
     IMAGES,
+    PARTS,
     TARGETS,
-    ending,
-    numbers_out_of_order,
+    Files,
+    lone_folder,
+    match,
     partners_across,
     partners_among,
-    plain_folder,
-    ways_by_patterns,
+    plain_word,
+    sources_of,
 )
 from precache_workers.sources.splits import is_split, is_trained_on, splits_among
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
-
-_PAIRED = IMAGES | TARGETS | {
-    "input", "inputs", "output", "outputs", "target", "targets", "source", "src", "reference",
-    "ref", "hr", "lr", "hq", "lq", "sr", "noisy", "noise", "clean", "blur", "blurred", "blurry",
-    "sharp", "haze", "hazy", "left", "right", "depth", "depths", "disparity", "disp", "flow",
-    "normals", "visible", "vis", "infrared", "ir", "nir", "thermal", "optical", "sar", "raw",
-    "edges", "before", "after", "alpha",
-}  # fmt: skip
-"""Names of folders with several images of each sample, without digits and marks."""
 
 MOST_PARTS = 4
 """Most folders with files of the same names that are taken for parts of samples, whatever they are
 called: classes such as persons may have such files, too."""
+
+MOST_COLUMNS = 16
+"""Most folders whose files are compared."""
 
 LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
 """The way out by which the user says which classes there are."""
@@ -60,11 +60,6 @@ LISTED = "list the names of all classes in a text file, one a line, and give it 
 
 BY_FOLDERS = "each folder is a class"
 """What the line about folders that are classes says."""
-
-
-def holds_images(name: str) -> bool:
-    """Return True for a usual name of the folder of photos beside one of masks."""
-    return plain_folder(name) in IMAGES
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -226,7 +221,7 @@ class _Level:
     @cached_property
     def bare(self) -> Bare:
         """Folders without a readable image."""
-        if self.bare_in is None or all(map(holds_images, self.tops)):
+        if self.bare_in is None or all(plain_word(top) in IMAGES for top in self.tops):
             return {}
         return self.bare_in("/".join(self.shared))
 
@@ -244,7 +239,7 @@ class _Level:
     def plain(self) -> dict[str, str]:
         """Folder -> its plain name: of those that are not beside their opposite, as mask and
         no_mask, which are classes."""
-        plain = {top: plain_folder(top) for top in self.tops}
+        plain = {top: plain_word(top) for top in self.tops}
         return {top: name for top, name in plain.items() if not _has_opposite(name, plain.values())}
 
     @cached_property
@@ -265,25 +260,36 @@ class _Level:
         return [top for top, name in self.plain.items() if name in IMAGES]
 
     @property
-    def parts(self) -> list[str]:
-        """Folders of images, and of their targets."""
+    def named(self) -> list[str]:
+        """Folders of images, and of their targets, by their names."""
         targets = [top for top, name in self.plain.items() if name in TARGETS]
         return [*self.images, *targets] if len(self.tops) > 1 else []
 
-    @cached_property
-    def same(self) -> tuple[list[str], bool]:
-        """As of `_same_stems`."""
-        return _same_stems(self.names, [self.inside + top for top in self.tops])
-
     @property
-    def alike(self) -> list[str]:
-        """Names of the files that all folders have, if these may be parts of samples: by their
-        names, or as they are few, and images are not just counted in each."""
-        are_parts = all(plain_folder(top) in _PAIRED for top in self.tops)
-        if len(self.tops) < 2 or not (are_parts or len(self.tops) <= MOST_PARTS):
-            return []
-        stems, are_counted = self.same
-        return stems if are_parts or not are_counted else []
+    def parts(self) -> list[str]:
+        """Folders of parts of samples, by their names, or by those of their files.
+
+        Classes may have files of the same names, too, if these are many, or images are just counted
+        in each.
+        """
+        names, are_counted = self.alike
+        are_parts = all(plain_word(top) in PARTS for top in self.tops)
+        by_files = are_parts or (len(self.tops) <= MOST_PARTS and not are_counted)
+        return self.named or (self.tops if names and by_files else [])
+
+    @cached_property
+    def alike(self) -> tuple[list[str], bool]:
+        """Names of the files, if all folders have the same; and whether these are just counted, and
+        not told apart by an ending."""
+        if not 1 < len(self.tops) <= MOST_COLUMNS:
+            return [], False
+        folders = [lone_folder(self.names, self.inside + top) for top in self.tops]
+        columns = [Files.at(self.names, folder).stems for folder in folders]
+        found = match(columns)
+        if not 1 < len(found) == max(map(len, columns)) or len(self.names) > sum(map(len, columns)):
+            return [], False
+        names = sorted(stem.removesuffix(found.ends[0]) for stem in columns[0])
+        return names, all(found.ends) == any(found.ends) and _are_counted(names)
 
     @property
     def repeated(self) -> list[str]:
@@ -300,6 +306,10 @@ class _Level:
     @property
     def some(self) -> str:
         return quoted(self.tops)
+
+    @property
+    def why_parts(self) -> str:
+        return "" if self.named else f": their files have the same names ({quoted(self.alike[0])})"
 
     @property
     def levels(self) -> str:
@@ -320,40 +330,18 @@ def _has_opposite(name: str, names: Collection[str]) -> bool:
 
 def _are_classes(names: Collection[str]) -> bool:
     """Return True if some of several names are not those of parts of a data set."""
-    parts = {name for name in names if plain_folder(name) in IMAGES | TARGETS} | splits_among(names)
+    parts = {name for name in names if plain_word(name) in IMAGES | TARGETS} | splits_among(names)
     return 1 < len(names) > len(parts)
 
 
-def _stems_in(names: Texts, folder: str) -> tuple[str, list[str]]:
-    """Return the folder in a folder that holds all its files, and the names of these there."""
-    inside = names.take(names.matching(f"^{re.escape(folder)}/"))
-    start = "/".join(common_start([path.split("/") for path in Folders(inside).counts]))
-    return start, [name[len(start) + 1 :].rpartition(".")[0] for name in inside]
-
-
-def _same_stems(names: Texts, folders: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the names of the files that all folders have; none if these differ, or are of one.
-
-    What all names of a folder end in is left out if they differ with it, as in ``17_mask.png``.
-    Also returns whether images of each are counted: by numbers from 0 or 1 without gaps, unless
-    only some folders have an ending.
-    """
-    stems = [_stems_in(names, folder)[1] for folder in folders]
-    if len({*map(len, stems)}) > 1 or len(names) > len(stems) * len(stems[0]):
-        return [], False
-    ends = [""]
-    if len({*map(frozenset, stems)}) > 1:
-        ends = [ending(stem.rpartition("/")[2] for stem in of) for of in stems]
-        stems = [[s.removesuffix(end) for s in of] for of, end in zip(stems, ends, strict=True)]
-    if len({*map(frozenset, stems)}) > 1 or len(stems[0]) < 2:
-        return [], False
+def _are_counted(stems: Sequence[str]) -> bool:
+    """Return True for names that are numbered in each folder, from 0 or 1 without gaps."""
     numbers = defaultdict[str, list[int]](list)
-    for stem in stems[0]:
+    for stem in stems:
         folder, _, base = stem.rpartition("/")
         numbers[folder].append(int(re.sub(r"\D", "", base)[-18:] or -1))
     counted = all(min(of) in (0, 1) and max(of) - min(of) == len(of) - 1 for of in numbers.values())
-    one_pattern = len({re.sub(r"\d(?=[^/]*$)", "", stem) for stem in stems[0]}) == len(numbers)
-    return sorted(stems[0]), counted and one_pattern and not ("" in ends and any(ends))
+    return counted and len({re.sub(r"\d(?=[^/]*$)", "", stem) for stem in stems}) == len(numbers)
 
 
 # --- ways out of a doubt ------------------------------------------------------------------------
@@ -372,16 +360,12 @@ def _ways_of_splits(of: _Level) -> list[Way]:
 
 
 def _ways_of_parts(of: _Level) -> list[Way]:
-    """Return the ways where some folders are images and their targets."""
-    others = [name for name in of.tops if name not in of.parts]
-    name = (of.images or others or of.tops)[0]
-    both = of.tops if of.same[0] else of.parts if 0 < len(of.images) < len(of.parts) else []
-    return [*_as_source(of, name), *_levels(of), *_columns(of, both, name)] or [_BY_DATASET]
-
-
-def _ways_of_columns(of: _Level) -> list[Way]:
-    """Return the ways where files of the same names are parts of samples."""
-    return [*_columns(of, of.tops, of.tops[0]), *_levels(of)] or [_BY_DATASET]
+    """Return the ways where some folders have parts of samples, as images and their targets."""
+    others = [name for name in of.tops if name not in of.named]
+    first = (of.images or others or of.tops)[0]
+    both = of.tops if of.alike[0] else of.named if 0 < len(of.images) < len(of.named) else []
+    one = _as_source(of, first) if of.named else []
+    return [*one, *_columns(of, both, first), *_levels(of)] or [_BY_DATASET]
 
 
 def _ways_of_missing(of: _Level) -> list[Way]:
@@ -406,7 +390,7 @@ def _as_source(of: _Level, name: str) -> list[Way]:
 
 def _levels(of: _Level) -> list[Way]:
     """Return the flags that take folders as classes, or none: masks are not stored as photos."""
-    plain = {plain_folder(part) for path in of.paths for part in path}
+    plain = {plain_word(part) for path in of.paths for part in path}
     masks = any(name in TARGETS and not _has_opposite(name, plain) for name in plain)
     across = partners_across(of.names)
     if (masks and plain & IMAGES) or (across is not None and across.are_pairs):
@@ -430,30 +414,8 @@ def _columns(of: _Level, names: Sequence[str], first: str) -> list[Way]:
         unpack = f"unpack it, and give 'FOLDER/{braced([of.inside + name for name in both])}'"
         return [((), f"{unpack} as the source, {each}"), _BY_DATASET]
     split = _settled(of.names, of.inside + first)[0][0].removeprefix(of.inside + first)
-    places = [of.inside + name + split for name in both]
-    found = [_stems_in(of.names, place) for place in places]
-    stems = [
-        [f"{start}/{stem}"[len(place) + 1 :] for stem in of_lone]
-        for place, (start, of_lone) in zip(places, found, strict=True)
-    ]
-    lone, of_lone = zip(*found, strict=True)
-    for folders, names_there in ((places, stems), (lone, of_lone)):
-        if _pair_up(names_there):
-            return [((path_of(braced_paths(folders)),), f"{each}, matched by name")]
-    return ways_by_patterns(places, stems, path_of)
-
-
-def _pair_up(stems: Sequence[Sequence[str]]) -> bool:
-    """Return True if most files of all folders have the same names, or but for what each ends in.
-
-    As a source of all takes them.
-    """
-    if not all(stems):
-        return False
-    ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems]
-    cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
-    alike = max(len(set.intersection(*of)) for of in ([*map(set, stems)], cut))
-    return 0 < 2 * alike >= min(map(len, stems))
+    sources = sources_of(of.names, [of.inside + name + split for name in both])
+    return [((path_of(source),), each) for source in sources]
 
 
 def _settled(names: Texts, folder: str) -> list[list[str]]:
@@ -462,7 +424,7 @@ def _settled(names: Texts, folder: str) -> list[list[str]]:
     inside = Texts([*dict.fromkeys(n.removeprefix(begin) for n in names if n.startswith(begin))])
     doubts: Sequence[Doubt] = read_folders(inside, NO_RULES, folder, begin.__add__).doubts
     if not doubts and (partners := partners_among(inside)) is not None:
-        doubts = partners.reading(folder, f"{begin}**")[1]
+        doubts = partners.reading(folder, folder)[1]
     ways = [way for doubt in doubts[:1] for way in doubt.ways]
     return [[*way] for way in ways if not is_flag(way)] or [
         [folder, *way] for way in ways[:1] or [()]
@@ -489,14 +451,8 @@ OF_FOLDERS: Rules = [
         ),
         Rule(
             lambda of: of.parts,
-            "{of.here}: {some} look like parts of one data set, not like classes",
+            "{of.here}: {some} look like parts of one data set, not like classes{of.why_parts}",
             _ways_of_parts,
-        ),
-        Rule(
-            lambda of: of.alike,
-            "{of.here}: {of.some} have files of the same names ({some}), as parts of samples "
-            "have, not classes",
-            _ways_of_columns,
         ),
         Rule(
             lambda of: of.repeated,
@@ -585,6 +541,21 @@ def doubts_of_classes(
             ways = [codes] if number else []
             return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
     return []
+
+
+def by_number(name: str) -> list[Any]:
+    """Sort key by which numbers in names count: frame-2 is before frame-10, and 0.25 before 0.5."""
+    if _NUMBER.fullmatch(name):
+        return ["", Decimal(name)]
+    parts = re.split("([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def numbers_out_of_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first two neighbours that are in the order of text, and not of their numbers;
+    none if there are none."""
+    pairs = pairwise(names)
+    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), ())
 
 
 def note_of_order(

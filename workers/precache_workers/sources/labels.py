@@ -28,10 +28,10 @@ from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.label_readings import (
     INTEGER,
+    by_number,
     doubts_of_classes,
     note_of_order,
 )
-from precache_workers.sources.name_readings import by_number
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
 """Class names or numbers, regression values, or lists of class names or numbers."""

@@ -2,12 +2,9 @@
 
 Of folders, ``images/a/17.jpg`` and ``masks/a/17.png`` are the sample ``a/17.jpg`` with the columns
 ``images`` and ``masks``: keys and labels are those of the first folder. Names are compared without
-suffixes, and where more are alike then, also without what all names of a folder end in, as in
-``17_mask.png``. Of patterns, as ``*.jpg`` and ``*_mask.png``, the parts that stars stand for are
-compared. Files without a partner are no samples.
-
-Files are images. Of a folder without any, they are texts and arrays; of a pattern with another
-suffix, what fits it.
+suffixes, of patterns, as ``*.jpg`` and ``*_mask.png``, by the parts that stars stand for; and where
+more are alike then, also without what all names of a column end in. `pairs` joins them. Files
+without a partner are no samples.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +29,6 @@ from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
     BY_DATASET,
     IMAGE,
-    IMAGE_NAME,
     Doubt,
     Fetched,
     LabelRules,
@@ -56,20 +51,30 @@ from precache_workers.sources.container_names import (
 )
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import holds_images
-from precache_workers.sources.name_readings import ending, ways_by_patterns
-from precache_workers.sources.sample_inputs import is_picture
+from precache_workers.sources.pairs import (
+    ALL,
+    IMAGES,
+    MAGIC,
+    Files,
+    Match,
+    expression,
+    match,
+    names_suffix,
+    plain_word,
+    sources_of,
+    split_pattern,
+)
 from precache_workers.sources.sample_parts import VALUE_SUFFIXES, joined, value_of
 from precache_workers.sources.splits import splits_among
 
-_MAGIC = re.compile(r"[*?]")
+_VALUES = rf"\.(?:{'|'.join(VALUE_SUFFIXES)})$"
 
 
 class Column(NamedTuple):
-    """Files of a folder, all or those whose names fit a pattern."""
+    """Files of a folder whose names fit a pattern."""
 
     source: FolderSource
-    pattern: str = ""
+    pattern: str
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,7 @@ class PairedFolders(Source):
             if place not in by_folder:
                 by_folder[place] = self._listed(source, seconds)
         listed = {name: by_folder[str(of.source.folder)] for name, of in self.columns.items()}
-        files = {
-            name: _Files.of(one.table.keys, self.columns[name].pattern)
-            for name, one in listed.items()
-        }
+        files = {n: Files.at(one.table.keys, self.columns[n].pattern) for n, one in listed.items()}
         taken, said = _paired(files, self.where, self.columns)
         folders = [*by_folder.values()]
         left_out = sum((Counter(one.left_out) for one in folders), Counter[str]())
@@ -154,7 +156,7 @@ class PairedFolders(Source):
         """List a folder, with all files that fit its columns."""
         folder = str(source.folder)
         of_folder = [of.pattern for of in self.columns.values() if str(of.source.folder) == folder]
-        also = "|".join(_expression(pattern) for pattern in of_folder if _names_suffix(pattern))
+        also = "|".join(map(expression, filter(names_suffix, of_folder)))
         try:
             return replace(source, also=also).list(lambda n: None, seconds)
         except SourceError as error:
@@ -218,7 +220,7 @@ def _mixed(states: np.ndarray, others: np.ndarray) -> np.ndarray:
 def _sample(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
     """Return the sample of all columns, with the names of their files."""
     names: dict[str | int, str] = {
-        name: ("" if _MAGIC.search(name) else f"{name}/") + printable(files[name]["name"])
+        name: ("" if MAGIC.search(name) else f"{name}/") + printable(files[name]["name"])
         for name in parts
     }
     inputs: dict[str | int, Any] = {
@@ -238,13 +240,13 @@ def open_paired(spec: SourceSpec) -> PairedFolders:
     """
     uri = spec.uri.rstrip("/")
     places = expand_braces(uri)
-    alone = len(places) == 1 and _names_suffix(_folder_and_pattern(places[0])[1])
+    alone = len(places) == 1 and names_suffix(_folder_and_pattern(places[0])[1])
     if len(places) == 1 and not alone:
         [uri] = places
         folder = spec.folder(uri)
         inside = (n for n in folder.names("") if not in_service_folder(f"{n}/"))
         names = [name for name in inside if spec.folder(f"{uri}/{name}").kind() == "folder"]
-        names.sort(key=lambda name: (not holds_images(name), name))
+        names.sort(key=lambda name: (plain_word(name) not in IMAGES, name))
         names = [name for name in names if _has_image(spec.folder(f"{uri}/{name}"))]
         places = [f"{uri}/{name}" for name in names]
         uri = f"{uri}/{braced(names)}"
@@ -282,12 +284,11 @@ def _names_of(split: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _folder_and_pattern(place: str) -> tuple[str, str]:
-    """Split a place at the first part that has a star or question mark; a folder has none."""
-    parts = place.split("/")
-    magic = "://" in place or not os.path.lexists(Path(place).expanduser())
-    first = next((n for n, part in enumerate(parts) if magic and _MAGIC.search(part)), len(parts))
-    folder = "/".join(parts[:first]) or ("/" if first else ".")
-    return folder, "/".join(parts[first:])
+    """Split a place at the first part that has a star or question mark, unless it is there."""
+    if "://" not in place and os.path.lexists(Path(place).expanduser()):
+        return place, ALL
+    folder, pattern = split_pattern(place)
+    return folder or ("/" if place.startswith("/") else "."), pattern
 
 
 def _has_image(folder: Folder) -> bool:
@@ -305,87 +306,20 @@ def _differing(paths: Sequence[Sequence[str]]) -> list[str]:
     return ["/".join(path[start : len(path) - end]) for path in paths]
 
 
-class _Files(NamedTuple):
-    """The files of a column.
-
-    Attributes
-    ----------
-    names, stems
-        Of each file, and what is compared of it.
-    rows
-        Their rows in the listing of the folder: (files,) int64.
-    """
-
-    names: Texts
-    stems: Texts
-    rows: np.ndarray
-
-    @classmethod
-    def of(cls, names: Texts, pattern: str) -> _Files:
-        import pyarrow.compute as pc
-
-        regex, groups, rows = _ANY_SUFFIX, "", np.arange(len(names))
-        if pattern:
-            regex = _expression(pattern)
-            groups = "/".join(f"\\{number + 1}" for number in range(re.compile(regex).groups))
-            rows = np.flatnonzero(names.matching(regex))
-        pictures = names.matching(IMAGE_NAME, ignore_case=True)[rows]
-        if not _names_suffix(pattern) and pictures.any():  # others are of another column
-            rows = rows[pictures]
-        names = names.take(rows)
-        return cls(names, Texts(pc.replace_substring_regex(names.plain, regex, groups)), rows)
-
-    def without(self, end: str) -> Texts:
-        """Return the stems without a common end."""
-        import pyarrow.compute as pc
-
-        return Texts(pc.replace_substring_regex(self.stems.plain, f"{re.escape(end)}$", ""))
-
-
-_ANY_SUFFIX = r"\.[^./]*$"
-_VALUES = rf"\.(?:{'|'.join(VALUE_SUFFIXES)})$"
-
-
-def _names_suffix(pattern: str) -> bool:
-    """Return True for a pattern of files with one suffix, which is not that of an image."""
-    suffix = pattern.rpartition("/")[2].rpartition(".")[2]
-    return "." in pattern and not _MAGIC.search(suffix) and not is_picture(suffix)
-
-
-def _expression(pattern: str) -> str:
-    """Return the expression of RE2 of a pattern: a group for each star, none for a last ``.*``."""
-    text = pattern.removesuffix(".*")
-    parts = re.split(r"(\*\*/|\*|\?)", text)
-    groups = {"**/": "(?:((?:[^/]+/)*[^/]+)/)?", "*": "([^/]*)", "?": "([^/])"}
-    inside = "".join(groups.get(part) or re.escape(part) for part in parts)
-    return f"^{inside}{_ANY_SUFFIX if text != pattern else '$'}"
-
-
 def _paired(
-    files: Mapping[str, _Files], where: str, columns: Mapping[str, Column]
+    files: Mapping[str, Files], where: str, columns: Mapping[str, Column]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Match the files of columns; returns those of each that are samples, and lines."""
     first, *others = files
-    folders = [name for name in files if not columns[name].pattern]
-    ends = {name: ending(_names(files[name].stems)) for name in folders}
-    best = _alike([of.stems for of in files.values()])
-    stripped: list[str] = []
-    for way in (others, [first], [first, *others]):
-        cut = [name for name in way if ends.get(name)]
-        if cut:
-            stems = [of.without(ends[n]) if n in cut else of.stems for n, of in files.items()]
-            alike = _alike(stems)
-            if len(alike[0]) > len(best[0]):
-                best, stripped = alike, cut
-    taken = dict(zip(files, best, strict=True))
-    count, least = len(best[0]), min(len(of.names) for of in files.values())
-    if 2 * count < least or not count:
-        raise _no_pairs(files, where, columns, count, least)
-    of_all = f"Samples are the {count:,} names that are in all of {quoted([*files])}"
+    found = match([of.stems for of in files.values()])
+    taken = dict(zip(files, found.rows, strict=True))
+    if not found.fits:
+        raise _no_pairs(files, where, columns, found)
+    of_all = f"Samples are the {len(found):,} names that are in all of {quoted([*files])}"
     lines = [f"{of_all}, as columns; fields that name no input start from {first!r}"] * bool(others)
-    for name, of in files.items():
-        if name in stripped:
-            lines.append(f"Names are compared without the {ends[name]!r} that ends all in {name!r}")
+    for (name, of), end in zip(files.items(), found.ends, strict=True):
+        if end:
+            lines.append(f"Names are compared without the {end!r} that ends all in {name!r}")
         alone = np.ones(len(of.names), np.bool_)
         for other in files:
             if str(columns[other].source.folder) == str(columns[name].source.folder):
@@ -394,43 +328,31 @@ def _paired(
         if alone.any():
             lines.append(
                 f"Files of {name!r} without a partner in each other "
-                f"{'pattern' if columns[name].pattern else 'folder'}, which are no samples: "
+                f"{'folder' if columns[name].pattern == ALL else 'pattern'}, which are no samples: "
                 f"{alone.sum():,}, such as {printable(of.names[int(np.argmax(alone))])}"
             )
     return taken, lines
 
 
-def _alike(stems: Sequence[Texts]) -> list[np.ndarray]:
-    """Return the rows in each column of the texts that each has once, in the order of the first."""
-    once = [np.flatnonzero(of.counts() == 1) for of in stems]
-    rows = [once[0]]
-    for of, single in zip(stems[1:], once[1:], strict=True):
-        found = of.take(single).find(stems[0].take(rows[0]))
-        rows = [*(some[found >= 0] for some in rows), single[found[found >= 0]]]
-    return rows
-
-
 def _no_pairs(
-    files: Mapping[str, _Files], where: str, columns: Mapping[str, Column], count: int, least: int
+    files: Mapping[str, Files], where: str, columns: Mapping[str, Column], found: Match
 ) -> SourceError:
     """Return the error about names that do not pair, with the patterns that would."""
     some = " and ".join(
         repr(printable(f"{name}/{of.names[0]}")) for name, of in files.items() if len(of.names)
     )
-    text = f"{count:,} names in {where} are alike in all columns, of {least:,} in the smallest"
+    of_least = f"of {found.least:,} in the smallest"
+    text = f"{len(found):,} names in {where} are alike in all columns, {of_least}"
     text = f"{text}; the first are {some}" if some else text
-    ways, around = list[tuple[Sequence[str], str]](), around_braces(where)
-    if around and not any(of.pattern for of in columns.values()):
+    around = around_braces(where)
+    if around and all(of.pattern == ALL for of in columns.values()):
         start, end = around
-        stems = [of.stems for of in files.values()]
-        ways = ways_by_patterns([f"{name}{end}" for name in files], stems, start.__add__)
-    if ways:
-        return choice_error([Doubt.of(text, *ways, of_members=True)])
+        names = [of.names.between(f"{name}{end}/") for name, of in files.items()]
+        sources = sources_of(Texts.joined(names), [f"{name}{end}" for name in files])
+        if sources:
+            ways = [((start + source,), "for samples with a column of each") for source in sources]
+            return choice_error([Doubt.of(text, *ways, of_members=True)])
     return SourceError(
         f"{text}. Name the files by patterns whose stars are alike, as "
         f"'data/{{images/**/*.jpg,masks/**/*_mask.png}}', rename them, or {BY_DATASET}"
     )
-
-
-def _names(paths: Texts) -> list[str]:
-    return [path.rpartition("/")[2] for path in paths]

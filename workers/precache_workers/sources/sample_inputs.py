@@ -17,7 +17,7 @@ from typing import Any
 
 from precache.messages import printable
 from precache_workers.sources.base import Doubt, SampleName, choice_error, is_image
-from precache_workers.sources.name_readings import is_target
+from precache_workers.sources.pairs import is_target
 
 Combinations = Mapping[str, tuple[int, str]]
 """Combination -> number of samples that have it, and the key of the first one."""
