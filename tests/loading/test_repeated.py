@@ -141,9 +141,9 @@ def test_tuples_say_where_no_row_can_be_repeated(
     world: int, options: dict[str, Any], stores: dict[str, BuiltStore]
 ) -> None:
     with _loader(stores["raw"], 0, world, output="tuple", **options) as loader:
+        assert all(loader.repeated is None for _ in loader)
         mixture = precache.mix([loader])
-        for batches in (loader, mixture):
-            assert all(batches.repeated is None for _ in batches)
+        assert all(mixture.repeated is None for _ in mixture)
 
 
 def test_a_transform_that_drops_the_mark_is_named(
