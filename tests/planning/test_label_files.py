@@ -267,7 +267,7 @@ def test_files_of_labels_as_data_sets_have_them(here: Path, name: str) -> None:
     if len(expected) > 1:
         assert in_doubt(PHOTOS, file)[1] == expected
     else:
-        assert [given(PHOTOS, file)] == expected
+        assert [given(PHOTOS, file, source="/photos/in")] == expected
 
 
 @pytest.mark.parametrize(
