@@ -401,9 +401,9 @@ class Column:
 
     def count_of(self, texts: Collection[str]) -> int:
         """Return the number of samples that have one of some labels."""
-        codes = numbers_of(self._encoded.indices.drop_null())
+        codes, wanted = numbers_of(self._encoded.indices.drop_null()), {*texts}
         counts = np.bincount(codes, minlength=len(self.texts)).tolist()
-        return sum(n for n, text in zip(counts, self.texts, strict=True) if text in texts)
+        return sum(n for n, text in zip(counts, self.texts, strict=True) if text in wanted)
 
     def row(self, number: int) -> int:
         """Return the first row of one of the different labels, by its number."""
