@@ -98,6 +98,10 @@ class Weighted:
 
     weights: Any
 
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            raise UsageError("weights is None; give a number for each row of the version")
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -183,7 +187,9 @@ class LoaderOptions(BaseModel):
     def _choose(cls, value: Any, info: ValidationInfo) -> Any:
         """Take any value that equals a choice, such as one of NumPy's, as that choice."""
         name = str(info.field_name)
-        if isinstance(value, Block | Buckets | Weighted | Mapping):
+        if isinstance(value, Block | Buckets | Weighted):
+            return value
+        if name == "output" and isinstance(value, Mapping):
             return value
         choices = choices_of(cls, name)
         return require_choice(name, value, choices) if choices else value

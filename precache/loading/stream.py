@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -31,7 +32,7 @@ from precache.loading.slots import (
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
-from precache.runtime.ordered_map import computing, prefetch
+from precache.runtime.ordered_map import computing, prefetch, require_process
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
@@ -285,7 +286,7 @@ class BatchStream:
         starts
             First position of each batch.
         """
-        reader, schedule = self._reader.at_epoch(epoch), self._schedule
+        reader, schedule, process = self._reader.at_epoch(epoch), self._schedule, os.getpid()
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
@@ -312,6 +313,7 @@ class BatchStream:
             ends.enter_context(contextlib.closing(jobs))
             for batches in jobs:
                 while batches:
+                    require_process(process)
                     delivered = [self._deliver(own, batches.popleft())]
                     own.failures.settle()
                     yield delivered.pop()  # without a name, so that it is freed if it is dropped

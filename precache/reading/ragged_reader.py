@@ -173,19 +173,13 @@ class RaggedReader(ArrayReader):
             return False
         checked = bool((self._objects.checks(places) == kernels.UNCHECKED).all())
         together = max(1, count) if checked else CHECKED_TOGETHER
-        heads = np.empty((count, RAGGED_HEAD_NBYTES), np.uint8)
+        starts = places.starts + RAGGED_HEAD_NBYTES
         for start in range(0, count, together):
             part = slice(start, start + together)
             if not checked:
                 self.check(places.rows[part])
-            objects, starts = places.objects[part], places.starts[part]
-            lengths = np.full(len(starts), RAGGED_HEAD_NBYTES)
+            pieces = places.objects[part], starts[part], shapes[part], windows.part(part)
             try:
-                kernels.copy_pieces(sources, objects, starts, lengths, heads[part], 0)
-                if not _heads_hold(heads[part], sizes[part]):
-                    return False
-                starts = starts + RAGGED_HEAD_NBYTES
-                pieces = objects, starts, shapes[part], windows.part(part)
                 resize_pieces(sources, *pieces, out[part], halves=halves)
             except ValueError:  # another iterator closed an object
                 return False

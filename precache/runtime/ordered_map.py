@@ -96,6 +96,14 @@ def computing() -> Iterator[None]:
         _computing.discard(thread)
 
 
+def require_process(pid: int) -> None:
+    """Raise `UsageError` in any other process: one that was forked while an iterator ran."""
+    if os.getpid() != pid:
+        raise UsageError(
+            "this iterator was begun before the process forked; begin another one in the child"
+        )
+
+
 class Threads:
     """A pool of threads for one iterator.
 
@@ -138,10 +146,7 @@ class Threads:
 
     def require_here(self) -> None:
         """Raise `UsageError` in a forked process."""
-        if not self.here:
-            raise UsageError(
-                "this iterator was begun before the process forked; begin another one in the child"
-            )
+        require_process(self._process)
 
     def close(self, server: str | None = None, *, wait: bool = True) -> bool:
         """Cancel work that has not begun, and end the threads; return whether they have ended.

@@ -411,9 +411,16 @@ before = fork()
 batches = iter(loader)
 next(batches)
 during = fork()
+if os.fork() == 0:
+    try:
+        next(batches)
+    except precache.UsageError as error:
+        os._exit("before the process forked" not in str(error))
+    os._exit(2)
+inherited = os.waitstatus_to_exitcode(os.wait()[1])
 rest = sum(1 for _ in batches)
 after = fork()
-print(before, during, after, rest)
+print(before, during, inherited, after, rest)
 """
 
 FORK_WHILE_CHUNKS_ARE_KEPT = """
@@ -440,10 +447,11 @@ thread.join()
 """
 
 
+@pytest.mark.parametrize("codec", ["raw", "image"])  # several batches at a time, and one
 def test_a_fork_before_within_and_after_an_epoch_reads_on(
-    image_store: BuiltStore, run_python: RunPython
+    codec: str, stores: dict[str, BuiltStore], run_python: RunPython
 ) -> None:
-    assert run_python(FORK + FORK_WITHIN_AN_EPOCH, image_store.path).stdout == "0 0 0 5\n"
+    assert run_python(FORK + FORK_WITHIN_AN_EPOCH, stores[codec].path).stdout == "0 0 0 0 5\n"
 
 
 @pytest.mark.heavy
@@ -532,6 +540,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"shuffle": "some"},
         "shuffle is 'some'; choose one of True, False, full, block",
     ),
+    "shuffle by a mapping": ({"shuffle": {}}, "shuffle is {}; choose one of True"),
+    "access by a mapping": ({"access": {}}, "access is {}; choose one of map, pread"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
     "num_threads": ({"num_threads": -1}, "num_threads is -1"),
     "prefetch_batches": ({"prefetch_batches": -1}, "prefetch_batches is -1"),

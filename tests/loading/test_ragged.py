@@ -31,6 +31,7 @@ from precache.transforms import (
 from precache.viewer.search import Catalogue
 from tests.conftest import photo
 from tests.support.building import encoded, write
+from tests.support.forging import forge_head
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
 
@@ -224,6 +225,17 @@ def test_a_chunk_is_checked_once_and_damage_is_named(
     data[place] ^= 2
     shard.write_bytes(data)
     with pytest.raises(DamageError, match="image/c/1 is damaged at row"):
+        batches(store, RandomResizedCrop(24))
+
+
+@pytest.mark.parametrize("head", [b"\2", b"\1\0\0\0\1"], ids=["of two rows", "of another length"])
+@pytest.mark.parametrize("codec", ["raw", "raw420"])
+def test_a_chunk_with_the_head_of_other_rows_is_damage(
+    codec: str, head: bytes, ragged: dict[str, Path], tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
+    forge_head(Path(precache.open(store).path), "image", head)
+    with pytest.raises(DamageError, match="image/c/0 is damaged at row"):
         batches(store, RandomResizedCrop(24))
 
 

@@ -184,6 +184,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_weights_are_not_left_out() -> None:
+    with pytest.raises(UsageError, match="weights is None; give a number for each row"):
+        Weighted(None)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_makes_no_sense_is_refused(case: str, raw: BuiltStore) -> None:
     options, said = REFUSED[case]

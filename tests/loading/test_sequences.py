@@ -24,7 +24,7 @@ from precache.sampling.order import BucketPermutation, buckets_of
 from precache.store.open import open_version
 from precache.transforms import ColorJitter, Compose, HorizontalFlip, RandomCrop, ToDType
 from tests.support.building import flip
-from tests.support.forging import settle
+from tests.support.forging import forge_head, settle
 from tests.support.kinds import expected, put_rows, recipe, row
 
 ROWS = 23
@@ -380,6 +380,15 @@ def test_forged_lengths_are_refused_before_memory_is_taken(
     with pytest.raises(DamageError, match=message):
         _read(copy)
     assert max(np.prod(size) for size in made) < 1 << 25
+
+
+@pytest.mark.parametrize("head", [b"\2", b"\1\0\0\0\1"], ids=["of two rows", "of another length"])
+def test_a_chunk_with_the_head_of_other_rows_is_damage(head: bytes, tmp_path: Path) -> None:
+    store = build(tmp_path / "store", "caption", caption={"codec": "raw"})
+    _read(store)
+    forge_head(Path(precache.open(store).path), "caption", head)
+    with pytest.raises(DamageError, match="caption/c/0 is damaged at row"):
+        _read(store)
 
 
 def test_a_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:

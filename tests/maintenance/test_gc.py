@@ -320,6 +320,10 @@ LEFT: dict[str, Sequence[str]] = {
         f"{SOME}/_build/tmp/{SOME[:32]}",
     ),
     "a row table": (f"{SOME}/_build/leases/000001.json", f"{SOME}/_build/rows.parquet"),
+    "claims of a shard": (
+        f"{SOME}/_build/receipts/00000000.json",
+        f"{SOME}/_build/claims/{SOME[:32]}.json",
+    ),
     "a build without a description": (f"{SOME}/_build/leases/000001.json", f"{SOME}/rows/c/0"),
     "a copy": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/{COPY}"),
     "an entry of the log that was being created": (f"commits/.{SOME[:32]}.tmp",),

@@ -36,7 +36,7 @@ from precache.storage.remote import RemoteFolder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
-from precache_workers.shards import shard_objects
+from precache_workers.shards import shard_objects, shard_task
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import FetchAllTask, Job
 from precache_workers.shards.shard_objects import FinishedObject
@@ -435,6 +435,36 @@ def test_a_copy_that_cannot_put_its_objects_gives_its_claim_back(
         with pytest.raises(StorageError, match="no space"):
             _build(task)
     assert _build(task).objects["image"].size == len(stored(task))
+
+
+def test_a_copy_that_fails_while_it_replaces_objects_does_not_let_another_finish_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, image = photos(tmp_path / "in", 2), RAW.fields["image"]
+    recipe, shapes = precache.Recipe(fields={"image": image, "other": image}), SHAPES["image"]
+    task = task_of(
+        tmp_path, keys, recipe, accept_missing=True, shapes=dict.fromkeys(recipe.fields, shapes)
+    )
+    failing = dataclasses.replace(task, keys=[keys[0], "gone.png"])
+    put_receipt = shard_objects.create_receipt
+
+    def put(own: FinishedObject, folder: Folder, name: str) -> None:
+        if name.startswith("other"):
+            raise StorageError("no space")
+        PUT(own, folder, name)
+
+    def late(*arguments: Any, **more: Any) -> Receipt:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(FinishedObject, "put", put)
+            with pytest.raises(StorageError, match="no space"):
+                _build(failing)
+        return put_receipt(*arguments, **more)
+
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
+    monkeypatch.setattr(shard_task, "create_receipt", late)
+    receipt = _build(task)
+    for field, name in task.objects.items():
+        assert xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
 
 
 def test_copies_that_race_in_a_bucket_agree(

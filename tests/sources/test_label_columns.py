@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -351,3 +352,11 @@ def test_columns_disagree_unless_each_label_is_with_one_of_the_other(
     pairs: str, expected: bool
 ) -> None:
     assert disagree({tuple(pair.split()) for pair in pairs.split(", ")}) == expected  # type: ignore[misc]
+
+
+def test_values_that_all_differ_are_read_in_one_pass() -> None:
+    began = time.process_time()
+    column = read([f"{number / 7:.4f}" for number in range(60_000)])
+    assert len(column.values) == 60_000
+    assert column.values.dtype.kind == "f"
+    assert time.process_time() - began < 8

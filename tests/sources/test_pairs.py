@@ -295,6 +295,9 @@ cat/a1 dog/a2 dog/d2 cat/b1 cat_aug/a1_flip_1 cat_aug/b1
 > in --sample-name whole: cat cat cat_aug cat_aug dog dog
 ? but for their folder (cat_aug), such as cat_aug/a1_flip_1
 
+cat/a1 dog/a2 dog/d2 cat/b1 aug-dog/a2 aug-dog/d2
+> in --sample-name whole: aug-dog aug-dog cat cat dog dog
+
 cat/a1 dog/a2 dog/d1 dog/d2 cat/b1 thumbs/d1 thumbs/d2 thumbs/a2_small
 > in --sample-name whole: cat cat dog dog dog thumbs thumbs thumbs
 

@@ -3,9 +3,9 @@
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
 an object without a receipt is kept if it is the same, or its receipt follows; else one copy claims
-the shard, after which no other can finish it, and replaces it. If its process is known to have
-ended, another takes the claim over. So what is done stays as it is, and what was committed is never
-overwritten, unless it is lost: then the same bytes replace it.
+the shard, after which no other can finish it, and replaces it. If it fails, or its process is known
+to have ended, another takes the claim over. So what is done stays as it is, and what was committed
+is never overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
@@ -198,45 +198,48 @@ def _exists(task: ShardTask, own: FinishedObject, name: str) -> bool:
 
 def _awaited(task: ShardTask, seconds: float) -> Receipt | None:
     """Wait for the receipt of another copy; returns None if there is none after a while, or the
-    process that claimed the shard has ended."""
+    copy that claimed the shard has ended."""
     began = time.monotonic()
     while (receipt := finished(task)) is None and time.monotonic() - began <= seconds:
-        if (last := _last_claim(task)[1]) is not None and has_ended(last):
+        if _last_claim(task)[1] is False:
             return finished(task)  # it may have put that before
         time.sleep(0.1)
     return receipt
 
 
-def _last_claim(task: ShardTask) -> tuple[str, Process | None]:
-    """Return the name at which the next claim of a shard is created, and who holds the last one."""
-    name, holder = receipt_name(task.shard), None
+def _last_claim(task: ShardTask) -> tuple[str, bool | None]:
+    """Return the name at which the next claim of a shard is created, and whether the last one
+    holds; None if there is none."""
+    name, holds = receipt_name(task.shard), None
     while (data := task.folder.get(name)) is not None:
         try:
-            holder = Process.model_validate(json.loads(data)["claim"])
+            holder = json.loads(data)["claim"]
+            holds = holder is not None and not has_ended(Process.model_validate(holder))
         except (LookupError, TypeError, ValueError):  # a receipt
             return name, None
         name = f"{CLAIMS}/{xxhash.xxh3_128_hexdigest(data)}.json"
-    return name, holder
+    return name, holds
 
 
 def _claimed(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bool:
     """Claim a shard in place of its receipt, and put the objects in place of others.
 
-    The claim of a process that has ended is taken over. Claims differ, as in a bucket all succeed
-    that create the same bytes. Returns False if another copy has claimed the shard.
+    A claim that no longer holds is taken over. Claims differ, as in a bucket all succeed that
+    create the same bytes. Returns False if another copy has claimed the shard.
     """
-    name, holder = _last_claim(task)
-    if holder is not None and not has_ended(holder):
-        return False
+    name, holds = _last_claim(task)
     own = {"claim": process_of(os.getpid()).model_dump(), "nonce": uuid.uuid4().hex}
-    if not task.folder.create(name, [json.dumps(own).encode()], scratch=SCRATCH):
+    if holds or not task.folder.create(name, [json.dumps(own).encode()], scratch=SCRATCH):
         return False
     try:
         for field, object_ in objects.items():
             require_lease(task)
             object_.put(task.folder, task.objects[field])
     except BaseException:
-        task.folder.remove(name)  # for another copy
+        # Not removed: another copy, whose objects it may have replaced, would finish the shard.
+        given_up = json.dumps(own | {"claim": None}).encode()
+        with contextlib.suppress(StorageError):
+            task.folder.put(name, [given_up], scratch=SCRATCH)
         raise
     return True
 

@@ -12,7 +12,7 @@ of `containers`; `columns` chooses the columns of tables; `manifests` reads tabl
 - The identity of a sample is the checksum that its container records, in zip archives and TFRecord
   files; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
-  task fetches the samples of a unit together (`shards.samples`).
+  task fetches the samples of a unit together (`fetching`).
 - `labels` has the kinds of labels and their encoding. `label_evidence` decides once how a column of
   them is read: as what it plainly is, else as the user says, who is offered each reading that fits.
   `label_readings` finds the folders that are classes, by a table of the rules of `evidence`, and

@@ -401,9 +401,9 @@ class Column:
 
     def count_of(self, texts: Collection[str]) -> int:
         """Return the number of samples that have one of some labels."""
-        codes = numbers_of(self._encoded.indices.drop_null())
+        codes, wanted = numbers_of(self._encoded.indices.drop_null()), {*texts}
         counts = np.bincount(codes, minlength=len(self.texts)).tolist()
-        return sum(n for n, text in zip(counts, self.texts, strict=True) if text in texts)
+        return sum(n for n, text in zip(counts, self.texts, strict=True) if text in wanted)
 
     def row(self, number: int) -> int:
         """Return the first row of one of the different labels, by its number."""
@@ -510,10 +510,10 @@ def in_order(names: Iterable[str], order: Literal["text", "number"]) -> tuple[st
 
 def names_by_number(numbered: Mapping[Any, Any]) -> list[Any] | None:
     """Return names by number, of a map of either to the other; None unless it has 0 to n once."""
+    numbers = range(len(numbered))
     if all(isinstance(value, int | np.integer) for value in numbered.values()):
         numbered = {number: name for name, number in numbered.items()}
     names = {int(key) if str(key).isdecimal() else -1: name for key, name in numbered.items()}
-    numbers = range(len(numbered))
     return [*map(names.get, numbers)] if {*names} == {*numbers} else None
 
 
