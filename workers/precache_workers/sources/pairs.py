@@ -394,7 +394,10 @@ def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
         rest = _replaced(bases, start).plain
         return Texts(pc.binary_join_element_wise(folders, rest, none))
 
-    others, rest = ~starts.is_blank, without(_KNOWN_START)
+    others = ~starts.is_blank
+    if not others.any():
+        return None
+    rest = without(_KNOWN_START)
     for photo_start in ("^$", _PHOTO_START):
         photos = without(photo_start).blanked(others)
         row_of = np.where(others & ~rest.is_blank, photos.find(rest), -1)
