@@ -65,8 +65,8 @@ _LEFT_OUT_AS = {
     "name such a folder as the source, or pack them anew)",
     HIDDEN_FILE: "hidden images, as in a trash (to read them, rename them without the dot)",
     NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
-    REPEATED: "that repeat another row, of the same file and label (remove them, or name samples by "
-    "--key-column)",
+    REPEATED: "that repeat another row, of the same file and label (remove them, or name samples "
+    "by --key-column)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",
     BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them; of a.cls and "
