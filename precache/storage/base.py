@@ -37,11 +37,12 @@ row table of fifty million rows has as many."""
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
+LINK_AGAIN = "link_again"
 SERVICE_FOLDER, HIDDEN_FILE = "service_folder", "hidden_file"
 """Reasons to leave out a name in a walk: a link out of the folder; a second link to one folder; a
-FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``; an image
-below a hidden folder, or one that a system or program made; an image whose name begins with a
-dot."""
+FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``; a link to
+a container that is taken by another name; an image below a hidden folder, or one that a system or
+program made; an image whose name begins with a dot."""
 
 NOT_UTF8, REPEATED, SAME_KEY = "not_utf8", "repeated", "same_key"
 BAD_LABEL = "bad_label"
@@ -55,6 +56,7 @@ BAD_SAMPLES = (NOT_UTF8, REPEATED, SAME_KEY, BAD_LABEL)
 _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
+    LINK_AGAIN: "links to files that are read by another name",
     NO_FILE: "FIFOs, sockets, devices, files of the kernel, or links in an archive (pack what they "
     "lead to: tar --dereference --hard-dereference)",
     NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
@@ -63,7 +65,8 @@ _LEFT_OUT_AS = {
     "name such a folder as the source, or pack them anew)",
     HIDDEN_FILE: "hidden images, as in a trash (to read them, rename them without the dot)",
     NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
-    REPEATED: "that repeat another row, of the same file and label (remove them)",
+    REPEATED: "that repeat another row, of the same file and label (remove them, or name samples "
+    "by --key-column)",
     SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
     "remove all but one)",
     BAD_LABEL: "whose .cls members differ, are not UTF-8 or too long (correct them; of a.cls and "

@@ -147,11 +147,14 @@ def farm(tmp_path: Path) -> Path:
     return source
 
 
-def test_links_within_a_source_are_followed(tmp_path: Path) -> None:
+def test_links_within_a_source_are_followed_and_counted(tmp_path: Path) -> None:
     write(tmp_path / "all/1.jpg", b"1")
     (tmp_path / "cat").symlink_to("all")
     (tmp_path / "one.jpg").symlink_to(tmp_path / "all/1.jpg")
-    assert listed(tmp_path).table.keys == ["all/1.jpg", "cat/1.jpg", "one.jpg"]
+    listing = listed(tmp_path)
+    assert listing.table.keys == ["all/1.jpg", "cat/1.jpg", "one.jpg"]
+    counted = "2 of 3 images are links to others, such as cat/1.jpg to all/1.jpg, and are samples"
+    assert any(note.startswith(counted) for note in listing.notes)
     assert fetch(open_source(str(tmp_path)), "cat/1.jpg").inputs == {"bytes": b"1"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precache.errors import SourceError, UsageError
-from precache.storage.base import LINK_OUT
+from precache.storage.base import LINK_AGAIN, LINK_OUT
 from precache_workers.sources.base import SourceSpec
 from precache_workers.sources.container_names import Containers, expand_braces
 
@@ -126,6 +126,19 @@ def test_links_that_lead_out_are_counted_and_followed_where_allowed(
     (links / "own.tar").unlink()
     with pytest.raises(SourceError, match=r"no file fits .* 1 links that lead out of it"):
         named(uri)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.tar", "{alias,latest,x}/*.tar", "*/*.tar", ""])
+def test_a_file_is_read_once_where_links_lead_to_it(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/a.tar").write_bytes(b"x")
+    (tmp_path / "latest").symlink_to("x")
+    (tmp_path / "alias").mkdir()
+    (tmp_path / "alias/b.tar").symlink_to("../x/a.tar")
+    left_out = Counter[str]()
+    files = tars_of(tmp_path / pattern).files(left_out)
+    assert [file.name.removeprefix(f"{tmp_path.name}/") for file in files] == ["x/a.tar"]
+    assert +left_out == {LINK_AGAIN: 2}
 
 
 def test_a_named_link_that_leads_out_is_refused_with_the_way_out(tars: Path) -> None:

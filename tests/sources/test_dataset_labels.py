@@ -393,6 +393,7 @@ TEXTS = "['b', 'a', 'c', 'b', 'a', 'c']"
         ("torch.arange(6) / 2", "()", [0, 0.5, 1, 1.5, 2, 2.5], ()),
         ("torch.eye(6)", "()", np.eye(6).tolist(), ()),
         ("np.arange(6)[:, None] % 3", "()", [0, 1, 2, 0, 1, 2], ()),
+        ("pandas.DataFrame({'a': [0, 1, 2] * 2})", "()", [0, 1, 2, 0, 1, 2], ()),
     ],
 )
 def test_targets_may_be_of_any_kind(

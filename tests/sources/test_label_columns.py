@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from precache.errors import SourceError
+from precache_workers.sources import label_evidence
 from precache_workers.sources.column_evidence import disagree
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import LISTED
@@ -79,6 +80,11 @@ UNCLEAR: list[tuple[str, list[Any], str, Ways]] = [
     ("", ["1_2", "1", "2"], "no plain", {"--no-label 1_2": [None, 1, 2], NAME: ...}),
     ("", ["0", "1", "True"], "beside numbers", {"--no-label True": [0, 1, None], NAME: ...}),
     ("", ["0", "1", "yes", "no"], "beside numbers", {NAME: ...}),
+    ("", ["0", "cat", "dog"], "beside names", {"--no-label 0": [None, "cat", "dog"], NAME: ...}),
+    ("", ["-1", "1", "4a", "4b"], "beside names",
+     {"--no-label=-1": [None, "1", "4a", "4b"], NAME: ...}),
+    ("", ["cat", ".", "dog"], "for no value",
+     {"--no-label .": ["cat", None, "dog"], NAME: ...}),
     ("", ["a|b", "a"], "several", {"--label-separator '|'": [{"a", "b"}, {"a"}], NAME: ...}),
     ("", ["a|b", "c"], "several", {"--label-separator '|'": [{"a", "b"}, {"c"}], NAME: ...}),
     ("", ["a b", "b c", "a"], "several",
@@ -194,6 +200,13 @@ def test_labels_that_differ_in_nearly_every_sample_are_classes_if_the_user_says_
         assert labels_in(read(labels[:19])) == labels[:19]
         assert labels_in(read(labels * 2)) == labels * 2
     assert labels_in(read(labels, NAME)) == labels
+
+
+def test_a_joining_mark_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, mark = list[int](), label_evidence._mark
+    monkeypatch.setattr(label_evidence, "_mark", lambda of: (searched.append(len(of)), mark(of))[1])
+    assert read([f"a dog and {number} cats" for number in range(30)]).doubts
+    assert searched == [30]
 
 
 CLEAR: list[tuple[str, list[Any], str, list[Any], str]] = [

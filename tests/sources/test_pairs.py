@@ -338,6 +338,22 @@ a;a (1);b
 ? 1 of 3 images of in are called as others (*.*) but for their ending (* (1).*), such as a
   (1).png, and are samples
 
+image_1 image_2 mask_1 mask_2
+> 'in/{image_*.*,mask_*.*}': image_1+mask_1 image_2+mask_2
+
+img_1 img_2 gt_img_1 gt_img_2
+> 'in/{*.*,gt_*.*}': img_1+gt_img_1 img_2+gt_img_2
+
+cat/a cat/b cat/thumb_a cat/thumb_b
+> 'in/**/{*.*,thumb_*.*}': cat/a+cat/thumb_a cat/b+cat/thumb_b
+
+cat/a;cat/Copy of a;dog/b
+= cat cat dog
+? 1 of 3 images of in are called as others (*.*) but for their beginning (Copy of *.*), such as
+
+no/1 no/mask_2 yes/2 yes/mask_1
+= no no yes yes
+
 a;a copy;b;b copy
 > 'in/{*.*,* copy.*}': a+a copy b+b copy
 > in --sample-name whole: - - - -

@@ -18,7 +18,7 @@ from precache.errors import SourceError, UsageError
 from precache.messages import shown, url_parts
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
-from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
+from precache.storage.base import LINK_AGAIN, LINK_OUT, FileInfo, Folder, left_out_text
 from precache_workers.sources.base import SourceSpec, container_suffix
 
 MOST_NAMES = 100_000
@@ -132,7 +132,7 @@ class Containers:
                 f"no file fits the source {self}{left_out_text(+left_out)}; correct the path or "
                 "the pattern"
             )
-        return [infos[name] for name in names if name in infos]
+        return self._once([infos[name] for name in names if name in infos], left_out)
 
     def info(self, name: str) -> FileInfo | None:
         """Return a file as `files` does; None if it does not exist."""
@@ -216,7 +216,22 @@ class Containers:
                 "pattern"
             )
         prefix = f"{name}/" if name else ""
-        return [info._replace(name=prefix + info.name) for info in files]
+        return self._once([info._replace(name=prefix + info.name) for info in files], left_out)
+
+    def _once(self, files: Sequence[FileInfo], left_out: Counter[str]) -> list[FileInfo]:
+        """Leave out links to other ones of the files, and all but one link to the same file."""
+        if (root := self.folder.local("")) is None:
+            return [*files]
+        true_root = os.path.realpath(root)
+        places = [os.path.realpath(root / file.name) for file in files]
+        taken: dict[str, FileInfo] = {}
+        for place, file in zip(places, files, strict=True):
+            if place not in taken or place == f"{true_root}/{file.name}":
+                taken[place] = file
+        once = [file for place, file in zip(places, files, strict=True) if taken[place] is file]
+        if links := len(files) - len(once):
+            left_out[LINK_AGAIN] += links
+        return once
 
 
 def _resolved(uri: str) -> tuple[str, list[str], bool]:

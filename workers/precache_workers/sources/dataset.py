@@ -520,7 +520,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     # NumPy converts numbers in a list with text to text.
     plain = isinstance(targets, list | tuple)
     values = targets if plain or not labels.ndim else labels.tolist()
-    if labels.shape == (count, 1) and labels.dtype.kind in "iub" and hasattr(targets, "dtype"):
+    if labels.shape == (count, 1) and labels.dtype.kind in "iub" and hasattr(targets, "shape"):
         labels = labels[:, 0]  # a column: a list of lists may be several classes
     numbers = labels.shape == (count,) and labels.dtype.kind in "iub"
     if numbers and int(labels.max()) >= 1 << 63:

@@ -158,7 +158,11 @@ class FolderSource(Source):
             complete,
             dict(facts.left_out),
             facts.examples,
-            notes=(*_note_of_table(table_file), *column.notes),
+            notes=(
+                *_note_of_table(table_file),
+                *_note_of_links(self.folder, table, file_states),
+                *column.notes,
+            ),
             file_states=file_states,
             doubts=column.doubts,
             bare=bare,
@@ -267,6 +271,27 @@ def _note_of_table(name: str) -> list[str]:
     elif name.endswith(".parquet"):
         way += ", with --source-kind manifest"
     return [f"{printable(name)} in the source gives labels only {way}"] if name else []
+
+
+def _note_of_links(folder: Folder, table: RowTable, file_states: np.ndarray) -> list[str]:
+    """Return the line about images that are links to others, or other names of their files."""
+    _, first, inverse = np.unique(file_states, return_index=True, return_inverse=True)
+    others = first[inverse]
+    alike = np.flatnonzero((file_states >= 0) & (others != np.arange(len(others))))
+    names = ((table.keys[row], table.keys[int(others[row])]) for row in alike.tolist())
+    links = [pair for pair in names if _are_one_file(folder, *pair)]
+    if not links:
+        return []
+    example = " to ".join(map(printable, links[0]))
+    count = f"{len(links):,} of {len(table):,} images"
+    return [f"{count} are links to others, such as {example}, and are samples of their own"]
+
+
+def _are_one_file(folder: Folder, name: str, other: str) -> bool:
+    path, other_path = folder.local(name), folder.local(other)
+    with contextlib.suppress(OSError):  # it is gone
+        return path is not None and other_path is not None and path.samefile(other_path)
+    return False
 
 
 def _is_stored(folder: Folder) -> bool:

@@ -74,12 +74,15 @@ class Unclear(NamedTuple):
         Those that may stand for no label.
     by_classes
         As of `Doubt`.
+    mark
+        Text that seems to join several classes; empty for none.
     """
 
     some: Sequence[str]
     why: str
     words: Sequence[str] = ()
     by_classes: bool = False
+    mark: str = ""
 
 
 Read = tuple[Column, Unclear | None]
@@ -102,11 +105,14 @@ def _all_differ(c: Column) -> bool:
     return len(c.texts) >= FEWEST_TEXTS and 10 * len(c.texts) > 9 * samples
 
 
-def _unclear_names(c: Column) -> list[Unclear]:
-    words, mark = c.words, _mark(c.given)
+def _unclear_names(c: Column, mark: str) -> list[Unclear]:
+    words = c.words
     beside = words if len(words) < len(c.given) else []
     one = beside if len(beside) == 1 and not c.typed else []
     is_truth = all(map(_TRUTH.fullmatch, beside))
+    numbers = {text: number for text in c.given if (number := number_of(text)) is not None}
+    alone = [*numbers.values()] == [0] and min(map(len, words), default=0) > 1
+    low = [text for text, number in numbers.items() if words and (number < 0 or alone)]
     odd = [text for text in words if not _is_name(text)]
     if not (words or c.typed) and len({len(text) > _MOST_DIGITS for text in c.given}) > 1:
         odd = [max(c.given, key=len)]
@@ -116,6 +122,7 @@ def _unclear_names(c: Column) -> list[Unclear]:
         Unclear([t for t in c.given if mark and mark in t], "seem to be several classes"),
         Unclear(odd, "are no plain names of classes", none),
         Unclear(beside if one or is_truth else [], "are words beside numbers", none),
+        Unclear(low, "are numbers beside names", low),
         Unclear(c.given if _all_differ(c) else [], "differ in nearly every sample, as captions do"),
     ]
 
@@ -203,7 +210,7 @@ def _tried(
     kinds = ("number", "value", "name") if reading.kind == "values" else ("name", "number", "value")
     choices: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), {})]
     if "several" not in f"{column.kind} {reading.kind}":
-        mark = _mark(reading.given).replace("\t", " ") if is_text else ""
+        mark = unclear.mark.replace("\t", " ")
         choices += [(("--label-separator", mark), {"separator": mark})] if mark else []
         choices += [(("--label-kind", kind), {"kind": kind}) for kind in kinds]
     for words in dict.fromkeys((tuple(unclear.words), ())):
@@ -276,7 +283,9 @@ def _read(column: Column) -> Read:
     if column.folders or (classes and kind == "names"):
         return column, None
     if kind == "names":
-        return column, _first(_unclear_names(column))
+        mark = _mark(column.given)
+        unclear = _first(_unclear_names(column, mark))
+        return column, unclear and unclear._replace(mark=mark)
     return _numeric(column, kind)
 
 

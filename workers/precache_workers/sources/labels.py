@@ -51,7 +51,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _NOTHING = frozenset(
     (
         "nan", "-nan", "+nan", "null", "none", "na", "n/a", "n/d", "n.a.", "#n/a", "nil", "nat",
-        "-", "--", "?", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
+        "-", "--", "?", ".", "\\n", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!",
         "#n/a n/a", "#na", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "(blank)",
         "missing", "undefined", "not available", "no label", "no_label", "unlabeled", "unlabelled",
     )
@@ -461,9 +461,10 @@ def encode(column: Column) -> Column:
     notes, doubts = column.notes, column.doubts
     if not column.classes:
         are_names = column.rules.kind == "name"
-        clear = [name for name in names if are_names or not is_nothing(name)]  # others are in doubt
         notes = (*notes, *note_of_order(names))
-        doubts = (*doubts, *doubts_of_classes(clear, column.where, are_codes=are_names))
+        if not doubts:
+            clear = [n for n in names if are_names or not is_nothing(n)]  # others are in doubt
+            doubts = (*doubts_of_classes(clear, column.where, are_codes=are_names),)
     return replace(column, values=values, classes=names, notes=notes, doubts=doubts)
 
 

@@ -74,6 +74,10 @@ _OF_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 
 _KNOWN_END = rf"{_OF_PHOTO}|[_. -](?:{'|'.join(sorted(_OF_TARGETS))})[0-9]*$"
 
+_PHOTO_START = r"(?i)^(?:image|img|photo|rgb|sat|input)[_. -]+"
+_KNOWN_START = rf"(?i)^(?:copy of |(?:{'|'.join(sorted(_OF_TARGETS | _OF_COPIES))})[_. -]+)"
+"""Beginnings of names of photos, and of their targets and copies."""
+
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
@@ -288,7 +292,7 @@ class Partners:
     pairs
         Patterns of the files of photos and of the others, the most common first.
     unlike
-        What differs in their names: ending or folder.
+        What differs in their names: beginning, ending or folder.
     may_be_masks
         Their ending, or suffix, may be one of masks.
     are_pairs
@@ -358,6 +362,8 @@ def partners_among(names: Texts) -> Partners | None:
         is_known = Texts(known).find(endings) >= 0
         row_of[np.flatnonzero(row_of >= 0)[~is_known]] = -1
         endings = endings.take(is_known)
+    elif (partners := _partners_by_start(names, called)) is not None:
+        return partners
     ranked = _most_common(endings)
     top = ranked[0][1] if ranked else 0
     if known or top >= max(PART, len(names) // 20):
@@ -374,6 +380,36 @@ def partners_among(names: Texts) -> Partners | None:
     return _partners(
         names, row_of, [(f"*{ends[0]}.*", f"*{end}.*") for end in ends[1:]], masks=False, top=0
     )
+
+
+def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
+    """Find the images that are called as others but for the beginning of a target or copy."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    folders, bases = _found(called, "^(?:.*/)?").plain, _replaced(called, "^.*/")
+    starts, none = _found(bases, _KNOWN_START), pa.scalar("", pa.large_string())
+
+    def without(start: str) -> Texts:
+        rest = _replaced(bases, start).plain
+        return Texts(pc.binary_join_element_wise(folders, rest, none))
+
+    others = ~starts.is_blank
+    if not others.any():
+        return None
+    rest = without(_KNOWN_START)
+    for photo_start in ("^$", _PHOTO_START):
+        photos = without(photo_start).blanked(others)
+        row_of = np.where(others & ~rest.is_blank, photos.find(rest), -1)
+        if len(rows := np.flatnonzero(row_of >= 0)):
+            break
+    else:
+        return None
+    [(of_photos, _), *_] = _most_common(_found(bases.take(row_of[rows]), photo_start))
+    ranked = [start for start, _ in _most_common(starts.take(rows))]
+    pairs = [(f"{of_photos}*.*", f"{start}*.*") for start in ranked]
+    masks = any(map(is_target, ranked))
+    return _partners(names, row_of, pairs, masks=masks, unlike="beginning")
 
 
 def partners_across(names: Texts) -> Partners | None:
@@ -414,6 +450,7 @@ def _partners(
     masks: bool,
     top: int | None = None,
     photos: np.ndarray | None = None,
+    unlike: str = "ending",
 ) -> Partners | None:
     """Return the images that have a photo; None if there are none.
 
@@ -427,11 +464,13 @@ def _partners(
         Images of the most common ending, if that is no known one.
     photos
         Which images may be photos, if these are in other folders.
+    unlike
+        As of `Partners`.
     """
     rows = np.flatnonzero(row_of >= 0)
     if not len(rows):
         return None
-    count, unlike, places = len(rows), "ending", [[*pair] for pair in pairs[:MOST_WAYS]]
+    count, places = len(rows), [[*pair] for pair in pairs[:MOST_WAYS]]
     others = len(names) - count if photos is None else int(photos.sum())
     if photos is not None:
         unlike = "folder"
