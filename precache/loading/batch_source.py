@@ -41,6 +41,7 @@ from precache.transforms import (
     is_drawn,
     label_mixing,
     require_fitting,
+    require_one_draw,
     require_unblended,
     run_all,
     split_windows,
@@ -101,6 +102,7 @@ class BatchSource:
         self._sequences = Sequences(self.reader, options.ragged)
         self._require_no_sequences()
         require_unblended(options.transform, self._masks())
+        require_one_draw(options.transform, self._masks())
         self._transform, self._crops = options.transform, bool(self.reader.ragged)
         if self._crops:
             names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}

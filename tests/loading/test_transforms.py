@@ -37,6 +37,7 @@ from precache.transforms import (
     Resize,
     ToDType,
     Transform,
+    require_one_draw,
     run,
 )
 from tests.conftest import BuiltStore
@@ -937,6 +938,28 @@ def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
         for batch in loader:
             shown = colours[batch["mask"][:, 0].numpy()].transpose(0, 3, 1, 2)
             assert np.array_equal(batch["image"].numpy(), shown)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [HorizontalFlip(fields=("image",)), HorizontalFlip(fields=("mask",))],
+        [RandomResizedCrop(24, fields={"image": "bilinear"}), RandomCrop(24, fields=("mask",))],
+        [Compose([HorizontalFlip(fields=("mask", "image"))]), HorizontalFlip(fields=("image",))],
+        [RandomCrop(24, fields=("mask", "image")), HorizontalFlip(fields=("mask",))],
+    ],
+)
+def test_a_mask_is_not_moved_by_another_draw_than_its_picture(
+    steps: list[Transform], scenes: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"each by a draw of its own.* name image and mask in"):
+        precache.Loader(scenes, 20, transform=Compose(steps))
+
+
+def test_two_pictures_beside_a_mask_may_move_by_draws_of_their_own() -> None:
+    steps = [HorizontalFlip(fields=("left", "mask")), HorizontalFlip(fields=("right",))]
+    require_one_draw(Compose(steps), {"mask": True})
+    require_one_draw(Compose(steps), {"left": False, "right": False})
 
 
 # --- units --------------------------------------------------------------------------------------
