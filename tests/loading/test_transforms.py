@@ -959,7 +959,7 @@ def test_a_mask_is_not_moved_by_another_draw_than_its_picture(
 def test_two_pictures_beside_a_mask_may_move_by_draws_of_their_own() -> None:
     steps = [HorizontalFlip(fields=("left", "mask")), HorizontalFlip(fields=("right",))]
     require_one_draw(Compose(steps), {"mask": True})
-    require_one_draw(Compose(steps), {"left": False, "right": False})
+    require_one_draw(Compose(steps), {"mask": True, "left": False, "right": False})
 
 
 # --- units --------------------------------------------------------------------------------------
