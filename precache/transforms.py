@@ -495,6 +495,35 @@ def require_unblended(steps: Steps, masks: Mapping[str, bool]) -> None:
                 )
 
 
+def require_one_draw(steps: Steps, masks: Mapping[str, bool]) -> None:
+    """Raise `UsageError` if random steps would move a mask otherwise than its picture.
+
+    That of a mask is the picture that a step moves together with it, or else each that is moved.
+
+    Parameters
+    ----------
+    masks
+        As in `require_unblended`.
+    """
+    moving = (HorizontalFlip, RandomCrop, RandomResizedCrop, CutMix)
+    moved: dict[str, list[Any]] = {}
+    for _, step in steps:
+        for name in (step.fields or ("image",)) if isinstance(step, moving) else ():
+            moved.setdefault(name, []).append(step)
+    for mask in masks.keys() & moved.keys():
+        other_masks = {name for name in masks if masks[name] or not masks[mask]}
+        pictures = moved.keys() - other_masks
+        together = {name for name in pictures if {*moved[name]} & {*moved[mask]}}
+        for name in together or pictures:
+            if moved[name] != moved[mask]:
+                one, other = (" and ".join(map(_named, moved[n])) for n in (mask, name))
+                raise UsageError(
+                    f"{mask} is moved by {one}, and {name} by {other}, each by a draw of its own, "
+                    f"so that the mask would not lie on its picture: name {name} and {mask} in "
+                    f"fields= of each step that moves either"
+                )
+
+
 def require_fitting(
     steps: Steps,
     rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],

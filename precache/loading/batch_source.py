@@ -42,6 +42,7 @@ from precache.transforms import (
     is_drawn,
     label_mixing,
     require_fitting,
+    require_one_draw,
     require_unblended,
     run_all,
     split_windows,
@@ -131,6 +132,7 @@ class BatchSource:
             self._require_labels(self._rows_with_labels())
         kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
         require_fitting(self._steps, kinds, self._sequences.tried(self.reader), self._followers)
+        require_one_draw(steps, self._masks())
         self.order = self._make_order(shuffle)
         self._require_rows()
         self.output = _choose_output(options.output, self.reader)

@@ -198,7 +198,10 @@ def way_out(version: Version, uri: str | os.PathLike[str], storage_options: Stor
                 f"OTHER@{short(version.id)} {shown(store)}, after which it is current (precache "
                 f"use {shown(store)}@{short(current.version)} undoes that)"
             )
-    return f"{VERIFY_HINT}: from copies, or from the source where that gives the same bytes again"
+    return (
+        f"{VERIFY_HINT}; a build takes the bytes from copies, or from the source where that gives "
+        "them again"
+    )
 
 
 # --- without reading all bytes ------------------------------------------------------------------

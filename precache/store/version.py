@@ -67,8 +67,11 @@ from precache.store.tree import (
 
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
-REPAIR_HINT = "run the same precache build command again, which repairs it"
-VERIFY_HINT = "run the same precache build command again with --verify, which repairs it"
+_OF_A_COPY = "or the pull or push that copied it here"
+REPAIR_HINT = f"run the same precache build command again, which repairs it, {_OF_A_COPY}"
+VERIFY_HINT = (
+    f"run the same precache build command again with --verify, which repairs it, {_OF_A_COPY}"
+)
 """Advice on damaged shards: only where a build reads their bytes does it find the damage."""
 ANEW_HINT = (
     "the object has the bytes that were written: if it fails again, they were wrong from the "

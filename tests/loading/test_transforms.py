@@ -38,7 +38,9 @@ from precache.transforms import (
     Resize,
     ToDType,
     Transform,
+    require_one_draw,
     run,
+    steps_of,
 )
 from tests.conftest import BuiltStore
 from tests.support.building import encoded, write
@@ -938,6 +940,29 @@ def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
         for batch in loader:
             shown = colours[batch["mask"][:, 0].numpy()].transpose(0, 3, 1, 2)
             assert np.array_equal(batch["image"].numpy(), shown)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [HorizontalFlip(fields=("image",)), HorizontalFlip(fields=("mask",))],
+        [RandomResizedCrop(24, fields={"image": "bilinear"}), RandomCrop(24, fields=("mask",))],
+        [Compose([HorizontalFlip(fields=("mask", "image"))]), HorizontalFlip(fields=("image",))],
+        [RandomCrop(24, fields=("mask", "image")), HorizontalFlip(fields=("mask",))],
+    ],
+)
+def test_a_mask_is_not_moved_by_another_draw_than_its_picture(
+    steps: list[Transform], scenes: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"each by a draw of its own.* name image and mask in"):
+        precache.Loader(scenes, 20, transform=Compose(steps))
+
+
+def test_two_pictures_beside_a_mask_may_move_by_draws_of_their_own() -> None:
+    both, one = HorizontalFlip(fields=("left", "mask")), HorizontalFlip(fields=("right",))
+    steps = steps_of(Compose([both, one]))
+    require_one_draw(steps, {"mask": True})
+    require_one_draw(steps, {"mask": True, "left": False, "right": False})
 
 
 # --- units --------------------------------------------------------------------------------------

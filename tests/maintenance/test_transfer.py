@@ -300,8 +300,18 @@ def damage(store: BuiltStore) -> None:
     (store.version_folder / "key/zarr.json").unlink()
 
 
+def open_labels(store: Path) -> str:
+    """Return the error of reading a damaged small object."""
+    with pytest.raises(DamageError) as error:
+        _ = precache.open(store).labels
+    return str(error.value)
+
+
 def test_one_that_is_damaged_is_mended(built: BuiltStore, own: BuiltStore) -> None:
+    """As is said where the damage is found: the command that built it may have built elsewhere."""
     damage(own)
+    for said in (str(precache.verify(own.path)), open_labels(own.path)):
+        assert "or the pull or push that copied it here" in said
     kept = own.shard_path(0).stat().st_ino
     done = precache.pull(built.path, own.path)
     assert done.skipped == built.result.shards - 1

@@ -133,7 +133,7 @@ def _compare(name: str, code: Code) -> None:
             continue
         for bound, binders in parsed.binders.items():
             if len(binders) == 1 and binders[0] in code.counted and bound not in stored:
-                _require_constant(name, loaded, bound, binders[0])
+                _require_constant(name, loaded, spec, bound, binders[0])
         before, seen = _loaded.get((name, module), (None, ""))
         edited = seen != text
         if before is not spec:
@@ -149,7 +149,9 @@ def _compare(name: str, code: Code) -> None:
         _loaded[name, module] = spec, text
 
 
-def _require_constant(name: str, loaded: ModuleType, bound: str, statement: Statement) -> None:
+def _require_constant(
+    name: str, loaded: ModuleType, spec: ModuleSpec, bound: str, statement: Statement
+) -> None:
     """Raise `RecipeError` if a module has another value than a constant that its file binds."""
     if statement.constant is None:
         return
@@ -159,8 +161,9 @@ def _require_constant(name: str, loaded: ModuleType, bound: str, statement: Stat
         raise RecipeError(
             f"cannot use {name!r}: {loaded.__name__}.{bound} is {_short(repr(found))} in this "
             f"process, but {_short(repr(value))} by {loaded.__file__}, which workers run: "
-            "restart the process if the file was edited; a value that was set, pass as a "
-            "parameter of the function (params={...}), or write it in the file"
+            "restart the process if the file was edited (if that does not help, remove "
+            f"{spec.cached}); a value that was set, pass as a parameter of the function "
+            "(params={...}), or write it in the file"
         )
 
 
