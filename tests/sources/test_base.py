@@ -460,7 +460,8 @@ def test_classes_that_the_source_has_beyond_are_named(table: RowTable) -> None:
     "data",
     [
         b"", b"\n \n", b"cat\ndog\ncat\n", b'["cat", "cat"]', b"[]", b'["cat",',
-        b'{"cat": 0, "dog": 2}', b'{"cat": 0, "dog": 0}', b'[{"name": "cat"}]', b"cat\xff\n",
+        b'{"cat": 0, "dog": 2}', b'{"cat": 0, "dog": 0}', b'{"cat": 1, "cat": 0}',
+        b'[{"name": "cat"}]', b"cat\xff\n",
     ],
 )  # fmt: skip
 def test_files_that_are_no_list_of_classes(tmp_path: Path, data: bytes) -> None:

@@ -347,6 +347,7 @@ def test_lists_that_are_no_json_are_in_doubt(photos: Path, label: str) -> None:
     [
         ("[1]", "line 1 of .* is no JSON object"),
         ("{", "line 1 of .* is not JSON"),
+        ('{"path": "in/0.jpg", "label": "a", "label": "b"}', "an object has 'label' 2 times"),
         ('{"path": "in/0.jpg", "label": [1, -2]}', "line 1 .* has the class number -2; .* from 0"),
         ('{"path": "in/0.jpg", "label": [{"a": 1}]}', "a list has class names, class numbers"),
         ('{"path": "in/0.jpg", "label": Infinity}', "in/0.jpg is inf, which is no finite"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import re
 from collections.abc import Collection, Sequence
@@ -24,6 +23,7 @@ from precache_workers.sources.base import Doubt, choice_error
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import in_order, names_by_number
 from precache_workers.sources.sample_keys import composed
+from precache_workers.sources.tables import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def read_classes(
         raise SourceError(f"{where} is a {path.suffix[1:].upper()} file; {_FORMS}")
     try:
         text = path.read_text("utf-8-sig")
-        given: Any = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        given: Any = parse_json(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
         given = names_by_number(given) if isinstance(given, dict) else given
         text = "".join(given) if isinstance(given, list) else ""
         text.encode()  # JSON may hold lone surrogates

@@ -155,12 +155,25 @@ def _lines(stream: BinaryIO, where: str) -> Iterator[str]:
             text.detach()
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON; raises `ValueError` for an object with a name twice, which would lose one."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"an object has {name!r} {count} times; leave it there once")
+    return names
+
+
 def _json_rows(lines: Iterable[str], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"line {number} of {where} is not JSON: {error}") from None
         if not isinstance(row, dict):
