@@ -243,6 +243,16 @@ class Arrays:
 def make():
     return Arrays()
 """
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the module of a dataset, which a process loads once."""
+    folder = tmp_path_factory.mktemp("arrays")
+    (folder / "arrays_24.py").write_text(ARRAYS)
+    return folder
+
+
 PLAIN = precache.Recipe.from_dict({"fields": {"image": {"ops": [], "codec": "raw"}}})
 
 
@@ -270,11 +280,11 @@ def test_shards_and_their_table_are_told_apart(
     damage: Callable[[Path], None],
     names: list[str],
     says: Callable[[Path], str] | None,
+    arrays: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "arrays_24.py").write_text(ARRAYS)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(arrays))
     store, source = tmp_path / "store", "python:arrays_24:make"
     version = Path(build(source, store, PLAIN).path)
     before = contents(store)

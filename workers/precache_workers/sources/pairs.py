@@ -388,15 +388,16 @@ def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
     import pyarrow.compute as pc
 
     folders, bases = _found(called, "^(?:.*/)?").plain, _replaced(called, "^.*/")
-    starts, none = _found(bases, _KNOWN_START), pa.scalar("", pa.large_string())
+    starts = _found(bases, _KNOWN_START)
+    others = ~starts.is_blank
+    if not others.any():
+        return None
+    none = pa.scalar("", pa.large_string())
 
     def without(start: str) -> Texts:
         rest = _replaced(bases, start).plain
         return Texts(pc.binary_join_element_wise(folders, rest, none))
 
-    others = ~starts.is_blank
-    if not others.any():
-        return None
     rest = without(_KNOWN_START)
     for photo_start in ("^$", _PHOTO_START):
         photos = without(photo_start).blanked(others)
