@@ -301,6 +301,11 @@ cat/a1 dog/a2 dog/d2 cat/b1 aug-dog/a2 aug-dog/d2
 cat/a1 dog/a2 dog/d1 dog/d2 cat/b1 thumbs/d1 thumbs/d2 thumbs/a2_small
 > in --sample-name whole: cat cat dog dog dog thumbs thumbs thumbs
 
+0/a 0/b 0/thumbs/a 0/thumbs/b
+> 'in/0/{*.*,thumbs/*.*}': a+a b+b
+> in --label-level 2 --sample-name whole: - - thumbs thumbs
+> in --label-level 1 --sample-name whole: 0 0 0 0
+
 cat/0 cat/1 dog/2 dog/3 cat/thumbs/0 cat/thumbs/1 dog/thumbs/2 dog/thumbs/3
 > in --sample-name whole: cat cat cat cat dog dog dog dog
 ? move one kind of these images elsewhere

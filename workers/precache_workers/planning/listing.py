@@ -516,8 +516,10 @@ def _read_names(
     request: Request, source: Source, listing: Listing
 ) -> tuple[list[str], list[Doubt]]:
     """Return the lines and doubts about what the names of images tell: pairs, and classes."""
+    has_map = request.classes is not None
+    labels = [doubt for doubt in listing.doubts if not (doubt.by_classes and has_map)]
     if isinstance(source, DatasetSource | PairedFolders):
-        return [], []
+        return [], labels
     notes, doubts, table = list[str](), list[Doubt](), listing.table
     files = table.keys
     if isinstance(source, ManifestSource) and table.locations is not None:
@@ -533,7 +535,8 @@ def _read_names(
             folder, files = unpacked, names
     partners = None
     if request.sample_name != "whole":
-        is_said = bool(listing.doubts) and request.labels is None  # of folders that are no classes
+        # A doubt about folders that are no classes has the sources that take them as columns.
+        is_said = request.labels is None and not all(map(_by_flags, labels))
         partners = partners_among(files) or (None if is_said else partners_across(files))
     if isinstance(source, ManifestSource) and partners and partners.unlike == "folder":
         folder = str(source.folder)
@@ -545,7 +548,15 @@ def _read_names(
         doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
-    return notes, doubts
+    if partners is not None and partners.unlike == "folder" and request.labels is None:
+        for doubt in labels if doubts else ():
+            doubts = [doubts[0].beside(doubt)]
+        return notes, doubts or labels
+    return notes, [*labels, *doubts]
+
+
+def _by_flags(doubt: Doubt) -> bool:
+    return bool(doubt.ways) and all(map(is_flag, doubt.ways))
 
 
 def _of_table(request: Request, doubt: Doubt, table: RowTable) -> Doubt:
@@ -597,14 +608,14 @@ def _labelled(
     source: Source,
     listing: Listing,
     table: RowTable,
-    of_names: Sequence[Doubt],
+    doubts: list[Doubt],
 ) -> RowTable:
     """Give a listing the labels and classes of the request.
 
     Parameters
     ----------
-    of_names
-        Doubts about the names of images.
+    doubts
+        Those about classes, and about the names of images.
 
     Raises
     ------
@@ -615,7 +626,6 @@ def _labelled(
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
         require_names(frozen, table.classes, shown(request.classes))
-    doubts = [*listing.doubts, *of_names]
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
@@ -639,7 +649,6 @@ def _labelled(
         except ChoiceError as error:
             all_doubts = [*error.doubts, *doubts]
             raise choice_error([_apart(request, doubt) for doubt in all_doubts]) from None
-    doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
         doubts = [_for_recipe(request, source, doubt) for doubt in doubts]
         raise choice_error([_apart(request, doubt) for doubt in doubts])
