@@ -137,8 +137,6 @@ class CachedShards:
 
     Attributes
     ----------
-    ahead
-        Shards that an iterator takes ahead, at most.
     fetched
         What was fetched since this was made.
 
@@ -156,25 +154,23 @@ class CachedShards:
             )
         self.cache, self.version = cache, version
         self.arrays = {array: _CachedShardFiles(version, array, cache) for array in arrays}
-        fields = variants_of(self.arrays).values()
-        count = -(-version.rows // version.attributes.rows_per_shard)
-        # Bytes of a shard in the cache: all fields, the largest variant of each.
-        self._sizes = [
-            sum(
-                max(on_disk(self.arrays[v].expected[n].size) for v in of_field)
-                for of_field in fields
-            )
-            for n in range(count)
-        ]
-        room = int(LOOKAHEAD_SHARE * cache.room)
-        self.ahead = min(LOOKAHEAD_SHARDS, room // max([1, *self._sizes]))
+        self._fields = list(variants_of(self.arrays).values())
         self._leave: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self.fetched = FetchedObjects()
 
+    def nbytes(self, number: int) -> int:
+        """Bytes that a shard takes in the cache: all fields, the largest variant of each."""
+        return sum(
+            max(on_disk(self.arrays[array].expected[number].size) for array in variants)
+            for variants in self._fields
+        )
+
     def window(self, widest: int) -> int:
         """Shards to mix at a time: up to `widest`, so that two loaders fit the cache limit."""
-        sizes, room = sorted(self._sizes, reverse=True), self.cache.room // 2
+        count = -(-self.version.rows // self.version.attributes.rows_per_shard)
+        sizes = sorted(map(self.nbytes, range(count)), reverse=True)
+        room = self.cache.room // 2
         return max((n for n in range(1, widest + 1) if sum(sizes[: 2 * n]) <= room), default=1)
 
     def join(self) -> None:
@@ -206,7 +202,9 @@ class ShardPrefetcher:
     def __init__(self, shards: CachedShards, arrays: Iterable[str]) -> None:
         self._arrays = [shards.arrays[array] for array in arrays if array in shards.arrays]
         self._shards, self._rows = shards, shards.version.attributes.rows_per_shard
+        self._room = int(LOOKAHEAD_SHARE * shards.cache.room)
         self._open: dict[int, _Shard] = {}
+        self._nbytes = 0  # of shards that were asked for
         self._queued: deque[int] = deque()  # shards to be fetched, in order
         self._lock = threading.Lock()
         self._progress = time.monotonic()
@@ -247,9 +245,11 @@ class ShardPrefetcher:
     def _advance(self) -> None:
         """Ask for queued shards while there is room."""
         while self._queued and not self._stopped:
-            if len(self._open) - len(self._queued) >= self._shards.ahead:
-                return
-            if self._queued[0] in self._open:
+            shard = self._open.get(self._queued[0])
+            if shard and shard.fetched is None:
+                more = self._nbytes + self._shards.nbytes(self._queued[0])
+                if more > self._room or len(self._open) - len(self._queued) >= LOOKAHEAD_SHARDS:
+                    return
                 self._ask(self._queued[0])
             self._queued.popleft()
 
@@ -257,6 +257,7 @@ class ShardPrefetcher:
         """Return the fetch of an open shard; begin one if there is none."""
         shard = self._open[number]
         if shard.fetched is None:
+            self._nbytes += self._shards.nbytes(number)
             shard.fetched = self._pool.submit(self._obtain, shard, number, at_once)
         return shard.fetched
 
@@ -306,6 +307,8 @@ class ShardPrefetcher:
         shard = self._open[number]
         shard.batches -= 1
         if not shard.batches:
+            if shard.fetched is not None:
+                self._nbytes -= self._shards.nbytes(number)
             self._close(number)
 
     def _close(self, number: int) -> None:
@@ -326,7 +329,11 @@ class ShardPrefetcher:
             if fetched:
                 self._shards.count(size)
             if fetched is None:
-                is_there, shard.fetched = False, None
+                is_there = False
+                with self._lock:
+                    if shard.batches:
+                        shard.fetched = None
+                        self._nbytes -= self._shards.nbytes(number)
                 break
         if number not in self._open:  # the batches that needed it failed meanwhile
             self._close(number)

@@ -381,9 +381,8 @@ def test_a_shard_that_nobody_waits_for_and_has_room_for_one_field_holds_nothing(
 
     shards: Any = SimpleNamespace(
         arrays={name: field(name) for name in "ab"},
-        cache=SimpleNamespace(obtain=lambda name, *_, **__: name == "a" or None),
+        cache=SimpleNamespace(room=9, obtain=lambda name, *_, **__: name == "a" or None),
         count=lambda size: None,
-        ahead=9,
         version=SimpleNamespace(path="", attributes=SimpleNamespace(rows_per_shard=1)),
     )
     prefetcher = ShardPrefetcher(shards, "ab")
