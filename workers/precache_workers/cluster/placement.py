@@ -77,7 +77,7 @@ class Placement(BaseModel):
 
     @property
     def needs_in_words(self) -> str:
-        """What a task needs of a node."""
+        """The CPUs, resources and labels that a task needs of a node, as text for people."""
         parts = [f"{self.cpus_per_task:g} CPU"]
         parts += [f"{name} {amount:g}" for name, amount in self.node_resources.items()]
         return ", ".join(parts + [f"label {name}={v}" for name, v in self.node_labels.items()])
