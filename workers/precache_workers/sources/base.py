@@ -195,20 +195,6 @@ class Doubt:
         choices = ((way if is_flag(way) else (*way, *flags), when) for way, when in self.choices)
         return replace(self, choices=tuple(choices))
 
-    def beside(self, labels: Doubt) -> Doubt:
-        """Return the doubt of both, of which flags alone decide `labels`, about the same folders.
-
-        A source has other folders, which leave no such doubt; a flag needs one of the other's.
-        """
-        choices = list[tuple[tuple[str, ...], str]]()
-        for way, when in self.choices:
-            if way and is_flag(way):
-                choices += [((*f, *way), f"{of}, and {when}") for f, of in labels.choices if f]
-            else:
-                choices.append((way, when))
-        what = f"{labels.what}. Also: {self.what}"
-        return replace(self, what=what, choices=tuple(choices))
-
     @property
     def ways(self) -> list[tuple[str, ...]]:
         """Arguments that decide, as in `ChoiceError`."""
@@ -276,6 +262,8 @@ class Listing:
         Readings of the labels that the user must choose between; the table has one of them.
     bare
         Folders beside the classes that have no readable image, and may be classes.
+    bare_in
+        As of `read_folders`; None if the labels are not those of folders.
     """
 
     table: RowTable
@@ -288,6 +276,7 @@ class Listing:
     file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
+    bare_in: Callable[[str], Mapping[str, bool]] | None = None
 
 
 @dataclass(frozen=True)

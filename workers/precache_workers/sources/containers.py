@@ -847,6 +847,7 @@ class Scans:
                 f"{where} has labels that are not its folders; leave out --label-level"
             )
         names = Texts([]) if columns is not None else member_names(keys, located)
+        bare_in = None
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
             folder, unpack = source.unpacked(names, located)
@@ -873,6 +874,7 @@ class Scans:
             notes=(*notes, *column.notes),
             file_states=file_states,
             doubts=(*doubts, *column.doubts),
+            bare_in=bare_in,
         )
 
 

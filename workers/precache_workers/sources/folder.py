@@ -142,14 +142,15 @@ class FolderSource(Source):
             raise SourceError(f"{what}; {how}")
         table, file_states = images.sorted()
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
-        bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
+        on_disk = functools.partial(bare_folders_on_disk, self.folder, facts.others)
+        bare_in = on_disk if complete else None
         column, bare = labels_of_folders(
             table.keys,
             table.keys,
             self.folder,
             self.spec.rules,
             path,
-            bare_in if complete else None,
+            bare_in,
         )
         labels, source = column.values, source_of(self.folder)
         return Listing(
@@ -166,6 +167,7 @@ class FolderSource(Source):
             file_states=file_states,
             doubts=column.doubts,
             bare=bare,
+            bare_in=bare_in,
         )
 
     def fetch(

@@ -19,13 +19,11 @@ from typing import Any
 from precache.messages import printable
 from precache.store.columns import Texts
 from precache_workers.sources.base import (
-    NO_RULES,
     Doubt,
     Folders,
     LabelRules,
     first_folder,
     folder_at,
-    is_flag,
 )
 from precache_workers.sources.container_names import braced, common_start
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
@@ -36,8 +34,6 @@ from precache_workers.sources.pairs import (
     Files,
     lone_folder,
     match,
-    partners_across,
-    partners_among,
     plain_word,
     sources_of,
 )
@@ -365,7 +361,7 @@ def _ways_of_parts(of: _Level) -> list[Way]:
     first = (of.images or others or of.tops)[0]
     both = of.tops if of.alike[0] else of.named if 0 < len(of.images) < len(of.named) else []
     one = _as_source(of, first) if of.named else []
-    return [*one, *_columns(of, both, first), *_levels(of)] or [_BY_DATASET]
+    return [*one, *_columns(of, both), *_levels(of)] or [_BY_DATASET]
 
 
 def _ways_of_missing(of: _Level) -> list[Way]:
@@ -381,31 +377,20 @@ _BY_DATASET: Way = (), "a torch Dataset as the source, which returns both as par
 
 
 def _as_source(of: _Level, name: str) -> list[Way]:
-    """Return the source of a folder, or of what it is best read as."""
-    if (path_of := of.path_of) is None:
-        return []
-    settled = _settled(of.names, of.inside + name)
-    return [((path_of(place), *flags), "as the source") for place, *flags in settled]
+    return [((of.path_of(of.inside + name),), "as the source")] if of.path_of else []
 
 
 def _levels(of: _Level) -> list[Way]:
     """Return the flags that take folders as classes, or none: masks are not stored as photos."""
     plain = {plain_word(part) for path in of.paths for part in path}
     masks = any(name in TARGETS and not _has_opposite(name, plain) for name in plain)
-    across = partners_across(of.names)
-    if (masks and plain & IMAGES) or (across is not None and across.are_pairs):
+    if masks and plain & IMAGES:
         return []
     return _levels_of(of.paths, [*filter(None, [of.next_level]), of.level])
 
 
-def _columns(of: _Level, names: Sequence[str], first: str) -> list[Way]:
-    """Return the source whose samples have a column of each folder, if their files pair up.
-
-    Parameters
-    ----------
-    first
-        One of them, whose split that is trained on is taken of all.
-    """
+def _columns(of: _Level, names: Sequence[str]) -> list[Way]:
+    """Return the source whose samples have a column of each folder, if their files pair up."""
     each = "for samples with a column of each folder"
     both = sorted(names, key=lambda n: (of.plain.get(n) in TARGETS, of.plain.get(n) not in IMAGES))
     if not both:
@@ -413,22 +398,8 @@ def _columns(of: _Level, names: Sequence[str], first: str) -> list[Way]:
     if (path_of := of.path_of) is None:
         unpack = f"unpack it, and give 'FOLDER/{braced([of.inside + name for name in both])}'"
         return [((), f"{unpack} as the source, {each}"), _BY_DATASET]
-    split = _settled(of.names, of.inside + first)[0][0].removeprefix(of.inside + first)
-    sources = sources_of(of.names, [of.inside + name + split for name in both])
+    sources = sources_of(of.names, [of.inside + name for name in both])
     return [((path_of(source),), each) for source in sources]
-
-
-def _settled(names: Texts, folder: str) -> list[list[str]]:
-    """Return the arguments that read a folder without a doubt: itself, or what its doubt names."""
-    begin = f"{folder}/"
-    inside = Texts([*dict.fromkeys(n.removeprefix(begin) for n in names if n.startswith(begin))])
-    doubts: Sequence[Doubt] = read_folders(inside, NO_RULES, folder, begin.__add__).doubts
-    if not doubts and (partners := partners_among(inside)) is not None:
-        doubts = partners.reading(folder, folder)[1]
-    ways = [way for doubt in doubts[:1] for way in doubt.ways]
-    return [[*way] for way in ways if not is_flag(way)] or [
-        [folder, *way] for way in ways[:1] or [()]
-    ]
 
 
 OF_FOLDERS: Rules = [

@@ -8,6 +8,7 @@ Names are compared by columns, so that a million of them take about a second.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
@@ -65,10 +66,10 @@ _OF_COPIES = COPIES | {"small", "resize", "lowres", "edited", "copy"}
 """Words in the endings of targets and small copies, and of copies."""
 
 _SIZE = r"[0-9]{2,4}x[0-9]{2,4}"
-_WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|@[0-9]x| \(1\))$"
+_WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|@[0-9]x| ?\([0-9]{{1,2}}\))$"
 """A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``, or ``@2x``."""
 
-_OF_COPY = re.compile(rf"@[0-9]x$| \(1\)$|{_SIZE}$")
+_OF_COPY = re.compile(rf"@[0-9]x$|\([0-9]{{1,2}}\)$|{_SIZE}$")
 _OF_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
 
@@ -398,9 +399,9 @@ def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
         rest = _replaced(bases, start).plain
         return Texts(pc.binary_join_element_wise(folders, rest, none))
 
-    rest = without(_KNOWN_START)
-    for photo_start in ("^$", _PHOTO_START):
-        photos = without(photo_start).blanked(others)
+    numbered = rf"{_KNOWN_START}[0-9]+[_. -]+"
+    for start, photo_start in itertools.product((_KNOWN_START, numbered), ("^$", _PHOTO_START)):
+        rest, photos = without(start), without(photo_start).blanked(others)
         row_of = np.where(others & ~rest.is_blank, photos.find(rest), -1)
         if len(rows := np.flatnonzero(row_of >= 0)):
             break

@@ -24,6 +24,8 @@ FORMS = (
 """How values may name samples; a form counts only if no value is of an earlier one."""
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
+_HOME = re.compile("^/(?:home/[^/]+|Users/[^/]+|dev)/")
+"""Folders of users and devices, whose names tell of no split."""
 
 
 class Fit(NamedTuple):
@@ -110,7 +112,8 @@ class SampleKeys:
 
     def _has_split(self, folder: str) -> bool:
         """Return True unless a folder and the source are of different splits."""
-        own, theirs = ({*filter(is_split, path.split("/"))} for path in (self._source, folder))
+        inside = (_HOME.sub("", path) for path in (self._source, folder))
+        own, theirs = ({*filter(is_split, path.split("/"))} for path in inside)
         return not own or not theirs or not own.isdisjoint(theirs)
 
     def _ends_in(self, folder: str) -> bool:
