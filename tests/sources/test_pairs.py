@@ -25,24 +25,34 @@ from tests.support.building import write
 RECIPE = precache.Recipe.image(resize=16)
 
 
-def outcome(arguments: str) -> tuple[str | dict[str, str], str]:
-    """List a source as a build does; returns the outcome, and the lines or the refusal."""
+def request_of(arguments: str) -> Request:
     source, *flags = shlex.split(arguments)
-    options = {
+    options: dict[str, object] = {
         name[2:].replace("-", "_"): int(value) if value.isdigit() else value
         for name, value in zip(flags[::2], flags[1::2], strict=True)
     }
     if "no_label" in options:
         options["no_label"] = (options["no_label"],)
-    request = Request(source=source, store="x.store", recipe=RECIPE, **options)
+    return Request(source=source, store="x.store", recipe=RECIPE, **options)
+
+
+def outcome(arguments: str) -> tuple[str | dict[str, str], str]:
+    """List a source as a build does; returns the outcome, and the lines or the refusal.
+
+    A way out that is refused takes the ways out of that, of several ways each the first, as the
+    command line does.
+    """
+    request = request_of(arguments)
     opened, store = source_of(request), open_folder("x.store", None)
     try:
         listed = list_rows(request, store, opened, lambda count: None, lambda line: None)
     except ChoiceError as error:
-        here = f"{Path.cwd()}/"
-        ways = [[word.removeprefix(here) for word in way] for way in error.ways]
-        lines = [shlex.join(way if way[0][0] != "-" else [source, *way]) for way in ways]
-        return {line: str(outcome(line)[0]) for line in lines}, str(error)
+        lines, ways = commands(arguments, error), dict[str, str]()
+        for line in lines:
+            found, _ = outcome(line)
+            inner = [*found.items()] if isinstance(found, dict) else [(line, found)]
+            ways |= dict(inner[: 1 if len(lines) > 1 else None])
+        return ways, str(error)
     table, said = listed.spec.table, "\n".join(listed.notes)
     order = table.keys.order()
     if table.locations is not None:
@@ -55,6 +65,17 @@ def outcome(arguments: str) -> tuple[str | dict[str, str], str]:
         ), said
     labels = [table.classes[label] if label >= 0 else "-" for label in table.labels[order]]
     return " ".join(labels), said
+
+
+def commands(arguments: str, error: ChoiceError) -> list[str]:
+    """The ways out of a refusal, with the arguments that were refused."""
+    here, before = f"{Path.cwd()}/", shlex.split(arguments)
+    ways = [[word.removeprefix(here) for word in way] for way in error.ways]
+    return [
+        shlex.join(way if way[0][0] != "-" else [*before, *way])
+        for way in ways
+        if way[0] not in before[1:]
+    ]
 
 
 def lay(names: str) -> None:
@@ -303,8 +324,6 @@ cat/a1 dog/a2 dog/d1 dog/d2 cat/b1 thumbs/d1 thumbs/d2 thumbs/a2_small
 
 0/a 0/b 0/thumbs/a 0/thumbs/b
 > 'in/0/{*.*,thumbs/*.*}': a+a b+b
-> in --label-level 2 --sample-name whole: - - thumbs thumbs
-> in --label-level 1 --sample-name whole: 0 0 0 0
 
 cat/0 cat/1 dog/2 dog/3 cat/thumbs/0 cat/thumbs/1 dog/thumbs/2 dog/thumbs/3
 > in --sample-name whole: cat cat cat cat dog dog dog dog
@@ -430,6 +449,13 @@ u_2_gtFine_labelIds
   u_2_leftImg8bit+u_2_gtFine_color
 > 'in/{*_leftImg8bit.*,*_gtFine_labelIds.*}': u_1_leftImg8bit+u_1_gtFine_labelIds
   u_2_leftImg8bit+u_2_gtFine_labelIds
+
+a/x;a/x (2);b/y;b/y (2)
+> 'in/**/{*.*,* (2).*}': a/x+a/x (2) b/y+b/y (2)
+> in --sample-name whole: a a b b
+
+a/x a/aug_0_x b/y b/aug_0_y
+> in --sample-name whole: a a b b
 
 a/0 a/1 a/2 a/3 a/4 a/5 a/1_mask b/gas_mask
 = a a a a a a a b

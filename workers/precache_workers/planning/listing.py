@@ -33,7 +33,6 @@ from precache_workers.planning.class_maps import (
 from precache_workers.planning.compared_samples import note_of_held_data, require_spots
 from precache_workers.planning.content_reader import ContentReader, DatasetReader
 from precache_workers.planning.labels import override_labels
-from precache_workers.planning.names import ImageNames
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.source_record import RecalledListing, recall
@@ -56,6 +55,7 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order, numbers_out_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
+from precache_workers.sources.pairs import partners_across, partners_among
 from precache_workers.sources.splits import is_split, is_trained_on, split_name
 from precache_workers.user_code.identity import code_of, unfollowed
 
@@ -237,8 +237,8 @@ def list_rows(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    of_names, doubts, names = _read_names(request, source, listing)
-    table = _labelled(request, source, listing, table, doubts, names)
+    of_names, doubts = _read_names(request, source, listing)
+    table = _labelled(request, source, listing, table, doubts)
     if isinstance(source, FolderSource):
         _require_images_alone(request, source)
     recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
@@ -514,51 +514,39 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
 
 def _read_names(
     request: Request, source: Source, listing: Listing
-) -> tuple[list[str], list[Doubt], ImageNames | None]:
-    """Return the lines and doubts about what the names of images tell: pairs, and classes.
-
-    Also returns the names, on which the ways out can be tried; None if they cannot.
-    """
-    has_map, table = request.classes is not None, listing.table
+) -> tuple[list[str], list[Doubt]]:
+    """Return the lines and doubts about what the names of images tell: pairs, and classes."""
+    has_map = request.classes is not None
     labels = [doubt for doubt in listing.doubts if not (doubt.by_classes and has_map)]
-    if isinstance(source, DatasetSource | PairedFolders):
-        return [], labels, None
-    of_folders, unpack, bare_in = True, tuple[tuple[str, ...], ...](), listing.bare_in
-    files, place = table.keys, ""
+    if isinstance(source, DatasetSource | PairedFolders) or (labels and request.labels is None):
+        return [], labels
+    notes, doubts, table = list[str](), list[Doubt](), listing.table
+    files = table.keys
     if isinstance(source, ManifestSource) and table.locations is not None:
         uris = table.locations.places.field("uri")  # keys may be others
-        files, of_folders = Texts([*dict.fromkeys(uris.to_pylist())]), False
+        files = Texts([*dict.fromkeys(uris.to_pylist())])
+    folder, unpack = None, tuple[tuple[str, ...], ...]()
     if isinstance(source, FolderSource):
-        place = str(source.folder)
+        folder = str(source.folder)
     if isinstance(source, ContainerSource) and table.locations is not None:
-        of_folders = source.format.columns is None and bare_in is not None
-        members = member_names(files, table.locations)
-        place, unpack = source.unpacked(members, table.locations)
-        files = members if place else files
-    is_whole = request.sample_name == "whole"
-    names = ImageNames(
-        files,
-        place,
-        shown(request.source),
-        label_rules(request),
-        labels=of_folders and request.labels is None,
-        pairs=not is_whole,
-        has_map=has_map,
-        bare_in=bare_in,
-    )
-    partners = names.partners(labels if request.labels is None else ())
-    if partners is None:
-        return [], labels, names if of_folders else None
-    if isinstance(source, ManifestSource) and partners.unlike == "folder":
-        place = str(source.folder)
-    notes, doubts = partners.reading(shown(request.source), place or None)
-    # Of a pair of images, one has a line of a file of labels that fits no sample.
-    accepts = request.labels is None or request.accept_unmatched
-    more = () if accepts else ("--accept-unmatched",)
-    doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
+        names = member_names(files, table.locations)
+        unpacked, unpack = source.unpacked(names, table.locations)
+        if unpacked:
+            folder, files = unpacked, names
+    partners = None
+    if request.sample_name != "whole":
+        partners = partners_among(files) or partners_across(files)
+    if isinstance(source, ManifestSource) and partners and partners.unlike == "folder":
+        folder = str(source.folder)
+    if partners is not None:
+        notes, doubts = partners.reading(shown(request.source), folder)
+        # Of a pair of images, one has a line of a file of labels that fits no sample.
+        accepts = request.labels is None or request.accept_unmatched
+        more = () if accepts else ("--accept-unmatched",)
+        doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
-    return notes, [*labels, *doubts], names if of_folders else None
+    return notes, [*labels, *doubts]
 
 
 def _of_table(request: Request, doubt: Doubt, table: RowTable) -> Doubt:
@@ -611,14 +599,13 @@ def _labelled(
     listing: Listing,
     table: RowTable,
     doubts: list[Doubt],
-    names: ImageNames | None,
 ) -> RowTable:
     """Give a listing the labels and classes of the request.
 
     Parameters
     ----------
-    doubts, names
-        Those about classes, and about the names of images; and these, as of `_read_names`.
+    doubts
+        Those about classes, and about the names of images.
 
     Raises
     ------
@@ -653,7 +640,6 @@ def _labelled(
             all_doubts = [*error.doubts, *doubts]
             raise choice_error([_apart(request, doubt) for doubt in all_doubts]) from None
     if doubts:
-        doubts = doubts if names is None else [names.settled(doubts)]
         doubts = [_for_recipe(request, source, doubt) for doubt in doubts]
         raise choice_error([_apart(request, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:

@@ -7,7 +7,6 @@ Locations are trusted: they come from a listing of this run and are never stored
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import os
@@ -219,18 +218,13 @@ def is_flag(way: Sequence[str]) -> bool:
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
-    """Return the error of all doubts: of one with all ways out, of several with the first ones."""
+    """Return the error of all doubts, with the ways out of the first one.
+
+    A way out of that meets the others in its turn, among the samples that it takes.
+    """
     text = ". Also: ".join(doubt.text for doubt in doubts)
-    if len(doubts) == 1:
-        [doubt] = doubts
-        return ChoiceError(text, ways=doubt.ways, unpack=doubt.unpack, doubts=doubts)
-    firsts = [(doubt.ways[0] if doubt.ways else (), doubt.unpack) for doubt in doubts]
-    firsts.sort(key=lambda first: is_flag(first[0]))  # a source comes first
-    unpack = firsts[0][1]
-    # That of folders is one which leaves no doubt about the names of its images.
-    some = [way for number, (way, _) in enumerate(firsts) if not number or is_flag(way)]
-    ways = [list(itertools.chain(*some))] if all(some) else []
-    return ChoiceError(text, ways=ways, unpack=unpack, doubts=doubts)
+    first = next((doubt for doubt in doubts if doubt.ways), doubts[0])
+    return ChoiceError(text, ways=first.ways, unpack=first.unpack, doubts=doubts)
 
 
 @dataclass(frozen=True)
@@ -262,8 +256,6 @@ class Listing:
         Readings of the labels that the user must choose between; the table has one of them.
     bare
         Folders beside the classes that have no readable image, and may be classes.
-    bare_in
-        As of `read_folders`; None if the labels are not those of folders.
     """
 
     table: RowTable
@@ -276,7 +268,6 @@ class Listing:
     file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
-    bare_in: Callable[[str], Mapping[str, bool]] | None = None
 
 
 @dataclass(frozen=True)

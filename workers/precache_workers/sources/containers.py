@@ -847,7 +847,6 @@ class Scans:
                 f"{where} has labels that are not its folders; leave out --label-level"
             )
         names = Texts([]) if columns is not None else member_names(keys, located)
-        bare_in = None
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
             folder, unpack = source.unpacked(names, located)
@@ -874,7 +873,6 @@ class Scans:
             notes=(*notes, *column.notes),
             file_states=file_states,
             doubts=(*doubts, *column.doubts),
-            bare_in=bare_in,
         )
 
 

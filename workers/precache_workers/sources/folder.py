@@ -142,15 +142,14 @@ class FolderSource(Source):
             raise SourceError(f"{what}; {how}")
         table, file_states = images.sorted()
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
-        on_disk = functools.partial(bare_folders_on_disk, self.folder, facts.others)
-        bare_in = on_disk if complete else None
+        bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
         column, bare = labels_of_folders(
             table.keys,
             table.keys,
             self.folder,
             self.spec.rules,
             path,
-            bare_in,
+            bare_in if complete else None,
         )
         labels, source = column.values, source_of(self.folder)
         return Listing(
@@ -167,7 +166,6 @@ class FolderSource(Source):
             file_states=file_states,
             doubts=column.doubts,
             bare=bare,
-            bare_in=bare_in,
         )
 
     def fetch(

@@ -66,10 +66,11 @@ _OF_COPIES = COPIES | {"small", "resize", "lowres", "edited", "copy"}
 """Words in the endings of targets and small copies, and of copies."""
 
 _SIZE = r"[0-9]{2,4}x[0-9]{2,4}"
-_WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|@[0-9]x| ?\([0-9]{{1,2}}\))$"
+_AGAIN = r"@[0-9]x| ?\([0-9]{1,2}\)"
+_WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|{_AGAIN})$"
 """A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``, or ``@2x``."""
 
-_OF_COPY = re.compile(rf"@[0-9]x$|\([0-9]{{1,2}}\)$|{_SIZE}$")
+_OF_COPY = re.compile(rf"(?:{_AGAIN}|{_SIZE})$")
 _OF_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
 
