@@ -159,7 +159,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
     "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
     "splits in two tar archives": (
-        two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 1,
+        two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 3,
     ),
     "splits in a zip archive": (
         packed(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "zip"), 4,
@@ -190,7 +190,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "images that pair, with labels in doubt": (
         files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",
-              {"l.csv": "key,label a.png,NaN b.png,cat a@2x.png,cat b@2x.png,cat"}), 1,
+              {"l.csv": "key,label a.png,NaN b.png,cat a@2x.png,cat b@2x.png,cat"}), 2,
     ),
     "images that pair, with labels": (
         files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",
@@ -312,7 +312,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "words beside lists": (labels('["cat", "dog"]', "NaN"), 1),
     "numbers below -1, of splits": (
         files("in/a.png in/b.png", "in/list.csv",
-              {"in/list.csv": "path,label,split a.png,-2,train b.png,0,val"}), 1,
+              {"in/list.csv": "path,label,split a.png,-2,train b.png,0,val"}), 3,
     ),
     "words for nothing that look alike": (labels("cat", "NaN", "-nan"), 1),
     "numbers and a word": (labels("0", "1", "unclear"), 2),
