@@ -17,7 +17,7 @@
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched
     ├── SampleError             one sample cannot be turned into a row; it becomes a hole
-    └── DamageError             stored bytes are damaged
+    └── DamageError             stored bytes are damaged or missing
 
 Every message names the offending value and the way out. It has no control characters and no
 secrets of URLs, wherever its parts come from.
@@ -169,7 +169,7 @@ class SampleError(PrecacheError):
 
 
 class DamageError(PrecacheError):
-    """Stored bytes fail their checksum or are cut short; names shard and key."""
+    """Stored bytes fail their checksum, are cut short or missing; names shard and key."""
 
 
 def missing_library(what: str, name: str | None, extra: str = "workers") -> UsageError:

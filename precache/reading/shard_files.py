@@ -22,6 +22,7 @@ from precache.store.layout import (
     INDEX_ENTRY_NBYTES,
     decode_index,
 )
+from precache.store.tree import MISSING, damage_error
 from precache.store.version import ANEW_HINT, VERIFY_HINT, Version, gone_error
 
 MAX_GAP = 32 << 10
@@ -207,11 +208,11 @@ class ShardFiles(ABC):
         """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
             return gone_error(self.version.path)
-        path = self.version.folder.path(self.name(number))
+        where = f"shard {self.version.folder.path(self.name(number))}"
         as_written = self.expected[number].is_in(self.version.folder)
-        place = f"at row {row} ({self.version.describe(row)})"
+        place = f" at row {row} ({self.version.describe(row)})"
         way_out = ANEW_HINT if as_written else VERIFY_HINT
-        return DamageError(f"shard {path} is damaged {place}: {reason}; {way_out}")
+        return damage_error(where, place, reason, way_out)
 
 
 class MappedShardFiles(ShardFiles):
@@ -262,13 +263,13 @@ class MappedShardFiles(ShardFiles):
                 # A page fault on the map would read megabytes around it.
                 index = self.index(os.pread(descriptor, length, start))
         except FileNotFoundError:
-            raise self.damage(number, row, "it is missing") from None
+            raise self.damage(number, row, MISSING) from None
         except OSError as error:
             raise StorageError(f"cannot map {self.path(number)}: {error}") from None
         except StorageError as error:
             if not is_missing(error):
                 raise
-            raise self.damage(number, row, "it is missing") from None
+            raise self.damage(number, row, MISSING) from None
         except DamageError as error:
             raise self.damage(number, row, str(error)) from None
         self._remember(number, status)

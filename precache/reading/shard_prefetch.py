@@ -330,7 +330,7 @@ class ShardPrefetcher:
                 self._shards.count(size)
             if fetched is None:
                 is_there = False
-                with self._lock:
+                with self._lock:  # after `_ask` has kept this fetch, which would be asked for ever
                     if shard.batches:
                         shard.fetched = None
                         self._nbytes -= self._shards.nbytes(number)

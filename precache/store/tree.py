@@ -149,7 +149,28 @@ class Leaf:
                 return data
             if len(data) > self.size:
                 fault = self.fault_of_size(folder.size(self.name)) or fault
-        raise DamageError(f"{folder.path(self.name)} is damaged: {fault}; {hint}")
+        raise damage_error(folder.path(self.name), "", fault, hint)
+
+
+def damage_error(where: str, place: str, fault: str, hint: str) -> DamageError:
+    """Make the error for an object that is not the one that was written.
+
+    A missing one may be the first of a version that is being removed by other software than `gc`,
+    which removes the root first.
+
+    Parameters
+    ----------
+    place
+        A part of the object, such as " at row 5"; may be empty.
+    hint
+        Advice on damage.
+    """
+    if fault != MISSING:
+        return DamageError(f"{where} is damaged{place}: {fault}; {hint}")
+    return DamageError(
+        f"{where} is missing{place}: its version has lost it, or is being removed; open the "
+        f"store's current version, or, if this is the one, {hint}"
+    )
 
 
 # --- the root -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import BuildError, GoneError, StorageError, StoreError
+from precache.errors import BuildError, DamageError, GoneError, StorageError, StoreError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.open import open_version
@@ -123,31 +123,43 @@ READS: dict[str, Callable[[Path, str], object]] = {
 }
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["gc", "by hand"])
 @pytest.mark.parametrize("name", READS)
 def test_a_version_that_goes_is_said_to_be_gone(
-    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, by_hand: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is missing while its version's root is still there may be lost, too."""
     path, other, _ = store
     kept = tmp_path / "kept"
     shutil.copytree(path, kept)
-    removal = Removal(monkeypatch, LocalFolder, lambda: precache.gc(path, keep=1, older_than=0))
+
+    def remove() -> None:
+        if not by_hand:
+            precache.gc(path, keep=1, older_than=0)
+            return
+        for objects in list((path / other).rglob("c")):
+            shutil.rmtree(objects)
+
+    removal = Removal(monkeypatch, LocalFolder, remove, (lambda: None) if by_hand else None)
+    words = ["is gone", "was removed", "fits no version"]
+    if by_hand:
+        words = ["is being removed; open", *(["it is missing"] if name == "use" else [])]
 
     def action() -> None:
         READS[name](path, other)
 
     reads = reads_of(action, removal)
-    said = 0
+    said = list[str]()
     for at in range(reads):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
         removal.arm(at)
         try:
             action()
-        except (BuildError, StoreError, StorageError) as error:
-            words = str(error)
-            assert any(each in words for each in ("is gone", "was removed", "fits no version"))
-            said += 1
-    assert said > 0
+        except (BuildError, DamageError, StoreError, StorageError) as error:
+            said.append(str(error))
+    assert said or (name, by_hand) == ("verify", True)
+    assert [text for text in said if not any(each in text for each in words)] == []
 
 
 def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:

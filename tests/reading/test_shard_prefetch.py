@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import numpy as np
@@ -391,6 +393,50 @@ def test_a_shard_that_nobody_waits_for_and_has_room_for_one_field_holds_nothing(
     prefetcher.close()
 
 
+def test_a_shard_that_is_refused_before_its_fetch_is_kept_is_asked_for_again() -> None:
+    """The fetch thread goes as far as it can before the thread that asks."""
+    far, entered, lock, asked = threading.Event(), itertools.count(), threading.Lock(), list[bool]()
+
+    class WatchedLock:
+        def __enter__(self) -> None:
+            assert next(entered) < 99, "it is asked for ever"
+            if threading.current_thread().name.startswith("precache-fetch"):
+                far.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    def obtain(*_: Any, at_once: bool) -> bool | None:
+        asked.append(at_once)
+        return False if at_once else None
+
+    field = SimpleNamespace(
+        cached_name=str, expected=[SimpleNamespace(size=1)], begin=Mock(), end=Mock()
+    )
+    shards: Any = SimpleNamespace(
+        arrays={"a": field},
+        cache=SimpleNamespace(room=9, obtain=obtain),
+        nbytes=lambda number: 1,
+        version=SimpleNamespace(path="", attributes=SimpleNamespace(rows_per_shard=1)),
+    )
+    prefetcher: Any = ShardPrefetcher(shards, "a")
+    prefetcher._lock, submit = WatchedLock(), prefetcher._pool.submit
+
+    def submit_and_let_run(*work: Any) -> Any:
+        far.clear()
+        future = submit(*work)
+        future.add_done_callback(lambda _: far.set())
+        assert far.wait(60)
+        return future
+
+    prefetcher._pool.submit = submit_and_let_run
+    with contextlib.closing(prefetcher):
+        [rows] = prefetcher.around([np.array([0])])
+        prefetcher.wait(rows)
+    assert asked == [False, True]
+
+
 def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="label is not among") as kept:
         _cached(url, s3.options(), tmp_path, fields=["image"], output="tuple")
@@ -557,7 +603,7 @@ def test_a_shard_that_is_gone_is_named(large: BuiltStore, tmp_path: Path) -> Non
     fsspec.filesystem("memory").rm(f"/gone/{large.result.version}/image/c/2/0/0/0")
     with (
         _cached("memory://gone", {}, tmp_path) as loader,
-        pytest.raises(DamageError, match=r"memory://gone/.*/c/2/0/0/0 is damaged .* it is missing"),
+        pytest.raises(DamageError, match=r"gone/.*/c/2/0/0/0 is missing at row 2\d.*removed; open"),
     ):
         epoch(loader)
 
