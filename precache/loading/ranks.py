@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from multiprocessing import context
+from pathlib import Path
 
 import torch.distributed
 from torch.utils.data import get_worker_info
@@ -94,10 +95,11 @@ CORES, FIRST_NODE = "LSB_DJOB_NUMPROC", "PBS_NODENUM"
 
 STEP_TASKS, JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_NTASKS_PER_NODE"
 STEP, STEP_NODES, JOB = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID"
+TASK = "SLURM_TASK_PID"
 ELASTIC = "TORCHELASTIC_RUN_ID"
 VARIABLES = frozenset(
     [name for launcher in LAUNCHERS for name in astuple(launcher) if name]
-    + [*STEP_TASKS, JOB_TASKS, STEP, STEP_NODES, JOB, ELASTIC]
+    + [*STEP_TASKS, JOB_TASKS, STEP, STEP_NODES, JOB, TASK, ELASTIC]
     + [name for names in HINTS.items() for name in names if name]
 )
 """All variables that are read."""
@@ -206,6 +208,8 @@ def _reading(launcher: Launcher) -> Reading:
         A variable is no number, or the rank is not below the number of processes.
     """
     rank, size = _number(launcher.rank), _number(launcher.size)
+    if launcher is SLURM and size != 1 and _is_in_terminal():
+        return None, None
     if launcher is SLURM and size is None:
         if not _in_step(rank):
             return None, None
@@ -228,6 +232,18 @@ def _in_step(rank: int | None) -> bool:
     """Return whether srun started this process; in a batch script, the rank is 0 as well."""
     step = os.environ.get(STEP, "")
     return bool(rank) or (step.isdecimal() and int(step) < SPECIAL_STEPS)
+
+
+def _is_in_terminal() -> bool:
+    """Return whether ``srun --pty`` started this task, such as a shell, and this process in it.
+
+    Only the first of the tasks has the terminal, and starts processes that are no tasks.
+    """
+    with contextlib.suppress(OSError, UsageError):
+        # After the name in parentheses: state, parent, group, session, terminal.
+        fields = Path(f"/proc/{_number(TASK)}/stat").read_text().rpartition(")")[2].split()
+        return fields[4] != "0"
+    return False
 
 
 def _contradicts(launcher: Launcher, reading: Reading, chosen: tuple[int, int]) -> bool:
@@ -294,7 +310,8 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
         is_numbered = number not in ("", "0" if names[0] == FIRST_NODE else "")
         if count != 1 and (is_numbered or (count is not None and names[1] != CORES)):
             raise _unclear("this process may be one of several", names)
-    tasks = [name for name in (*STEP_TASKS, JOB_TASKS) if (_number(name) or 1) > 1]
+    sizes_of_steps = (SLURM.size, *STEP_TASKS, JOB_TASKS)
+    tasks = [name for name in sizes_of_steps if (_number(name) or 1) > 1]
     if tasks or (_number(SLURM.rank) is not None and JOB not in os.environ):
         raise _unclear(
             "this process may be one of several tasks of a Slurm job, or the only one",

@@ -86,6 +86,19 @@ def test_a_lost_root_is_found_again(built: tuple[Path, Path, str], store: Path) 
     assert identities(shard_files(store)) == shards
 
 
+def test_a_root_that_is_lost_with_others_leaves_its_place_to_the_next_generation(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    """As where a copy of the store was cut short: the command that an error advises works."""
+    source, _, version = built
+    before = contents(store / version)
+    (store / version / ROOT).unlink()
+    shutil.rmtree(store / version / "shards")
+    result = build(source, store)
+    assert result.version == f"{version[:32]}.2"
+    assert contents(Path(result.path)) == before
+
+
 def test_all_small_objects_may_be_lost_at_once(built: tuple[Path, Path, str], store: Path) -> None:
     source, _, version = built
     before = contents(store)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,51 @@ def test_variables_that_do_not_tell_the_rank_are_refused(
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(size))
         assert find_rank() == (rank, size)
+
+
+@pytest.fixture
+def terminal_task() -> Iterator[int]:
+    """A process with a terminal, as ``srun --pty`` starts it; returns its number."""
+    master, terminal = os.openpty()
+    code = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
+    line = [sys.executable, "-c", code, os.ttyname(terminal)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+    os.close(terminal)
+    os.close(master)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ("SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4", None),
+        ("SLURM_NTASKS=4", None),
+        ("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1", (0, 1)),
+        ("SLURM_STEP_NUM_TASKS=4 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4", (3, 4)),
+        ("SLURM_STEP_NUM_TASKS=4 RANK=1 WORLD_SIZE=2", (1, 2)),
+        ("SLURM_STEP_NUM_TASKS=4 RANK=0 WORLD_SIZE=1", (0, 1)),
+    ],
+)
+def test_a_shell_in_the_terminal_of_a_step_is_no_rank_of_it(
+    variables: str,
+    expected: tuple[int, int] | None,
+    terminal_task: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = f"{JOB} SLURM_STEP_ID=0 SLURM_TASK_PID={terminal_task}"
+    launch(monkeypatch, _variables(f"{step} {variables}"))
+    if expected is None:
+        with pytest.raises(UsageError, match=r"or the only one: SLURM_PROCID='0', SLURM.*='4'"):
+            find_rank()
+    else:
+        assert find_rank() == expected
+    if expected is None:  # a step that is started from there
+        monkeypatch.setenv("SLURM_TASK_PID", "0")
+        assert find_rank() == (0, 4)
 
 
 @pytest.mark.parametrize(

@@ -511,7 +511,7 @@ DATASET = """
 
         def __getitem__(self, i):
             return {"image": torch.full((3, 8, 8), i, dtype=torch.uint8), "target": i + 3,
-                    "vector": np.arange(4, dtype=np.float32) * i}
+                    "vector": (np.arange(4) * i).astype(">f4")}
 
     class Alone(Bare):
         def __getitem__(self, i):

@@ -28,6 +28,7 @@ except ModuleNotFoundError:
 
 Named = collections.namedtuple("Named", ["image", "index", "label"])
 Numbered = collections.namedtuple("Numbered", ["image", "index"])
+Turned = collections.namedtuple("Turned", ["label", "image"])
 Grouped = collections.namedtuple("Grouped", ["image", "idx", "category"])
 
 def image(n):
@@ -111,6 +112,7 @@ def test_one_class_number_is_a_label(label: str, source: Module, tmp_path: Path)
         ("{'image': image(n), 'labels': n, 'target': np.array([n])}", list(range(6))),
         ("Named(image(n), 5, n)", list(range(6))),
         ("Numbered(image(n), n)", [-1] * 6),
+        ("Turned(n, image(n))", list(range(6))),
         ("Grouped(image(n), n, n % 2)", [0, 1, 0, 1, 0, 1]),
         *((f"{{'{name}': n, 'img': image(n), 'idx': 7}}", list(range(6))) for name in USUAL),
         ("{'image': image(n), 'label': n, 'category': 'x', 'category_id': 9}", list(range(6))),

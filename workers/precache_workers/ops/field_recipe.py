@@ -194,6 +194,7 @@ class FieldRecipe:
         if self._field.kind is not None:
             return row_of(self._field.kind, value)
         array = np.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if self._is_picture and array.ndim == 3:
             array = array.transpose(2, 0, 1)
         return array

@@ -276,7 +276,9 @@ def is_restorable(log: Log, folder: Folder) -> bool:
         return False
     version, sizes = open_own(folder, root), folder.sizes()
     leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
-    return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
+    with contextlib.suppress(StoreError):  # the table of its shards was lost, too
+        return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
+    return False
 
 
 def description_of(target: TargetVersion) -> Identity | None:

@@ -129,8 +129,9 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
     else:
         label, found = _number_of(parts, unread, declared, others, reading.classes)
     inputs = {part: value for part, value in parts.items() if part not in found}
-    if named:  # the default input is no label, although a field reads one
-        inputs = {part: inputs[part] for part in sorted(inputs, key=_is_label)}
+    # The default input is no label, although a field reads one.
+    called = dict(zip(parts, names or parts, strict=False))
+    inputs = {part: inputs[part] for part in sorted(inputs, key=lambda p: _is_label(called[p]))}
     unread = {part: value for part, value in unread.items() if part not in found}
     return Sample(inputs, label, "", in_words(found[0]) if found else "", unread)
 
@@ -190,7 +191,8 @@ def _layout(
                 f'field {field!r} has input = "{given}", and the items of a tuple are numbers: '
                 f"write input = {number}, without quotes"
             )
-    first = next((part for part in parts if not _is_label(part)), next(iter(parts), None))
+    called = zip(parts, names or parts, strict=False)
+    first = next((part for part, name in called if not _is_label(name)), next(iter(parts), None))
     read: set[Part | None] = {given for _, given in fields if given is not None}
     read |= {name if name in parts else first for name, given in fields if given is None}
     read |= set() if fields else {first}
@@ -198,9 +200,9 @@ def _layout(
     if names is None:
         return unread, tuple(_labels_among(unread)), True
     of_labels = _labels_among(names)
-    called = [place for place, name in enumerate(names) if name in of_labels]
+    named = [place for place, name in enumerate(names) if name in of_labels]
     second = [] if names[1:2] and _is_other(names[1]) else [1]
-    return unread, tuple(part for part in unread if part in (called or second)), bool(called)
+    return unread, tuple(part for part in unread if part in (named or second)), bool(named)
 
 
 def _number_of(
