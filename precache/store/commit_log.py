@@ -148,7 +148,7 @@ def read_log(store: Folder, *, newest: bool = False, appends: bool = False) -> L
         written = data or (_once_written(store, path) if is_last else b"")
         if not written and (appends or not is_last):
             continue  # nothing was committed by it
-        entries.append(_entry(written, store.path(path)).with_(number=_number(path)))
+        entries.append(_entry(written, store.path(path), _number(path)))
     return Log(tuple(entries), _number(paths[-1]) if paths else 0)
 
 
@@ -164,9 +164,12 @@ def _once_written(store: Folder, path: str) -> bytes:
     return data
 
 
-def _entry(data: bytes, where: str) -> LogEntry:
+def _entry(data: bytes, where: str, number: int) -> LogEntry:
     try:
-        return LogEntry.read(data, where)
+        entry = LogEntry.read(data, where)
+        if entry.number != number:
+            raise StoreError(f"it is entry {entry.number}")
+        return entry
     except StoreError as error:
         why = str(error).removeprefix(f"{where} is damaged or forged: ") if data else "it is empty"
         raise StoreError(

@@ -121,7 +121,7 @@ class LogEntry(_Document):
     nonce
         Makes the entry differ from all others.
     number
-        That of its name, once it is in a log.
+        That of its name.
     """
 
     version: VersionName = ""
@@ -131,7 +131,7 @@ class LogEntry(_Document):
     source: str | None = None
     removed: tuple[VersionName, ...] = ()
     nonce: str = ""
-    number: Annotated[int, Field(exclude=True)] = 0
+    number: int = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
