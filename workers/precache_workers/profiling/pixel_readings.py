@@ -236,7 +236,7 @@ class Frames(Reading):
     Evidence: the mask does not lie on its image (``unlike``; ``as stored`` if it lies on the
     image's stored pixels); EXIF turns the image alone, and the mask may lie on it either way
     (``turned``); the mask has another resolution (``scaled``); ops take other parts of both
-    (``apart``).
+    (``apart``), or draw crops in two sizes (``cropped``).
     """
 
     def __init__(self, name: str, image: str, frames: MaskFrames) -> None:
@@ -259,6 +259,8 @@ class Frames(Reading):
                 yield "scaled", text
             if self._frames.are_apart(pair):
                 yield "apart", text
+            if not self._frames.are_cropped_alike(pair):
+                yield "cropped", text
 
     def verdicts(self) -> Iterator[Verdict]:
         if unlike := self.seen["unlike"]:
@@ -282,6 +284,13 @@ class Frames(Reading):
             what = f"show another part of the scene than in {self._image}"
             text = self.said("apart", what)
             yield Verdict(f"{text}; give both fields the same resize and crop")
+        if self.seen["cropped"]:
+            what = "have masks of another size than their images where random_resized_crop draws"
+            yield Verdict(
+                f"{self.said('cropped', f'{what}, and are bad')}. Bring both to one height and "
+                "width before it, as by size = [224, 224] in a resize of both",
+                self.often("cropped"),
+            )
 
 
 class Coordinates(Reading):
