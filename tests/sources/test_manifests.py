@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,25 @@ def test_one_object_is_one_sample_however_it_is_spelled(photos: Path, s3: S3Serv
                 SourceError, match=r"2 samples a b\.jpg with the labels cat and dog"
             ):
                 listed(f"{root}/list.csv", storage_options=options)
+
+
+def test_what_a_web_server_does_not_tell_is_said_by_the_next_build(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with web_server(photos) as base:
+        for source in (table(photos, f"path\n{base}/in/0.jpg\n{base}/in/1.jpg\n"), f"{base}/in"):
+            store = photos / f"{len(source)}.store"
+            precache.build(source, store, RECIPE, address="serial")
+            assert "not noticed" not in caplog.text
+            write(photos / "in/0.jpg", encoded(cut(len(source))))
+            precache.build(source, store, RECIPE, address="serial")
+            assert re.search(r"samples, such as .*0\.jpg, .*--recompute", caplog.text)
+            caplog.clear()
+            precache.build(source, store, RECIPE, address="serial", recompute=True)
+            assert "not noticed" not in caplog.text
+            precache.build(source, fresh := photos / f"{len(source)}", RECIPE, address="serial")
+            rebuilt, expected = pixels(store), pixels(fresh)
+            assert all(np.array_equal(rebuilt[key], row) for key, row in expected.items())
 
 
 def test_file_uris_are_decoded(photos: Path) -> None:
