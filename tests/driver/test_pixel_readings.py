@@ -503,6 +503,30 @@ class Channels:
         return np.random.default_rng(index).integers(0, 256, (20, 24, 4), np.uint8), index % 2
 
 
+class Opened:
+    """Images that Pillow has opened, which EXIF would turn."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        tags = Image.Exif()
+        tags[0x0112] = 6
+        return Image.open(io.BytesIO(encoded(cut(index), "JPEG", exif=tags))), index % 2
+
+
+def test_images_that_a_dataset_opened_and_exif_would_turn_are_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, line = f"python:{__name__}:Opened", "6 of 6 samples tried are images that a dataset has"
+    recipe = 'ops = [{ op = "decode", orientation = "stored" }]'
+    write(tmp_path / "stored.toml", f"[fields.image]\n{recipe}\n".encode())
+    for flags, is_said in (((), True), (("--recipe", tmp_path / "stored.toml"), False)):
+        status, text = run(capfd, "build", source, tmp_path / f"{is_said}", *flags, *HERE)
+        assert (status, line in text) == (0, is_said), text
+        assert precache.open(tmp_path / f"{is_said}").fields["image"].shape == (3, 48, 64)
+
+
 def test_channels_of_arrays_are_refused_and_the_ways_out_keep_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

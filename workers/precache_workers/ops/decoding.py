@@ -838,6 +838,11 @@ def frame_of(data: Any, op: Decode) -> Frame:
         return Frame(*_stored_size(image), int(image.getexif().get(_ORIENTATION, 1)))
 
 
+def is_turned(image: Image.Image) -> bool:
+    """Return True if EXIF says that an open image is not upright."""
+    return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+
+
 @dataclass(frozen=True)
 class PictureFacts:
     """Properties of an image that its decoded pixels do not show.
