@@ -1003,6 +1003,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
     "unchanged, bits": (
         lambda: encoded(photograph().convert("1"), "PNG"), SAME, "--mode L --interpolation nearest",
     ),
+    "unchanged, bits in a TIFF": (
+        lambda: encoded(photograph().convert("1"), "TIFF"), SAME,
+        "--mode L --interpolation nearest",
+    ),
     "unchanged, grey of 2 bits": (lambda: grey_of_bits(2), SAME, "grey of 2 bits"),
     "unchanged, pages": (lambda: tiff(GREY, GREY), SAME, "has several pages"),
     "unchanged, a volume": (WITH_MORE["a volume"], SAME, "has several pages"),

@@ -233,6 +233,13 @@ def _changed_by_jpeg() -> SampleError:
     )
 
 
+def _few_bits(bits: int | str, op: Decode) -> SampleError:
+    return SampleError(
+        f"is grey of {bits} bits, whose values mode {op.mode} would have to guess; save it with 8 "
+        "bits"
+    )
+
+
 def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
     if orientation not in range(2, 9):
         return array
@@ -413,10 +420,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             _require_one_page(image)
             raw = _raw_mode(image)
             if op.keeps_values and raw in ("L;2", "L;4"):
-                raise SampleError(
-                    f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
-                    "guess; save it with 8 bits"
-                )
+                raise _few_bits(raw[2:], op)
             turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
@@ -775,6 +779,10 @@ def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
             if page.axes == "SYX":
                 array = np.moveaxis(array, 0, 2)
             array = array.reshape(height, width, -1)
+            if array.dtype == np.bool_:
+                return _values(Image.new("1", (1, 1)))
+            if page.bitspersample < 8:
+                raise _few_bits(page.bitspersample, op)
             stored = op.orientation == "stored"
             orientation = 1 if stored else page.tags.valueof(_ORIENTATION, 1)
     except (SampleError, MemoryError):
