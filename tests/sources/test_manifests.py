@@ -204,6 +204,25 @@ def test_what_a_web_server_does_not_tell_is_said_by_the_next_build(
             assert all(np.array_equal(rebuilt[key], row) for key, row in expected.items())
 
 
+def test_a_row_that_changed_is_read_again_though_a_web_server_tells_nothing(photos: Path) -> None:
+    recipe = {"image": {"ops": [{"op": "decode"}]}, "caption": {"kind": "text"}}
+    with web_server(photos) as base:
+        for first, caption in ((0, "x"), (1, "x"), (1, "y")):
+            lines = [f"{i},{base}/in/{(first + i) % 2}.jpg,{caption}{i}" for i in range(2)]
+            source, of_key = table(photos, "\n".join(["id,url,caption", *lines])), {}
+            for store in (photos / "store", photos / f"{first}{caption}"):
+                fields = precache.Recipe.from_dict({"fields": recipe})
+                precache.build(source, store, fields, address="serial", key_column="id")
+                rows = precache.CachedDataset(store)
+                held = {key: rows[place] for place, key in enumerate(precache.open(store).keys)}
+                assert {key: row["caption"] for key, row in held.items()} == {
+                    f"{i}": f"{caption}{i}" for i in range(2)
+                }
+                of_key[store] = [np.asarray(held[f"{i}"]["image"]) for i in range(2)]
+            rebuilt, fresh = of_key.values()
+            assert all(map(np.array_equal, rebuilt, fresh))
+
+
 def test_file_uris_are_decoded(photos: Path) -> None:
     path = write(photos / "in/ä 100%.jpg", encoded(cut(7)))
     source = open_source(table(photos, f"path\n{path.as_uri()}\n"))

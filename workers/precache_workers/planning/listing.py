@@ -39,6 +39,7 @@ from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import (
+    UNSEEN,
     Doubt,
     Inputs,
     Listing,
@@ -343,7 +344,9 @@ def _recall(
 
 def _note_of_unseen(store: Folder, table: RowTable) -> tuple[str, ...]:
     """Return a line if a change of samples that a version has would not be seen."""
-    unseen = np.flatnonzero((table.mtimes < 0) & table.etags.is_blank)
+    unseen = np.flatnonzero(
+        (table.mtimes < 0) & (table.etags.is_blank | table.etags.matching(f"^{UNSEEN}"))
+    )
     if not len(unseen) or next(stored_versions(store, table.source), None) is None:
         return ()
     line = (
