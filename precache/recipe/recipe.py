@@ -29,13 +29,16 @@ from precache.recipe.base import Declared, canonical_json, raise_recipe_error
 from precache.recipe.ops import (
     OPS,
     OPS_REVISION,
+    CenterCrop,
     Decode,
     Function,
     Interpolation,
     Mode,
     Op,
     Operation,
+    RandomResizedCrop,
     Resampling,
+    Resize,
     Spec,
     ToDType,
 )
@@ -655,6 +658,18 @@ def mask_pairs(fields: Mapping[str, Field]) -> list[tuple[str, str]]:
     return [(mask, images[0]) for mask in masks if mask != images[0]]
 
 
+def crop_pairs(fields: Mapping[str, Field]) -> list[tuple[str, str]]:
+    """Return each field of which a crop is drawn with the first such field, named as in
+    `mask_pairs`."""
+    named = {field_of(name): name for name, field in fields.items() if field.decode}
+    cropped = [
+        name
+        for name in named.values()
+        if any(isinstance(op, RandomResizedCrop) for op in fields[name].ops)
+    ]
+    return [(name, cropped[0]) for name in cropped[1:]]
+
+
 def _given(**values: Any) -> dict[str, Any]:
     """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
@@ -697,10 +712,11 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
 def _draws(field: Field) -> tuple[str, ...]:
     """Describe what decides the draws of a field, from a given seed and sample."""
     drawn = [f"variants {variants_text(field)}"] if field.variants > 1 else []
+    crops = [at for at, op in enumerate(field.ops, 1) if isinstance(op, RandomResizedCrop)]
     for position, op in enumerate(field.ops, 1):
-        if op.is_random:
-            parameters = op.model_dump(
-                exclude_defaults=True, exclude={"op", "size", "interpolation"}
-            )
+        is_before = position < max(crops, default=0) and isinstance(op, Resize | CenterCrop)
+        if op.is_random or is_before:
+            exclude = {"op", "interpolation"} if is_before else {"op", "size", "interpolation"}
+            parameters = op.model_dump(exclude_defaults=True, exclude=exclude)
             drawn.append(f"{position}: {op.op}" + (f" {parameters}" if parameters else ""))
     return tuple(drawn)

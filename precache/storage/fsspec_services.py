@@ -266,10 +266,13 @@ class Web(Fsspec):
                 return b""
             data, headers = bytearray(), dict(fs.kwargs.get("headers", {}))
             if not whole and end is not None:
-                headers["Range"] = f"bytes={start}-{end - 1}"
+                # Else some servers cut ranges out of compressed bytes.
+                headers |= {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
             options = {**fs.kwargs, "headers": headers}
             async with places, session.get(fs.encode_url(url), **options) as answer:
                 _raise_for_status(answer, url)
+                if answer.status == 206:
+                    _require_range(answer, start)
                 skipped = 0 if answer.status == 206 else start
                 while skipped and (piece := await answer.content.read(min(skipped, PIECE))):
                     skipped -= len(piece)
@@ -296,6 +299,13 @@ def _raise_for_status(answer: Any, url: str) -> None:
     if answer.status == 404:
         raise FileNotFoundError(url)
     answer.raise_for_status()
+
+
+def _require_range(answer: Any, start: int) -> None:
+    """Raise `OSError` for a part of an object that is another than the requested one."""
+    part, coding = (answer.headers.get(f"Content-{name}", "") for name in ("Range", "Encoding"))
+    if coding not in ("", "identity") or not re.match(rf"bytes {start}-", part):
+        raise OSError(f"the server sent another part ({part} {coding}) than was asked for")
 
 
 @functools.cache

@@ -503,6 +503,30 @@ class Channels:
         return np.random.default_rng(index).integers(0, 256, (20, 24, 4), np.uint8), index % 2
 
 
+class Opened:
+    """Images that Pillow has opened, which EXIF would turn."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        tags = Image.Exif()
+        tags[0x0112] = 6
+        return Image.open(io.BytesIO(encoded(cut(index), "JPEG", exif=tags))), index % 2
+
+
+def test_images_that_a_dataset_opened_and_exif_would_turn_are_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, line = f"python:{__name__}:Opened", "6 of 6 samples tried are images that a dataset has"
+    recipe = 'ops = [{ op = "decode", orientation = "stored" }]'
+    write(tmp_path / "stored.toml", f"[fields.image]\n{recipe}\n".encode())
+    for flags, is_said in (((), True), (("--recipe", tmp_path / "stored.toml"), False)):
+        status, text = run(capfd, "build", source, tmp_path / f"{is_said}", *flags, *HERE)
+        assert (status, line in text) == (0, is_said), text
+        assert precache.open(tmp_path / f"{is_said}").fields["image"].shape == (3, 48, 64)
+
+
 def test_channels_of_arrays_are_refused_and_the_ways_out_keep_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -635,6 +659,45 @@ def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
         assert status == 2
         assert "4 of 8 samples tried have masks that do not lie on their images" in text
         assert "Pair the files that belong together" in text
+
+
+def test_one_draw_is_no_crop_of_two_sizes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of photos and masks of half their size, one draw in 80 gave two unrelated crops."""
+    for number in range(12):
+        put_scene(tmp_path / "in", number, (48, 40), of_mask=(24, 20) if number % 3 else None)
+    crop = '{ op = "random_resized_crop", size = [16, 16], interpolation = "XXX" }'
+    whole = '{ op = "resize", size = [40, 48], interpolation = "XXX" }'
+
+    def recipe(way: str, ops: str, mode: str = "P") -> Path:
+        image, mask = ops.replace("XXX", "bilinear"), ops.replace("XXX", way)
+        text = f"""
+            [fields.image]
+            variants = 1
+            ops = [{{ op = "decode", mode = "L" }}, {image}]
+            [fields.mask]
+            variants = 1
+            input = "masks"
+            ops = [{{ op = "decode", mode = "{mode}" }}, {mask}]
+        """
+        return write(tmp_path / "recipe.toml", text.encode())
+
+    source = f"{tmp_path}/in/{{images,masks}}"
+    flags = ("--recipe", recipe("nearest", crop), *HERE)
+    for command in ("plan", "build"):
+        status, text = run(capfd, command, source, tmp_path / "no", *flags)
+        assert (status, "8 of 12 samples tried have masks of another size" in text) == (2, True)
+    recipe("bilinear", crop, "L")  # two pictures, of which nobody says that one is a mask
+    status, text = run(capfd, "build", source, tmp_path / "no", *flags)
+    assert (status, "one draw of random_resized_crop is another part" in text) == (1, True), text
+    recipe("nearest", f"{whole}, {crop}")
+    status, text = run(capfd, "build", source, tmp_path / "store", *flags)
+    assert status == 0, text
+    masks = pixels(tmp_path / "store", "mask")
+    assert len(masks) == 12
+    apart = [abs(row - 80.0 * masks[key]) for key, row in pixels(tmp_path / "store").items()]
+    assert max(np.median(each) for each in apart) < 20
 
 
 def test_a_crop_beside_a_squashed_mask_is_said(
@@ -1203,6 +1266,12 @@ def test_fields_that_draw_apart_are_said(tmp_path: Path, capfd: pytest.CaptureFi
         """
     )
     line = "fields draw apart, by op and position: image 2: horizontal_flip; mask nothing"
+    crop = {"op": "random_resized_crop", "size": 8}
+    sizes = {"large": [{"op": "resize", "size": 40}, crop], "small": [{"op": "resize", "size": 20}]}
+    sizes["small"] += [crop]
+    fields = {n: {"variants": 2, "ops": [{"op": "decode"}, *ops]} for n, ops in sizes.items()}
+    [said] = draws_in_words(Recipe.from_dict({"fields": fields}))
+    assert "large variants 0 to 1, 2: resize {'size': 40}, 3: random_resized_crop; small" in said
     for command in ("build", "plan"):
         store = tmp_path / command
         text = run(capfd, command, source, store, "--recipe", tmp_path / "recipe.toml", *HERE)[1]

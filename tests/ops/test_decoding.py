@@ -276,6 +276,19 @@ def test_colours_of_16_bits_in_planes_are_refused_but_where_values_are_kept(
             decode(data, op)
 
 
+@pytest.mark.parametrize(
+    "kinds", [{"photometric": "separated"}, {"photometric": "rgb", "extrasamples": [1]}]
+)
+def test_inks_and_premultiplied_alpha_of_16_bits_have_no_fewer(kinds: dict[str, Any]) -> None:
+    values = np.random.default_rng(0).integers(0, 1 << 12, (20, 30, 4), np.uint16)
+    data = tiff(values, **kinds)
+    assert np.array_equal(decode(data, Decode(mode="unchanged")), values)
+    assert decode(data, Decode(bits=16)).shape == (20, 30, 3)
+    for op in (Decode(), Decode(bits=12)):
+        with pytest.raises(SampleError, match=r"16 bits, .*--bits 16.*--mode unchanged"):
+            decode(data, op)
+
+
 def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
     ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
     from_black, from_white = (
@@ -459,6 +472,8 @@ def in_sixteen_bits(values: np.ndarray) -> dict[str, bytes]:
     """Name -> file of (H, W) or (H, W, C) values."""
     if values.ndim == 2:
         return {kind: encoded(Image.fromarray(values), kind) for kind in ("PNG", "TIFF")}
+    if values.shape[2] == 2:
+        return {"PNG": grey_alpha_png(values)}
     orders = "<>" if values.shape[2] == 3 else ""
     return {"PNG": by_cv2(values)} | {f"TIFF {o}": tiff_of(values, o, "rgb") for o in orders}
 
@@ -471,7 +486,7 @@ def tiff_of(values: np.ndarray, order: str, photometric: str) -> bytes:
 
 @pytest.mark.parametrize("strip", [50, 1 << 20])
 @pytest.mark.parametrize("bits", [8, 10, 12, 14])
-@pytest.mark.parametrize("channels", [(), (3,), (4,)])
+@pytest.mark.parametrize("channels", [(), (2,), (3,), (4,)])
 def test_fewer_bits_in_sixteen_keep_their_highest(
     monkeypatch: pytest.MonkeyPatch, channels: tuple[int, ...], bits: int, strip: int
 ) -> None:
@@ -480,14 +495,18 @@ def test_fewer_bits_in_sixteen_keep_their_highest(
     values = random.integers(0, 1 << bits, (13, 9, *channels)).astype(np.uint16)
     values[0, 0] = (1 << bits) - 1
     expected = (values >> (bits - 8)).astype(np.uint8)
-    if channels == (4,):  # alpha always has all of its bits
-        values[..., 3] = random.integers(0, 1 << 16, (13, 9))
-        expected[..., 3] = values[..., 3] >> 8
-    mode = {(): "L", (3,): "RGB", (4,): "RGBA"}[channels]
+    has_alpha = channels in ((2,), (4,))
+    if has_alpha:  # which always has all of its bits
+        values[..., -1] = random.integers(0, 1 << 16, (13, 9))
+        expected[..., -1] = values[..., -1] >> 8
+    mode = {(): "L", (3,): "RGB"}.get(channels, "RGBA")
     for name, data in in_sixteen_bits(values).items():
         found = decode(data, Decode(mode=mode, bits=bits))
+        found = found[..., [0, 3]] if channels == (2,) else found
         assert np.array_equal(found.reshape(expected.shape), expected), name
-        if channels != (4,):
+        with pytest.raises(SampleError, match=r"16 bits, of which decode would keep 8.*--bits 16"):
+            decode(data, Decode())
+        if not has_alpha:
             facts = decoding.picture_facts(data, Decode())
             assert facts.widest == values.max(), name
         if bits > 8:
@@ -983,6 +1002,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
     ),
     "unchanged, bits": (
         lambda: encoded(photograph().convert("1"), "PNG"), SAME, "--mode L --interpolation nearest",
+    ),
+    "unchanged, bits in a TIFF": (
+        lambda: encoded(photograph().convert("1"), "TIFF"), SAME,
+        "--mode L --interpolation nearest",
     ),
     "unchanged, grey of 2 bits": (lambda: grey_of_bits(2), SAME, "grey of 2 bits"),
     "unchanged, pages": (lambda: tiff(GREY, GREY), SAME, "has several pages"),

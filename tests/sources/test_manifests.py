@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,44 @@ def test_one_object_is_one_sample_however_it_is_spelled(photos: Path, s3: S3Serv
                 SourceError, match=r"2 samples a b\.jpg with the labels cat and dog"
             ):
                 listed(f"{root}/list.csv", storage_options=options)
+
+
+def test_what_a_web_server_does_not_tell_is_said_by_the_next_build(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with web_server(photos) as base:
+        for source in (table(photos, f"path\n{base}/in/0.jpg\n{base}/in/1.jpg\n"), f"{base}/in"):
+            store = photos / f"{len(source)}.store"
+            precache.build(source, store, RECIPE, address="serial")
+            assert "not noticed" not in caplog.text
+            write(photos / "in/0.jpg", encoded(cut(len(source))))
+            precache.build(source, store, RECIPE, address="serial")
+            assert re.search(r"samples, such as .*0\.jpg, .*--recompute", caplog.text)
+            caplog.clear()
+            precache.build(source, store, RECIPE, address="serial", recompute=True)
+            assert "not noticed" not in caplog.text
+            precache.build(source, fresh := photos / f"{len(source)}", RECIPE, address="serial")
+            rebuilt, expected = pixels(store), pixels(fresh)
+            assert all(np.array_equal(rebuilt[key], row) for key, row in expected.items())
+
+
+def test_a_row_that_changed_is_read_again_though_a_web_server_tells_nothing(photos: Path) -> None:
+    recipe = {"image": {"ops": [{"op": "decode"}]}, "caption": {"kind": "text"}}
+    with web_server(photos) as base:
+        for first, caption in ((0, "x"), (1, "x"), (1, "y")):
+            lines = [f"{i},{base}/in/{(first + i) % 2}.jpg,{caption}{i}" for i in range(2)]
+            source, of_key = table(photos, "\n".join(["id,url,caption", *lines])), {}
+            for store in (photos / "store", photos / f"{first}{caption}"):
+                fields = precache.Recipe.from_dict({"fields": recipe})
+                precache.build(source, store, fields, address="serial", key_column="id")
+                rows = precache.CachedDataset(store)
+                held = {key: rows[place] for place, key in enumerate(precache.open(store).keys)}
+                assert {key: row["caption"] for key, row in held.items()} == {
+                    f"{i}": f"{caption}{i}" for i in range(2)
+                }
+                of_key[store] = [np.asarray(held[f"{i}"]["image"]) for i in range(2)]
+            rebuilt, fresh = of_key.values()
+            assert all(map(np.array_equal, rebuilt, fresh))
 
 
 def test_file_uris_are_decoded(photos: Path) -> None:

@@ -392,6 +392,37 @@ def test_a_server_without_ranges_is_trained_from_with_a_warning(
     assert said.startswith(f"{server} sends whole objects where parts are asked for")
 
 
+class _Parts(_Answer):
+    """Answers with a part that begins at `start`, compressed for whoever takes it so."""
+
+    start = 5
+
+    def do_GET(self) -> None:
+        taken = self.encoding and (self.encoding in self.headers["Accept-Encoding"])
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {self.start}-{self.start + 1}/100")
+        if taken or self.endless:
+            self.send_header("Content-Encoding", self.encoding)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"\x1f\x8b" if taken else b"56")
+
+
+@pytest.mark.parametrize(
+    ("how", "is_right"),
+    [
+        ({}, True),
+        ({"encoding": "gzip"}, True),
+        ({"encoding": "gzip", "endless": b"whoever asks"}, False),
+        ({"start": 0}, False),
+    ],
+)
+def test_a_part_is_the_one_that_was_asked_for(how: dict[str, Any], is_right: bool) -> None:
+    with serving(_Parts, **how) as folder:
+        [read] = folder.read_ranges([("a.tar", 5, 2)])
+    assert read == b"56" if is_right else "sent another part" in str(read)
+
+
 # --- certificates -------------------------------------------------------------------------------
 
 

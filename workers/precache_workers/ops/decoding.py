@@ -89,6 +89,8 @@ _BY_TIFFFILE = frozenset((1, 8, 32946, 32773, 34925))  # none, Deflate, PackBits
 _PREDICTORS = frozenset((1, 2))
 _STORED = frozenset(("L", "LA", "RGB", "RGBA", "CMYK", "I;16", "I;16B", "I;16N", "I;32S", "F;32F"))
 """Pillow's names of layouts of compressed TIFFs whose values it keeps."""
+_GREY_ALPHA, _SIXTEEN_BITS = "LA;16B", (";16B", ";16L", ";16N")
+"""Pillow's name of the layout of grey and alpha of 16 bits, and ends of such names."""
 _UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 """Mode with premultiplied alpha -> the mode that Pillow can convert it to."""
 
@@ -228,6 +230,13 @@ def _changed_by_jpeg() -> SampleError:
     return SampleError(
         "is a JPEG, whose compression changes values, and mode P keeps them; save masks as PNG, or "
         f"decode it with {_mode('L')}"
+    )
+
+
+def _few_bits(bits: int | str, op: Decode) -> SampleError:
+    return SampleError(
+        f"is grey of {bits} bits, whose values mode {op.mode} would have to guess; save it with 8 "
+        "bits"
     )
 
 
@@ -411,18 +420,14 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             _require_one_page(image)
             raw = _raw_mode(image)
             if op.keeps_values and raw in ("L;2", "L;4"):
-                raise SampleError(
-                    f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
-                    "guess; save it with 8 bits"
-                )
+                raise _few_bits(raw[2:], op)
             turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
-            narrows = not op.keeps_values and _low_bytes(raw) is not None
+            wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
+            narrows = wide and not op.keeps_values
             if narrows:
                 _require_bits(op)
-            if op.mode == "unchanged" and _low_bytes(raw):
-                array = np.concatenate([*_wide_colours(data, op)])
-            elif op.mode == "unchanged" and raw == "LA;16B":
-                array = _wide_grey_alpha(data, image, op)
+            if op.mode == "unchanged" and _has_low_bytes(raw):
+                array = np.concatenate([*_wide_values(data, image, raw, op)])
             elif narrows and op.bits != 16:
                 array = _to_array(_narrowed(image, data, op), op)
             else:
@@ -492,13 +497,20 @@ def _turn(image: Image.Image, op: Decode) -> None:
         ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
 
 
-def _narrowed(image: Image.Image, data: bytes, op: Decode) -> Image.Image:
+def _narrowed(image: ImageFile.ImageFile, data: bytes, op: Decode) -> Image.Image:
     """Return an image with 8 bits whose colours have 16, of which fewer are significant."""
+    raw = _raw_mode(image)
+    if not _has_low_bytes(raw):
+        raise SampleError(
+            f"has 16 bits, in {image.mode} as of TIFFs for print or with premultiplied alpha, of "
+            "which decode keeps the highest 8 by bits = 16 (--bits 16) alone; or keep its values "
+            f"with {_mode('unchanged')}"
+        )
     strips = []
-    for values in _wide_colours(data, op):
-        colours = _highest(values[..., :3], op.bits or 16)
-        alpha = (values[..., 3:] >> 8).astype(np.uint8)
-        strips.append(np.concatenate([colours, alpha], axis=2))
+    for values in _wide_values(data, image, raw, op):
+        colours, alpha = np.split(values, [_colours(values)], axis=2)
+        alpha = (alpha >> 8).astype(np.uint8)
+        strips.append(np.concatenate([_highest(colours, op.bits or 16), alpha], axis=2))
     narrow = Image.fromarray(np.concatenate(strips))
     narrow.info = image.info
     return narrow
@@ -666,6 +678,25 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
     return str(names.pop()) if len(names) == 1 else ""
 
 
+def _has_low_bytes(raw: str) -> bool:
+    """Return True for a layout whose low bytes `_wide_values` reads."""
+    return raw == _GREY_ALPHA or _low_bytes(raw) is not None
+
+
+def _colours(values: np.ndarray) -> int:
+    """Return how many channels of an array (H, W, C) are no alpha."""
+    channels: int = values.shape[2]
+    return channels - (channels in (2, 4))
+
+
+def _wide_values(data: bytes, image: Image.Image, raw: str, op: Decode) -> Iterator[np.ndarray]:
+    """Yield the values of an image that Pillow narrows, (n, W, C) uint16, a strip at a time."""
+    if raw == _GREY_ALPHA:
+        yield _wide_grey_alpha(data, image, op)
+    else:
+        yield from _wide_colours(data, op)
+
+
 def _low_bytes(raw: str) -> str | None:
     """Return the layout that reads the low bytes of colours of 16 bits; None for other layouts.
 
@@ -748,6 +779,10 @@ def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
             if page.axes == "SYX":
                 array = np.moveaxis(array, 0, 2)
             array = array.reshape(height, width, -1)
+            if array.dtype == np.bool_:
+                return _values(Image.new("1", (1, 1)))
+            if page.bitspersample < 8:
+                raise _few_bits(page.bitspersample, op)
             stored = op.orientation == "stored"
             orientation = 1 if stored else page.tags.valueof(_ORIENTATION, 1)
     except (SampleError, MemoryError):
@@ -811,6 +846,11 @@ def frame_of(data: Any, op: Decode) -> Frame:
         return Frame(*_stored_size(image), int(image.getexif().get(_ORIENTATION, 1)))
 
 
+def is_turned(image: Image.Image) -> bool:
+    """Return True if EXIF says that an open image is not upright."""
+    return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+
+
 @dataclass(frozen=True)
 class PictureFacts:
     """Properties of an image that its decoded pixels do not show.
@@ -849,16 +889,17 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
         _check_pixels(image.width, image.height, op.max_pixels)
         _check_parts(image, op.max_pixels)
         _require_one_page(image)
-        low = _low_bytes(_raw_mode(image))
+        raw = _raw_mode(image)
         facts = _facts(image)
         if image.format == "PNG":  # whose other frames were cut
             before_pixels = data.partition(b"IDAT")[0]
             facts = replace(facts, animated=b"acTL" in before_pixels)
         elif image.format == "WEBP" and is_lossy_webp(data):
             facts = replace(facts, lossy="lossy WebP")
-        if low is None:
+        if not _has_low_bytes(raw):
             return facts
-        return replace(facts, widest=max(int(s[..., :3].max()) for s in _wide_colours(data, op)))
+        strips = _wide_values(data, image, raw, op)
+        return replace(facts, widest=max(int(s[..., : _colours(s)].max()) for s in strips))
 
 
 def _lossy_format(image: Image.Image) -> str:

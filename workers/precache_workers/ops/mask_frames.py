@@ -1,4 +1,4 @@
-"""Frames of masks beside those of their images: columns of one sample that show one scene.
+"""Frames of images that are columns of one sample, and show one scene.
 
 A mask that is neither as large as its image, upright, nor the same at another scale, does not lie
 on it: it belongs to another photo, or was drawn before EXIF turned that one.
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precache.recipe.ops import Decode, Op
-from precache.recipe.recipe import Field, mask_pairs
+from precache.recipe.ops import Decode, Op, RandomResizedCrop
+from precache.recipe.recipe import Field, crop_pairs, mask_pairs
 from precache_workers.ops.decoding import Frame, frame_of
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.sources.base import Sample
@@ -72,15 +72,21 @@ class MaskFrames:
     ----------
     pairs
         Each mask with its image.
+    compares
+        True if a sample may have frames that are no frames of one scene.
     """
 
     def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
         self._fields, self._recipes = fields, recipes
-        self.pairs = mask_pairs(fields)
+        self.pairs, self._cropped = mask_pairs(fields), crop_pairs(fields)
+        self.compares = bool(self.pairs or self._cropped)
 
     def of(self, sample: Sample) -> Iterator[Pair]:
         """Yield the masks that come from another part of a sample than their image."""
-        for mask, image in self.pairs:
+        return self._frames(sample, self.pairs)
+
+    def _frames(self, sample: Sample, pairs: Sequence[tuple[str, str]]) -> Iterator[Pair]:
+        for mask, image in pairs:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
@@ -91,10 +97,20 @@ class MaskFrames:
                     yield Pair(mask, image, *frames, (decodes[0], decodes[1]))
 
     def fault(self, sample: Sample) -> str:
-        """Return the reason why a sample has no row, as a mask does not lie on its image."""
-        unlike = [pair for pair in self.of(sample) if not pair.fits]
+        """Return the reason why a sample has no row, as a mask does not lie on its image, or one
+        draw would be crops of two sizes."""
         files = f" ({', '.join(sample.files.values())})" if sample.files else ""
-        return f"its mask does not lie on its image{files}: {unlike[0]}" if unlike else ""
+        for pair in self.of(sample):
+            if not pair.fits:
+                return f"its mask does not lie on its image{files}: {pair}"
+        for pair in self._frames(sample, self._cropped):
+            if not self.are_cropped_alike(pair):
+                return (
+                    f"one draw of random_resized_crop is another part of images of two sizes{files}"
+                    f": {pair}; bring both to one height and width before it, as by "
+                    "size = [224, 224] in a resize of both"
+                )
+        return ""
 
     def unlike(self, shapes: Mapping[str, Sequence[int] | None]) -> str:
         """Return the reason why a sample has no row, as a mask has not the size of its image.
@@ -115,6 +131,15 @@ class MaskFrames:
                 )
         return ""
 
+    def are_cropped_alike(self, pair: Pair) -> bool:
+        """Return False if a crop is drawn in two sizes: one draw is another part in each."""
+        drawn_in = [
+            _drawn_in(self._fields[name].ops, *size)
+            for name, size in zip((pair.mask, pair.image), pair.sizes, strict=True)
+        ]
+        (position, *size), (other, *others) = drawn_in
+        return position != other or size == others
+
     def are_apart(self, pair: Pair) -> bool:
         """Return True if ops take other parts of the scene for a mask than for its image."""
         mask, image = (
@@ -127,6 +152,17 @@ class MaskFrames:
 def _alike(size: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Return True for sizes that are equal but for scale, up to a pixel."""
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
+
+
+def _drawn_in(ops: tuple[Op, ...], width: int, height: int) -> tuple[int, ...]:
+    """Return the position of an op that draws a crop, and height and width in which it does; these
+    are left out if a function decides on them."""
+    shape: tuple[int, int] | None = (height, width)
+    for position, op in enumerate(ops):
+        if isinstance(op, RandomResizedCrop):
+            return (position, *(shape or ()))
+        shape = shape and op.size_after(*shape)
+    return (len(ops),)
 
 
 def _part(ops: tuple[Op, ...], width: int, height: int) -> np.ndarray | None:

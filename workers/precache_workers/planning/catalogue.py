@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.recipe.recipe import Field, LossyCodec, Recipe, mask_pairs
+from precache.recipe.recipe import Field, LossyCodec, Recipe, crop_pairs, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of
@@ -472,7 +472,8 @@ class Catalogue:
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
         known, versions = self.known.copy(), np.array([*(number for number, _ in arrays), -1])
-        for pair in mask_pairs(self.spec.recipe.fields):
+        declared = self.spec.recipe.fields
+        for pair in (*mask_pairs(declared), *crop_pairs(declared)):
             mask, image = (fields[name] for name in pair)
             # Of a mask and an image that no build saw together the sample is read, to compare them.
             apart = versions[mask[:, 0]] != versions[image[:, 0]]

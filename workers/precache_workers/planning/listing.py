@@ -39,6 +39,7 @@ from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import (
+    UNSEEN,
     Doubt,
     Inputs,
     Listing,
@@ -245,6 +246,8 @@ def list_rows(
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
+    elif not request.recompute:
+        changed = _note_of_unseen(store, table)
     placed = place_rows(store, table, request.keep_order, request.compact, request.shard_samples)
     seconds = time.perf_counter() - began
     return ListedSource(
@@ -337,6 +340,21 @@ def _recall(
         spots = replace(reader, tick=lambda count: None, contents={})
         require_spots(store, spots, recalled.table)
     return recalled, reader.contents if request.compare else {}
+
+
+def _note_of_unseen(store: Folder, table: RowTable) -> tuple[str, ...]:
+    """Return a line if a change of samples that a version has would not be seen."""
+    unseen = np.flatnonzero(
+        (table.mtimes < 0) & (table.etags.is_blank | table.etags.matching(f"^{UNSEEN}"))
+    )
+    if not len(unseen) or next(stored_versions(store, table.source), None) is None:
+        return ()
+    line = (
+        f"{len(unseen):,} of {len(table):,} samples, such as {printable(table.keys[unseen[0]])}, "
+        "have no time and no ETag, as of a web server: one that changed since an earlier version "
+        "is not noticed; --recompute reads all of them"
+    )
+    return (line,)
 
 
 def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
-from precache_workers.ops.decoding import PictureFacts, decode, frame_of, picture_facts
+from precache_workers.ops.decoding import PictureFacts, decode, frame_of, is_turned, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.profiling.questions import Reading, Stated, Verdict, is_often
@@ -71,7 +71,8 @@ class Pixels(Reading):
     """Tells pixels of pictures, of masks, and of 12 bits in 16 apart.
 
     Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
-    opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``). And of masks:
+    opaque (``transparent``), with more frames (``animated``), of 16 bits (``wide``); of images that
+    were opened, of which EXIF says that they are not upright (``opened``). And of masks:
     ``palette`` of few values; ``blended`` by an op, of which some are grey images of 8 bits
     (``grey``), or of many values in colours, as drawings are (``drawn``); ``noisy``, in a file that
     does not keep values, such as a JPEG.
@@ -97,6 +98,9 @@ class Pixels(Reading):
                 yield from self._of_lossy(file, data, "JPEG")
                 return
             facts = picture_facts(data, self._decode)
+            stated = self._decode.states("orientation")
+            if isinstance(data, Image.Image) and not stated and is_turned(data):
+                yield "opened", file
             if facts.lossy:
                 yield from self._of_lossy(file, data, facts.lossy)
         of_file = {
@@ -169,6 +173,12 @@ class Pixels(Reading):
             what = "have transparent pixels, which get the colours stored beneath"
             keeps = self._options(mode="RGBA")
             yield Verdict(f"{self.said('transparent', what)}. To keep alpha: {keeps}")
+        if self.seen["opened"]:
+            what = "are images that a dataset has opened, which EXIF would turn: stored as they are"
+            yield Verdict(
+                f"{self.said('opened', what)}. To turn them: PIL.ImageOps.exif_transpose in the "
+                f"dataset, or return the bytes of files. Else state {_STORED} in decode"
+            )
         if self.seen["animated"]:
             text = self.said("animated", "are animated, and their first frame is stored")
             yield Verdict(f"{text}. A function in place of decode can read others")
@@ -236,7 +246,7 @@ class Frames(Reading):
     Evidence: the mask does not lie on its image (``unlike``; ``as stored`` if it lies on the
     image's stored pixels); EXIF turns the image alone, and the mask may lie on it either way
     (``turned``); the mask has another resolution (``scaled``); ops take other parts of both
-    (``apart``).
+    (``apart``), or draw crops in two sizes (``cropped``).
     """
 
     def __init__(self, name: str, image: str, frames: MaskFrames) -> None:
@@ -259,6 +269,8 @@ class Frames(Reading):
                 yield "scaled", text
             if self._frames.are_apart(pair):
                 yield "apart", text
+            if not self._frames.are_cropped_alike(pair):
+                yield "cropped", text
 
     def verdicts(self) -> Iterator[Verdict]:
         if unlike := self.seen["unlike"]:
@@ -282,6 +294,13 @@ class Frames(Reading):
             what = f"show another part of the scene than in {self._image}"
             text = self.said("apart", what)
             yield Verdict(f"{text}; give both fields the same resize and crop")
+        if self.seen["cropped"]:
+            what = "have masks of another size than their images where random_resized_crop draws"
+            yield Verdict(
+                f"{self.said('cropped', f'{what}, and are bad')}. Bring both to one height and "
+                "width before it, as by size = [224, 224] in a resize of both",
+                self.often("cropped"),
+            )
 
 
 class Coordinates(Reading):

@@ -181,7 +181,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         for name, declared in recipe.fields.items()
     }
     frames = MaskFrames(recipe.fields, ops) if ops else None
-    rows = _Rows(task, assembly, writers, timing, frames if frames and frames.pairs else None)
+    rows = _Rows(task, assembly, writers, timing, frames if frames and frames.compares else None)
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     task.require_unchanged(assembly.fetched)

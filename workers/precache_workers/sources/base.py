@@ -329,6 +329,9 @@ IMAGE = "bytes"
 
 IMAGES_ALONE = Inputs()
 
+UNSEEN = "unseen:"
+"""Beginning of an etag that tells nothing of the content of a file."""
+
 
 @dataclass(frozen=True)
 class Columns:

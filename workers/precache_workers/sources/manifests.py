@@ -42,6 +42,7 @@ from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     IMAGE,
+    UNSEEN,
     Doubt,
     Fetched,
     Folders,
@@ -167,7 +168,7 @@ class ManifestSource(Source):
         cells = Texts(scans.rows["place"].field("cells"))
         infos = zip(keys, locations, cells, self._infos(locations), strict=True)
         for row, (key, where, own, info) in enumerate(infos):
-            etags.append(_etag(key, where, own, info) if info else "")
+            etags.append(_etag(key, where, own, info))
             if info is not None:
                 numbers[:, row] = info.size, info.mtime_ns, info.file_state
         sizes, mtimes, file_states = numbers
@@ -497,15 +498,15 @@ def _value(cell: Any) -> Any:
     return cell if is_one else SampleError(f"is {described(cell)}, and not {STARTS}")
 
 
-def _etag(key: str, location: str, cells: str, info: FileInfo) -> str:
-    """Return the etag of a file, with a digest of its location unless the key is the location.
-
-    Of a file without any identity it is empty.
-    """
-    if (key == location and not cells) or not (info.etag or info.mtime_ns >= 0):
-        return info.etag
-    parts = [info.etag, shown(location), *[cells] * bool(cells)]
-    return xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())
+def _etag(key: str, location: str, cells: str, info: FileInfo | None) -> str:
+    """Return the etag of a file, with a digest of its cells, and of its location unless the key is
+    that."""
+    etag = info.etag if info else ""
+    if key == location and not cells:
+        return etag
+    parts = [etag, shown(location), *[cells] * bool(cells)]
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())
+    return digest if info and (etag or info.mtime_ns >= 0) else f"{UNSEEN}{digest}"
 
 
 def _root(location: str) -> str:

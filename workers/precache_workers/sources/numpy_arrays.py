@@ -97,9 +97,11 @@ class Array(NamedTuple):
         import pyarrow as pa
 
         length = (end - first) * self.row_bytes
-        [data] = folder.read_ranges([(self.file.name, self.start + first * self.row_bytes, length)])
+        [part] = folder.read_ranges([(self.file.name, self.start + first * self.row_bytes, length)])
+        if len(data := required(part)) != length:
+            raise SourceError(f"{folder.path(self.file.name)} has changed while it was listed")
         kind = np.dtype("f4") if self.dtype == np.float16 else self.dtype.newbyteorder("=")
-        values = np.frombuffer(required(data), self.dtype).astype(kind, copy=False)
+        values = np.frombuffer(data, self.dtype).astype(kind, copy=False)
         many = math.prod(self.shape[1:])
         flat = pa.array(values)
         return flat if many == 1 else pa.FixedSizeListArray.from_arrays(flat, many)
