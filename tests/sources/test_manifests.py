@@ -336,12 +336,6 @@ def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -
         listed(table(photos, text))
 
 
-@pytest.mark.parametrize("label", ["['a', 'b']", "[1 0]", "[a, b]"])
-def test_lists_that_are_no_json_are_in_doubt(photos: Path, label: str) -> None:
-    [doubt] = listed(table(photos, f'path,label\nin/0.jpg,"{label}"\n')).doubts
-    assert f"such as {label!r}" in doubt.text
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
