@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from precache import transforms
-from precache.errors import RecipeError
+from precache.errors import PrecacheError, RecipeError
 from precache.recipe.ops import CenterCrop, Decode, Resize
 from precache.recipe.recipe import Field, Recipe
 from tests.support.building import build_here, pixels, write_jpegs
@@ -121,6 +121,27 @@ def test_functions_of_the_script_that_runs_are_refused(monkeypatch: pytest.Monke
         recipe_of(mine)
 
 
-def test_a_class_that_cannot_be_made_is_named(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"test_callables:Shift\(\*\*{'to': 3}\) failed.*: Type"):
-        build_here(photos, tmp_path / "store", recipe_of(functools.partial(Shift, to=3)))
+def halves(image: np.ndarray) -> np.ndarray:
+    return image / np.float32(2)
+
+
+def plane(image: np.ndarray) -> np.ndarray:
+    return image[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [
+        (functools.partial(Shift, to=3), r"callables:Shift\(\*\*{'to': 3}\) failed.*: Type"),
+        (halves, "codec 'image' stores uint8, not float32; use zstd or raw"),
+        (
+            plane,
+            r"rows of uint8 \(8, 8\), and codec image .*; return \(H, W, C\) from the f",
+        ),
+    ],
+)
+def test_what_makes_no_image_is_refused_as_it_is_built(
+    op: Any, why: str, photos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PrecacheError, match=why):
+        build_here(photos, tmp_path / "store", recipe_of(op))

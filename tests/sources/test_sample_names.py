@@ -369,6 +369,13 @@ def test_a_sample_whose_label_is_unclear_is_bad(
         assert len(open_source(source, sample_name="whole").list(lambda count: None).table) == 4
 
 
+def test_rows_of_one_key_with_two_labels_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"image": [PHOTO] * 3, "label": list("xyx"), "id": list("aab")})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"2 samples a with the labels x and y; .*remove"):
+        build(str(tmp_path / "a.parquet"), tmp_path / "store", key_column="id")
+
+
 @pytest.mark.parametrize(
     ("last", "key", "left_out"),
     [
