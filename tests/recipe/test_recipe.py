@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class _Stop(PrecacheError):
 def _from_flags(flags: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     seen: list[Recipe] = []
 
+    @wraps(precache.build)  # of which the command makes its flags, once for a process
     def build(source: str, store: str, recipe: Recipe, **_: Any) -> None:
         seen.append(recipe)
         raise _Stop("enough")
