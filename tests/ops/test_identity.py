@@ -47,36 +47,22 @@ def of(**field: object) -> Recipe:
 
 
 def test_a_declared_version_stands_for_the_code() -> None:
-    def versions(**more: str) -> dict[str, str]:
-        op = {"op": "function", "function": "tests.support.building:hold", **more}
-        return decides(Recipe.from_dict({"fields": {"x": {"ops": [op]}}}))
+    """Also where two fields have two of one function: one dropped would hide a change."""
+    hold = "tests.support.building:hold"
 
-    assert versions(version="7") == {"tests.support.building:hold": "7"}
-    assert len(versions()["tests.support.building:hold"]) == 32
-
-
-def test_a_function_that_is_nowhere_is_named() -> None:
-    op = {"op": "function", "function": "nowhere_at_all:f"}
-    with pytest.raises(RecipeError, match="nowhere_at_all:f"):
-        decides(Recipe.from_dict({"fields": {"x": {"ops": [op]}}}))
-
-
-def test_two_functions_of_one_name_may_have_two_versions() -> None:
-    """A version dropped in favour of another would hide a change."""
-
-    def recipe(first: str, second: str) -> Recipe:
-        op = {"op": "function", "function": "tests.support.building:hold"}
+    def recipe(*versions: dict[str, str], function: str = hold) -> Recipe:
+        op = {"op": "function", "function": function}
         fields = {
-            "x": {"ops": [{**op, "version": first}]},
-            "y": {"ops": [{**op, "version": second}]},
+            name: {"ops": [{**op, **more}]} for name, more in zip("xy", versions, strict=False)
         }
         return Recipe.from_dict({"fields": fields})
 
-    prints = {
-        (a, b): recipe(a, b).fingerprint(decides(recipe(a, b)))
-        for a, b in (("1", "1"), ("1", "2"), ("2", "1"))
-    }
-    assert len(set(prints.values())) == 3
+    assert decides(recipe({"version": "7"})) == {hold: "7"}
+    assert len(decides(recipe({}))[hold]) == 32
+    pairs = [recipe({"version": a}, {"version": b}) for a, b in ("11", "12", "21")]
+    assert len({both.fingerprint(decides(both)) for both in pairs}) == 3
+    with pytest.raises(RecipeError, match="nowhere_at_all:f"):
+        decides(recipe({}, function="nowhere_at_all:f"))
 
 
 # --- libraries ----------------------------------------------------------------------------------
@@ -138,9 +124,10 @@ SERIAL = "--address", "serial"
 
 
 @pytest.mark.heavy
-def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
-    photos: Path, tmp_path: Path
+def test_a_library_makes_another_version_if_it_changes_a_pixel_of_one_kind_of_picture(
+    photos: Path, tmp_path: Path, cache: Path
 ) -> None:
+    """Outputs are kept for each library; one that is edited in its place is another."""
     store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
     first = run("build", photos, store, *SERIAL)
     second = run("build", photos, store, *SERIAL, libraries=other)
@@ -150,14 +137,10 @@ def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
     [library] = planned["differences"]["libraries"]
     assert (library["name"], library["after"], library["decides"]) == ("simplejpeg", "99.9", False)
 
-
-@pytest.mark.heavy
-def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_version(
-    photos: Path, tmp_path: Path
-) -> None:
-    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=True)
-    first = run("build", photos, store, *SERIAL)
+    kept = len(list((cache / "precache/ops").iterdir()))
+    stand_in(other, shifts=True)
     planned = run("plan", photos, store, libraries=other)
+    assert len(list((cache / "precache/ops").iterdir())) == kept + 1
     [op] = planned["differences"]["ops"]
     assert (op["op"], op["libraries"]) == ("decode", ["simplejpeg"])
     assert op["probe"] == "jpeg-grey-progressive.jpg; 4 of 128 probes differ"
@@ -167,21 +150,6 @@ def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_ver
     )
     assert "decode: simplejpeg computes other pixels, first of the probe jpeg-" in shown.stdout
     assert (planned["version"] != first["version"], planned["rows_reused"]) == (True, 0)
-
-
-@pytest.mark.heavy
-def test_outputs_are_kept_and_not_used_for_another_library(
-    photos: Path, tmp_path: Path, cache: Path
-) -> None:
-    """A stand-in that is edited in its place is another library."""
-    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
-    first = run("plan", photos, store, libraries=other)
-    kept = len(list((cache / "precache/ops").iterdir()))
-    assert kept == 3
-    stand_in(tmp_path / "other", shifts=True)
-    second = run("plan", photos, store, libraries=other)
-    assert second["version"] != first["version"]
-    assert len(list((cache / "precache/ops").iterdir())) == kept + 1
 
 
 def test_the_oldest_outputs_are_removed(
@@ -375,30 +343,24 @@ def test_recompute_takes_nothing_of_a_build_that_was_cut_off(
     assert differences(store, pixels(whole)) == {2}
 
 
-def test_recompute_in_an_empty_store_makes_the_version_that_any_build_makes(
-    photos: Path, tmp_path: Path, number: Path
-) -> None:
-    first = build_here(photos, tmp_path / "one", shifted())
-    second = build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
-    assert first.version == second.version
-
-
-def test_recompute_gives_no_id_again_that_a_removed_version_had(
+def test_recompute_and_a_retry_give_no_id_again_that_a_removed_version_had(
     photos: Path, tmp_path: Path, number: Path
 ) -> None:
     """Its pixels may have been others, and a copy of them be in somebody's cache."""
     store = tmp_path / "store"
-    first = build_here(photos, store, shifted())
-    second = build_here(photos, store, shifted(), {"recompute": True})
-    before = {first.version, second.version}
-    precache.use(f"{store}@{first.version}")
-    shutil.rmtree(store / second.version)
-    third = build_here(photos, store, shifted(), {"recompute": True})
-    assert third.version not in before
-    for version in before | {third.version}:
-        shutil.rmtree(store / version, ignore_errors=True)
-    fourth = build_here(photos, store, shifted(), {"recompute": True})
-    assert fourth.version not in before | {third.version}
+    write(photos / "cat/broken.jpg", b"no photo")
+    made = [build_here(photos, store, shifted()).version]
+    build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
+    assert precache.open(tmp_path / "other").id == made[0], "as any first build makes it"
+    for more in ({"recompute": True}, {"recompute": True}, {"retry_failed": True}):
+        if "retry_failed" in more:
+            write(photos / "cat/broken.jpg", encoded(cut(5)))
+        made.append(build_here(photos, store, shifted(), more).version)
+        precache.use(f"{store}@{made[0]}")
+        shutil.rmtree(store / made[-1])
+    shutil.rmtree(store / made[0])
+    made.append(build_here(photos, store, shifted(), {"recompute": True}).version)
+    assert len({*made}) == len(made)
 
 
 def test_ensure_recomputes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
@@ -423,20 +385,6 @@ def test_no_other_build_goes_on_with_a_recompute_that_was_cut_off(
     write(photos / "cat/broken.jpg", mended)
     build_here(photos, store, shifted(), {**options, "retry_failed": True})
     assert differences(store, before) == {0}
-
-
-def test_a_retry_gives_no_id_that_a_removed_version_had(
-    photos: Path, tmp_path: Path, number: Path
-) -> None:
-    store = tmp_path / "store"
-    write(photos / "cat/broken.jpg", b"no photo")
-    first = build_here(photos, store, shifted())
-    second = build_here(photos, store, shifted(), {"recompute": True})
-    precache.use(f"{store}@{first.version}")
-    shutil.rmtree(store / second.version)
-    write(photos / "cat/broken.jpg", encoded(cut(5)))
-    third = build_here(photos, store, shifted(), {"retry_failed": True})
-    assert third.version not in (first.version, second.version)
 
 
 def test_a_function_that_is_used_with_a_version_and_without_is_noticed_when_edited(

@@ -63,25 +63,14 @@ def scans(more: int, data: bytes = PROGRESSIVE) -> bytes:
 # --- scans --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_a_jpeg_of_too_many_scans_is_refused(mode: str) -> None:
-    usual = PROGRESSIVE.count(b"\xff\xda")
-    most = scans(MOST_SCANS - usual)
-    np.testing.assert_array_equal(decode(most, Decode(mode=mode)), by_pillow(most, mode))
-    with pytest.raises(SampleError, match="has more than 100 scans"):
-        decode(scans(MOST_SCANS - usual + 1), Decode(mode=mode))
-
-
-def test_scans_that_hide_behind_a_false_end_count() -> None:
+def hidden_scans() -> bytes:
+    """Scans behind a false end, before the tables of the second one."""
     many = scans(MOST_SCANS)
-    at = many.index(b"\xff\xda")
-    following = many.index(b"\xff\xc4", at)  # the tables of the second scan
-    hidden = many[:following] + segment(0xFE, b"\xff\xd9") + many[following:]
-    with pytest.raises(SampleError, match="has more than 100 scans"):
-        decode(hidden, Decode())
+    following = many.index(b"\xff\xc4", many.index(b"\xff\xda"))
+    return many[:following] + segment(0xFE, b"\xff\xd9") + many[following:]
 
 
-def test_scans_of_one_component_each_count() -> None:
+def scans_of_one_component() -> bytes:
     """A JPEG that is not progressive may have them, too."""
     sequential = encoded(SMALL.convert("L"))
     start, end = sequential.rfind(b"\xff\xda"), sequential.rfind(b"\xff\xd9")
@@ -89,9 +78,19 @@ def test_scans_of_one_component_each_count() -> None:
     two = bytearray(sequential[: frame + 9] + b"\2" + sequential[frame + 10 : start])
     two[frame + 2 : frame + 4] = struct.pack(">H", 14)
     two[frame + 13 : frame + 13] = b"\2\x11\0"
-    many = bytes(two) + sequential[start:end] * 2000 + sequential[end:]
+    return bytes(two) + sequential[start:end] * 2000 + sequential[end:]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_jpeg_of_too_many_scans_is_refused(mode: str) -> None:
+    usual = PROGRESSIVE.count(b"\xff\xda")
+    most = scans(MOST_SCANS - usual)
+    np.testing.assert_array_equal(decode(most, Decode(mode=mode)), by_pillow(most, mode))
     with pytest.raises(SampleError, match="has more than 100 scans"):
-        decode(many, Decode())
+        decode(scans(MOST_SCANS - usual + 1), Decode(mode=mode))
+    for many in (hidden_scans(), scans_of_one_component()):
+        with pytest.raises(SampleError, match="has more than 100 scans"):
+            decode(many, Decode(mode=mode))
 
 
 @pytest.mark.parametrize("plain", [PROGRESSIVE, encoded(SMALL)])

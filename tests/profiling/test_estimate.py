@@ -28,14 +28,9 @@ def test_a_makespan_is_between_its_bounds(seconds: list[float], cpus: int) -> No
     assert max(least, longest) - 1e-6 <= found <= least + longest + 1e-6
 
 
-def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
+def test_the_last_wave_is_a_whole_one_and_late_cpus_take_later_tasks() -> None:
     assert makespan([1.0] * 17, 16) == 2
-
-
-def test_cpus_that_are_late_take_later_tasks() -> None:
-    assert makespan([1.0] * 4, 2, late=1.5) == 3
-    assert makespan([1.0], 2, late=1.5) == 1
-    assert makespan([], 2, late=1.5) == 0
+    assert [makespan([1.0] * n, 2, late=1.5) for n in (4, 1, 0)] == [3, 1, 0]
 
 
 def shard(read: int, computed: int = 0, reused: int = 0) -> ShardWork:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from precache import transforms
-from precache.errors import RecipeError
+from precache.errors import PrecacheError, RecipeError
 from precache.recipe.ops import CenterCrop, Decode, Resize
 from precache.recipe.recipe import Field, Recipe
 from tests.support.building import build_here, pixels, write_jpegs
@@ -40,6 +40,17 @@ def recipe_of(*ops: Any) -> Recipe:
     return Recipe(fields={"image": Field(ops=own)})
 
 
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jpegs(tmp_path_factory.mktemp("callables") / "in", 5)
+
+
+@pytest.fixture(scope="module")
+def plain(photos: Path) -> dict[str, np.ndarray]:
+    build_here(photos, photos.parent / "plain.store", recipe_of())
+    return pixels(photos.parent / "plain.store")
+
+
 @pytest.mark.parametrize(
     ("op", "name", "params", "by"),
     [
@@ -49,20 +60,27 @@ def recipe_of(*ops: Any) -> Recipe:
         (Shift, "Shift", {}, 1),
         (functools.partial(Shift, by=5), "Shift", {"by": 5}, 5),
         (instance, "instance", {}, 3),
+        (np.flipud, "numpy:flipud", {}, None),
     ],
 )
 def test_what_has_a_name_in_a_module_is_an_op(
-    op: Any, name: str, params: dict[str, Any], by: int, tmp_path: Path
+    op: Any,
+    name: str,
+    params: dict[str, Any],
+    by: int | None,
+    photos: Path,
+    plain: dict[str, np.ndarray],
+    tmp_path: Path,
 ) -> None:
     found = recipe_of(op)
-    assert found.functions[0].function == f"tests.recipe.test_callables:{name}"
-    assert found.functions[0].params == params
+    name = name if by is None else f"tests.recipe.test_callables:{name}"
+    assert (found.functions[0].function, found.functions[0].params) == (name, params)
     assert Recipe.from_dict(found.to_dict()) == found
-    photos = write_jpegs(tmp_path / "photos", 5)
-    build_here(photos, tmp_path / "plain", recipe_of())
     build_here(photos, tmp_path / "store", found)
-    plain, shifted = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
-    assert all((shifted[key] - plain[key] == by).all() for key in plain)
+    made = pixels(tmp_path / "store")
+    assert made.keys() == plain.keys()
+    for key, row in plain.items():
+        np.testing.assert_array_equal(made[key], row[:, ::-1] if by is None else row + by)
 
 
 def local() -> Any:
@@ -103,16 +121,27 @@ def test_functions_of_the_script_that_runs_are_refused(monkeypatch: pytest.Monke
         recipe_of(mine)
 
 
-def test_a_class_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    photos = write_jpegs(tmp_path / "photos", 2)
-    with pytest.raises(RecipeError, match=r"test_callables:Shift\(\*\*{'to': 3}\) failed.*: Type"):
-        build_here(photos, tmp_path / "store", recipe_of(functools.partial(Shift, to=3)))
+def halves(image: np.ndarray) -> np.ndarray:
+    return image / np.float32(2)
 
 
-def test_functions_of_packages_are_ops_as_well(tmp_path: Path) -> None:
-    photos = write_jpegs(tmp_path / "photos", 2)
-    assert recipe_of(np.flipud).functions[0].function == "numpy:flipud"
-    build_here(photos, tmp_path / "store", recipe_of(np.flipud))
-    build_here(photos, tmp_path / "plain", recipe_of())
-    plain, flipped = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
-    assert all(np.array_equal(flipped[key], plain[key][:, ::-1]) for key in plain)
+def plane(image: np.ndarray) -> np.ndarray:
+    return image[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [
+        (functools.partial(Shift, to=3), r"callables:Shift\(\*\*{'to': 3}\) failed.*: Type"),
+        (halves, "codec 'image' stores uint8, not float32; use zstd or raw"),
+        (
+            plane,
+            r"rows of uint8 \(8, 8\), and codec image .*; return \(H, W, C\) from the f",
+        ),
+    ],
+)
+def test_what_makes_no_image_is_refused_as_it_is_built(
+    op: Any, why: str, photos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PrecacheError, match=why):
+        build_here(photos, tmp_path / "store", recipe_of(op))

@@ -64,14 +64,27 @@ def sealed(table: pa.Table) -> bytes:
     return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
 
 
-def test_no_bit_of_an_index_can_fall_over(archive: str) -> None:
+def test_a_damaged_or_foreign_index_is_ignored(archive: str) -> None:
     listing = listed(archive)
     assert listing.index is not None
+    table, code = pq.read_table(io.BytesIO(listing.index[16:])), pickle.dumps(os.getcwd)
+    metadata = table.schema.metadata
+    deep = {**metadata, b"containers": "[" * 100_000}
+    number, count = table.schema.get_field_index("place"), len(table)
+    places: list[Any] = [["a"] * count, [[1]] * count, [1] * count]
+    others = (table.set_column(number, "place", [pa.array(of)]) for of in places)
+    indexes = [
+        b"", code, xxhash.xxh3_128_digest(code) + code, sealed(table.replace_schema_metadata(deep)),
+        *(sealed(other.replace_schema_metadata(metadata)) for other in others),
+    ]  # fmt: skip
     for place in range(0, len(listing.index), 97):
         damaged = bytearray(listing.index)
         damaged[place] ^= 1
-        again = listed(archive, bytes(damaged))
+        indexes.append(bytes(damaged))
+    for index in indexes:
+        again = listed(archive, index)
         assert again.table.digest == listing.table.digest
+        assert again.table.locations == listing.table.locations
         assert again.index == listing.index
 
 
@@ -87,18 +100,6 @@ def test_an_index_that_leads_to_other_files_is_ignored(archive: str, tmp_path: P
     assert [key.partition("/")[0] for key in keys] == ["b.tar"] * SAMPLES
 
 
-def test_an_index_of_deep_json_or_a_pickle_is_ignored(archive: str) -> None:
-    listing = listed(archive)
-    assert listing.index is not None
-    table = pq.read_table(io.BytesIO(listing.index[16:]))
-    deep = sealed(
-        table.replace_schema_metadata({**table.schema.metadata, b"containers": "[" * 100_000})
-    )
-    code = pickle.dumps(os.getcwd)
-    for index in (deep, code, xxhash.xxh3_128_digest(code) + code, b""):
-        assert listed(archive, index).table.digest == listing.table.digest
-
-
 @pytest.mark.parametrize("offset", [-(1 << 63), -5, 0, 511, 1 << 62])
 def test_a_forged_place_of_a_sample_is_no_hole(archive: str, offset: int) -> None:
     source = open_source(archive)
@@ -110,23 +111,6 @@ def test_a_forged_place_of_a_sample_is_no_hole(archive: str, offset: int) -> Non
     assert table.locations.places.to_pylist() == [place] * SAMPLES
     for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
         assert isinstance(error, FetchError)
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64()), pa.int64()])
-def test_an_index_with_places_of_another_format_is_ignored(archive: str, kind: Any) -> None:
-    listing = listed(archive)
-    assert listing.index is not None
-    table = pq.read_table(io.BytesIO(listing.index[16:]))
-    number = table.schema.get_field_index("place")
-    other = table.set_column(
-        number,
-        "place",
-        pa.nulls(len(table), kind).fill_null(
-            pa.scalar([1] if pa.types.is_list(kind) else 1).cast(kind)
-        ),
-    )
-    again = listed(archive, sealed(other.replace_schema_metadata(table.schema.metadata)))
-    assert again.table.locations == listing.table.locations
 
 
 def test_no_thread_of_arrow_reads_an_index(archive: str, monkeypatch: pytest.MonkeyPatch) -> None:

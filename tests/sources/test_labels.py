@@ -112,44 +112,30 @@ WRITERS: Mapping[str, Callable[[Path, list[Value]], str]] = {
     "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "saved": _saved, "tfrecord": _tfrecord,
     "tar": _tar, "lmdb": _lmdb,
 }  # fmt: skip
-each_source = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
 
 
 def listed(source: str) -> RowTable:
     return check_source(open_source(source)).table
 
 
-@each_source
-def test_several_class_numbers_are_multi_hot(tmp_path: Path, writer: Any) -> None:
-    table = listed(writer(tmp_path, SEVERAL))
-    assert (table.labels.dtype, table.labels.shape, table.classes) == (np.uint8, (4, 6), ())
-    assert [np.flatnonzero(row).tolist() for row in table.labels] == [[1, 5], [], [0], [1, 3, 5]]
+VECTORS = [[0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1]]
+KINDS: list[tuple[list[Value], Any, tuple[str, ...], Any]] = [
+    (SEVERAL, np.uint8, (), [[0, 1, 0, 0, 0, 1], [0] * 6, [1] + [0] * 5, [0, 1, 0, 1, 0, 1]]),
+    (NAMED, np.uint8, ("ant", "cat", "dog"), [[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]),
+    (NUMBERS, np.float32, (), NUMBERS),
+    (VECTORS, np.uint8, (), VECTORS),
+    ([1, 0, 4, -1], np.int64, (), [1, 0, 4, -1]),
+]
+"""Labels as they are written; dtype, names of classes, and values as they are listed."""
 
 
-@each_source
-def test_several_class_names_are_multi_hot(tmp_path: Path, writer: Any) -> None:
-    table = listed(writer(tmp_path, NAMED))
-    assert table.classes == ("ant", "cat", "dog")
-    assert table.labels.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
-
-
-@each_source
-def test_numbers_with_a_fraction_are_float32(tmp_path: Path, writer: Any) -> None:
-    table = listed(writer(tmp_path, NUMBERS))
-    assert (table.labels.dtype, table.classes) == (np.float32, ())
-    np.testing.assert_array_equal(table.labels, np.array(NUMBERS, np.float32))
-
-
-@each_source
-def test_vectors_of_0_and_1_are_multi_hot_already(tmp_path: Path, writer: Any) -> None:
-    vectors = [[0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1]]
-    assert listed(writer(tmp_path, vectors)).labels.tolist() == vectors
-
-
-@each_source
-def test_whole_numbers_stay_class_numbers(tmp_path: Path, writer: Any) -> None:
-    table = listed(writer(tmp_path, [1, 0, 4, -1]))
-    assert (table.labels.dtype, table.labels.tolist()) == (np.int64, [1, 0, 4, -1])
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_labels_of_every_kind_are_read_from_every_source(tmp_path: Path, writer: Any) -> None:
+    for number, (labels, dtype, classes, values) in enumerate(KINDS):
+        (tmp_path / str(number)).mkdir()
+        table = listed(writer(tmp_path / str(number), labels))
+        assert (table.labels.dtype, table.classes) == (dtype, classes)
+        np.testing.assert_array_equal(table.labels, np.array(values, dtype))
 
 
 # --- which kind ---------------------------------------------------------------------------------

@@ -360,8 +360,6 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path,label\nin/0.jpg,0.5\nin/1.jpg,1e99\n", "in/1.jpg is 1e\\+99, which is no finite"),
         ("path\n", "names no file"),
         ("", "names no file"),
-        ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
-        ("path,label\nin/0.jpg,a\nin/../in//0.jpg,b\n", "has 2 samples in/0.jpg with the labels a"),
         ('path\n"in/0.jpg\n', "line 2 of .* is not CSV: .*; correct its quotes"),
         (
             "path|label\nin/0.jpg|a\n",
@@ -373,12 +371,6 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
 def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:
     with pytest.raises(SourceError, match=why):
         listed(table(photos, text))
-
-
-@pytest.mark.parametrize("label", ["['a', 'b']", "[1 0]", "[a, b]"])
-def test_lists_that_are_no_json_are_in_doubt(photos: Path, label: str) -> None:
-    [doubt] = listed(table(photos, f'path,label\nin/0.jpg,"{label}"\n')).doubts
-    assert f"such as {label!r}" in doubt.text
 
 
 @pytest.mark.parametrize(

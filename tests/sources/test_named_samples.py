@@ -79,23 +79,20 @@ def test_samples_keep_their_rows_wherever_they_stand(say: Say, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("key", "message"),
+    ("key", "fingerprint", "message"),
     [
-        ("'x'", "key returned 'x'; keys must be unique"),
-        ("''", "key returned ''; keys must be unique and not empty"),
-        ("number", r"key\(0\) is 0; it must be a string"),
-        ("1 / 0", "key failed: ZeroDivisionError"),
+        ("'x'", VALUES, "key returned 'x'; keys must be unique"),
+        ("''", VALUES, "key returned ''; keys must be unique and not empty"),
+        ("number", VALUES, r"key\(0\) is 0; it must be a string"),
+        ("1 / 0", VALUES, "key failed: ZeroDivisionError"),
+        (NAMES, "b'bytes'", r"fingerprint\(0\) is b'bytes'; it must be a string"),
     ],
 )
-def test_keys_that_are_none_are_refused(key: str, message: str, say: Say, tmp_path: Path) -> None:
-    say({"a": 1, "b": 2}, key=key)
+def test_keys_and_fingerprints_that_are_none_are_refused(
+    key: str, fingerprint: str, message: str, say: Say, tmp_path: Path
+) -> None:
+    say({"a": 1, "b": 2}, key, fingerprint)
     with pytest.raises(SourceError, match=message):
-        build(tmp_path)
-
-
-def test_a_fingerprint_is_text(say: Say, tmp_path: Path) -> None:
-    say({"a": 1}, fingerprint="b'bytes'")
-    with pytest.raises(SourceError, match=r"fingerprint\(0\) is b'bytes'; it must be a string"):
         build(tmp_path)
 
 

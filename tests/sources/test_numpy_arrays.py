@@ -133,15 +133,11 @@ def test_a_column_that_cannot_be_read_is_refused(images: str, column: str, reaso
 
 
 HOSTILE = {
-    b"": "is no NumPy array",
     header(described((1 << 50, 2))): "is said to be",
-    header(described((1 << 70, 1 << 70))): "is said to be",
     header(described((-1, -8))): "no row with values",
     header(described((1 << 50, 0))): "no row with values",
     header(described(())): "no row with values",
     header(described((1,), "|O")): r"nothing is unpickled; of text, save array\.astype\(str\)",
-    header(described((1 << 40,), "<U0")): "not of numbers",
-    header(described((1,), [("a", "<i8")])): "not of numbers",
     header("{" + "'a': 1, " * 99999 + "}", b"\x02\x00"): "is no NumPy array",
 }
 

@@ -151,35 +151,17 @@ PATTERNS: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("files", "pattern", "expected", "columns"), PATTERNS)
-@pytest.mark.parametrize("remote", [False, True])
 def test_patterns_pair_what_their_stars_stand_for(
-    tmp_path: Path,
-    s3: S3Server,
-    files: str,
-    pattern: str,
-    expected: str,
-    columns: str,
-    remote: bool,
+    tmp_path: Path, files: str, pattern: str, expected: str, columns: str
 ) -> None:
-    names = re.findall(r"\S.*?\.\w+", files)
-    place, options = f"{tmp_path}/in", None
-    if remote:
-        place, options = "s3://bucket/patterns", s3.options()
-    folder = open_folder(place, options)
-    for number, name in enumerate(names):
-        photo(tmp_path / "one.png", number)
-        folder.put(name, [(tmp_path / "one.png").read_bytes()])
-    try:
-        source = open_source(f"{place}/{pattern}", options)
-        table = check_source(source).table
-        assert sorted(table.keys) == sorted(re.findall(r"\S.*?\.\w+", expected))
-        samples = source.fetch(table.keys, table.sizes.tolist(), table.locations)
-        for sample in samples:
-            assert isinstance(sample, Sample)
-            assert [*sample.inputs] == columns.split()
-    finally:
-        for name in names:
-            folder.remove(name)
+    for number, name in enumerate(re.findall(r"\S.*?\.\w+", files)):
+        photo(tmp_path / "in" / name, number)
+    source = open_source(f"{tmp_path}/in/{pattern}")
+    table = check_source(source).table
+    assert sorted(table.keys) == sorted(re.findall(r"\S.*?\.\w+", expected))
+    for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(sample, Sample)
+        assert [*sample.inputs] == columns.split()
 
 
 def test_patterns_in_this_folder_are_named_without_it(

@@ -106,14 +106,6 @@ def test_a_directory_of_zip64_is_read(tmp_path: Path) -> None:
     assert len(listed(source).table) == 66_000
 
 
-def test_another_file_of_the_same_name_and_place_is_no_damage(tmp_path: Path) -> None:
-    opened = open_source(write_zip(tmp_path / "a.zip", photos(3)))
-    table = opened.list(lambda count: None).table
-    write_zip(tmp_path / "a.zip", dict.fromkeys(photos(3), PHOTO[:-1]))
-    [first] = opened.fetch(table.keys[:1], table.sizes.tolist()[:1], table.locations_of([0]))
-    assert isinstance(first, FetchError)
-
-
 def test_an_archive_that_was_cut_off_after_listing_makes_no_holes(tmp_path: Path) -> None:
     source = write_zip(tmp_path / "a.zip", photos(3), zipfile.ZIP_STORED)
     opened = open_source(source)

@@ -622,6 +622,14 @@ def peak_memory(source: Path, store: Path, recipe: precache.Recipe, options: dic
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def growth(act: Callable[..., object], *arguments: Any) -> int:
+    """Bytes by which the peak of this process grows, though the act may fail."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(precache.PrecacheError):
+        act(*arguments)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
 def build_as_anyone(
     source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]
 ) -> Any:
