@@ -69,28 +69,25 @@ def test_what_was_removed_never_becomes_current_and_the_current_is_never_removed
         assert generation == 1 or f"{id_of(version)}.{generation - 1}" in used
 
 
-def test_a_generation_is_named_from_the_second_on() -> None:
-    assert short("0123456789abcdef" * 2 + ".1") == "01234567"
-    assert short("0123456789abcdef" * 2 + ".12", 12) == "0123456789ab.12"
-
-
 # --- entries ------------------------------------------------------------------------------------
 
 
 def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
     versions = [_id("a"), _id("b"), _id("a")]
     commits = [append_commit(empty, version) for version in versions]
+    assert append_commit(empty, _id("a")) == commits[-1], "what is current is not committed again"
     assert [c.number for c in commits] == [1, 2, 3]
     assert [c.version for c in commits] == versions
     assert [c.parent for c in commits] == [None, *versions[:-1]]
-    assert read_log(empty).commits == tuple(commits)
     assert empty.names("commits") == ["000001.json", "000002.json", "000003.json"]
-
-
-def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
-    first = append_commit(empty, _id("a"))
-    assert append_commit(empty, _id("a")) == first
-    assert len(read_log(empty).commits) == 1
+    for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
+        _forge(empty, name, b"junk")
+    assert read_log(empty).commits == tuple(commits)
+    for number, digit in [(999_999, "c"), (1_000_000, "d"), (7, "e")]:
+        _forge(empty, f"{number:06d}.json", {"version": _id(digit), "time": 0})
+    assert append_commit(empty, _id("d")).number == 1_000_000
+    assert short("0123456789abcdef" * 2 + ".1") == "01234567"
+    assert short("0123456789abcdef" * 2 + ".12", 12) == "0123456789ab.12"
 
 
 def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
@@ -116,14 +113,12 @@ def test_a_removal_is_an_entry_that_names_the_current_version_too(empty: LocalFo
     assert record_removal(empty, [_id("c")]) == log
     with pytest.raises(BuildError, match="was removed meanwhile; run the same command again"):
         append_commit(empty, _id("a"))
-
-
-def test_a_build_that_no_version_came_of_is_removed_from_an_empty_log(empty: LocalFolder) -> None:
-    log = record_removal(empty, [_id("a")])
+    unfinished = LocalFolder(empty.root.with_name("unfinished"))
+    log = record_removal(unfinished, [_id("a")])
     assert (log.current, log.removed, log.number) == (None, {_id("a")}, 1)
-    assert read_log(empty) == log
-    assert append_commit(empty, _id("b")).number == 2
-    assert record_removal(empty, [_id("b")], unfinished=[_id("b")]).removed == {_id("a")}
+    assert read_log(unfinished) == log
+    assert append_commit(unfinished, _id("b")).number == 2
+    assert record_removal(unfinished, [_id("b")], unfinished=[_id("b")]).removed == {_id("a")}
 
 
 def test_a_version_takes_the_place_of_one_that_is_still_current(
@@ -159,9 +154,11 @@ def test_a_version_that_is_not_there_does_not_become_current(empty: LocalFolder)
 # --- creates ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize(
+    ("there", "versions"), [("its own", "a"), ("another's", "ba"), ("none", None)]
+)
 def test_an_entry_whose_answer_was_lost_is_read_back(
-    landed: bool, empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+    there: str, versions: str | None, empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nonce tells whether it or another one is there."""
     create = LocalFolder.create
@@ -169,30 +166,20 @@ def test_an_entry_whose_answer_was_lost_is_read_back(
 
     def create_unheard(store: LocalFolder, name: str, *args: Any, **options: Any) -> bool:
         if name == "commits/000001.json":
-            if landed:
+            if there == "its own":
                 create(store, name, *args, **options)
-            else:
+            elif there == "another's":
                 _forge(store, "000001.json", {"version": _id("b"), "time": 1})
-            raise StorageError("the connection was reset")
+            raise StorageError("out of reach")
         return create(store, name, *args, **options)
 
     monkeypatch.setattr(LocalFolder, "create", create_unheard)
-    assert append_commit(empty, _id("a")).number == (1 if landed else 2)
-    versions = [commit.version for commit in read_log(empty).commits]
-    assert versions == ([_id("a")] if landed else [_id("b"), _id("a")])
-
-
-def test_an_entry_that_never_arrives_is_an_error(
-    empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-
-    def refuse_all(*args: Any, **options: Any) -> bool:
-        raise StorageError("out of reach")
-
-    monkeypatch.setattr(LocalFolder, "create", refuse_all)
-    with pytest.raises(StorageError, match="out of reach"):
-        append_commit(empty, _id("a"))
+    if versions is None:
+        with pytest.raises(StorageError, match="out of reach"):
+            append_commit(empty, _id("a"))
+    else:
+        assert append_commit(empty, _id("a")).number == len(versions)
+        assert [commit.version for commit in read_log(empty).commits] == [*map(_id, versions)]
 
 
 def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
@@ -240,20 +227,6 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
         assert [c.parent for c in log] == [None, *(c.version for c in log[:-1])]
         left = [path.name for path in (empty.root / "commits").rglob("*") if path.is_file()]
         assert sorted(left) == empty.names("commits")
-
-
-def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
-    for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
-        _forge(empty, f"{number:06d}.json", {"version": _id(digit), "time": 0})
-    assert read_log(empty).commits[-1].version == _id("b")
-    assert append_commit(empty, _id("b")).number == 1_000_000
-
-
-def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
-    append_commit(empty, _id("a"))
-    for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
-        _forge(empty, name, b"junk")
-    assert [commit.number for commit in read_log(empty).commits] == [1]
 
 
 FORGED_ENTRIES: dict[str, Any] = {
