@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import precache
 from precache.errors import DamageError, StoreError
@@ -50,18 +49,19 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 1.0])
 def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
-    store: BuiltStore, copy_store: Copy, place: float
+    image_store: BuiltStore, copy_store: Copy, place: float
 ) -> None:
     """Rows are chunks of their own here: one bit spoils one key, or the index and so the shard."""
-    damaged = copy_store(store)
+    damaged = copy_store(image_store)
     path = damaged.shard_path(1)
     flip(path, int((path.stat().st_size - 9) * place), 8)
     shard, reason, keys = only(precache.verify(damaged.path))
     assert shard == "image/c/1/0/0/0"
     assert reason == "its checksum does not hold"
-    with web_server(Path(damaged.path).parent) as url:
-        over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
-    assert only(over_http) == (shard, reason, keys)
+    if place == 0.3:
+        with web_server(Path(damaged.path).parent) as url:
+            over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
+        assert only(over_http) == (shard, reason, keys)
     here = keys_of_shard(damaged, 1, 8)
     assert set(keys) <= set(here)
     assert len(keys) == (8 if place == 1.0 else 1)
@@ -79,16 +79,6 @@ def read(store: BuiltStore, row: int) -> np.ndarray:
     version = store.open()
     position = int(version.valid[:row].sum())
     return dataset[position]["image"].numpy()
-
-
-def test_rows_that_share_a_chunk_are_named_together(
-    tile_store: BuiltStore, copy_store: Copy
-) -> None:
-    damaged = copy_store(tile_store)
-    flip(damaged.shard_path(0), 40)
-    shard, _, keys = only(precache.verify(damaged.path))
-    assert shard == "image/c/0/0/0/0"
-    assert list(keys) == keys_of_shard(damaged, 0, 32)[:16]
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -135,13 +125,6 @@ def test_every_damaged_shard_is_named_with_all_its_keys(
 # --- what cannot be verified --------------------------------------------------------------------
 
 
-def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "group", mode="w")
-    group.create_array("image", shape=(4, 3), dtype="uint8")[:] = 1
-    with pytest.raises(StoreError, match="precache did not write"):
-        precache.verify(tmp_path / "group")
-
-
 def test_shards_are_checked_though_small_objects_are_damaged(
     image_tiles: BuiltStore, copy_store: Copy
 ) -> None:
@@ -149,6 +132,8 @@ def test_shards_are_checked_though_small_objects_are_damaged(
     store, table = copy_store(image_tiles), "shards/image/c/0/0"
     folder = store.version_folder
     flip(store.shard_path(1), 20)
+    _, _, keys = only(precache.verify(store.path))
+    assert list(keys) == keys_of_shard(store, 1, 32)[:16], "rows that share a chunk"
     for name in (table, ROOT):
         flip(folder / name, 20)
     found = precache.verify(store.path)

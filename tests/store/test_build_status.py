@@ -15,7 +15,6 @@ from precache.store.build_status import BuildStatus
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, write, write_jpegs
 from tests.support.command_line import Run
-from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=160, crop=150)
 
@@ -48,13 +47,6 @@ def test_a_build_that_was_left_is_listed_with_its_shards(tmp_path: Path, run: Ru
         ran = run("ls", nothing)
         assert ran.status == 2
         assert re.search("there is no store at .*, and no build has started", ran.err)
-
-
-def test_a_store_in_a_bucket(tmp_path: Path, s3: S3Server) -> None:
-    begin(tmp_path / "in", "s3://bucket/begun.store", s3.options())
-    [unfinished] = precache.versions("s3://bucket/begun.store", s3.options()).unfinished
-    assert unfinished.build == BuildStatus(rows=10, shards=5, done=1)
-    assert unfinished.idle_seconds < 60
 
 
 def test_asking_for_a_store_loads_no_ray(

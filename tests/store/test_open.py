@@ -135,7 +135,7 @@ def test_what_is_no_store_is_refused_with_what_to_do(case: str, empty: LocalFold
     files, name, words = NO_STORES[case]
     for file, data in files.items():
         empty.put(file, [data])
-    for use in (precache.open, precache.info):
+    for use in (precache.open, precache.info, precache.verify):
         with pytest.raises(StoreError, match=f"(?s){words}"):
             use(empty.root.parent / name)
 
