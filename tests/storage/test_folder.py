@@ -134,7 +134,10 @@ def test_a_small_object_is_read_no_further_than_its_limit(
     assert folder.read("large.json") == b"1" * 5000
 
 
-def test_what_is_not_there_is_said(folder: Folder) -> None:
+# --- names --------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_said_and_what_grew_shows_by_a_byte_more(folder: Folder) -> None:
     assert folder.kind() is None
     assert folder.size("a") is None
     assert not folder.exists("a")
@@ -142,16 +145,11 @@ def test_what_is_not_there_is_said(folder: Folder) -> None:
     with pytest.raises(StorageError, match=r"cannot read .*/a: (there is no such|No such file)"):
         folder.read("a")
     folder.remove("a")
-
-
-def test_an_object_that_grew_shows_by_a_byte_more(folder: Folder) -> None:
     folder.put("a", [b"0123456789"])
     folder.put("empty", [b""])
     assert folder.read_many(["a", "empty", "a"], [4, 0, 10]) == [b"01234", b"", b"0123456789"]
     assert folder.read_ranges([("a", 7, 99)]) == [b"789"]
 
-
-# --- names --------------------------------------------------------------------------------------
 
 NO_NAMES = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "/", "a/", ".", "./a", "a/.", "a\0b"]
 
@@ -187,6 +185,20 @@ def test_what_is_no_name_is_refused_by_all_and_shown_escaped(name: str, folder: 
     assert folder.sizes() == {"own": 3}
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        *((url, f"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD") for url in
+          ("s3://", "gs:///", "az://")),
+        *((f"{protocol}://bucket", f"{protocol}:// is not supported; give a local path")
+          for protocol in ("nowhere", "ftps", "ftp", "sftp", "zip", "data")),
+    ],
+)  # fmt: skip
+def test_a_url_of_no_folder_is_refused(url: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        open_folder(url).exists()
+
+
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     folder = open_folder("s3://bucket/x", s3.options())
     assert pickle.loads(pickle.dumps(folder)) == folder
@@ -195,12 +207,6 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
         assert "hidden" not in text
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
     assert str(open_folder("https://user:p@ss@host/x")) == "https://host/x"
-
-
-@pytest.mark.parametrize("url", ["s3://", "gs:///", "az://"])
-def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=rf"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD"):
-        open_folder(url)
 
 
 @pytest.mark.parametrize("protocol", SERVERS)
@@ -218,7 +224,8 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
 
 
 @pytest.mark.parametrize(
-    ("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure")]
+    ("protocol", "extra"),
+    [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure"), ("hf", "hf")],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -229,12 +236,6 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
-        open_folder(f"{protocol}://bucket").exists()
-
-
-@pytest.mark.parametrize("protocol", ["nowhere", "ftps", "ftp", "sftp", "zip", "data"])
-def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
-    with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
         open_folder(f"{protocol}://bucket").exists()
 
 

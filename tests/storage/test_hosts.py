@@ -37,13 +37,9 @@ class _Proxy(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         path = where._replace(scheme="", netloc="").geturl()
-        headers = {
-            **{name.title(): value for name, value in self.headers.items()},
-            "Host": f"127.0.0.1:{self.port}",
-        }  # which servers go by
-        upstream.request(
-            self.command, path, body, {name.title(): headers[name] for name in headers}
-        )
+        headers = {name.title(): value for name, value in self.headers.items()}
+        headers["Host"] = f"127.0.0.1:{self.port}"  # which servers go by
+        upstream.request(self.command, path, body, headers)
         answer = upstream.getresponse()
         data = answer.read()
         upstream.close()
@@ -92,6 +88,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
+def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of before keep what they read of the environment."""
+    monkeypatch.setattr(object_store, "_stores", {})
+    for protocol in ("gs", "http"):
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
 @pytest.fixture
 def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """URL and User-Agent of each request to a proxy that the environment names."""
@@ -103,30 +106,23 @@ def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tupl
             monkeypatch.delenv(name.upper(), raising=False)
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
-        # Clients of before, which keep what they read of the environment.
-        monkeypatch.setattr(object_store, "_stores", {})
-        for protocol in ("gs", "http"):
-            fsspec.get_filesystem_class(protocol).clear_instance_cache()
+        forget_clients(monkeypatch)
         yield seen
         server.shutdown()
         thread.join()
-    for protocol in ("gs", "http"):
-        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+    forget_clients(monkeypatch)
 
 
-def test_a_proxy_of_the_environment_is_used_and_told_who_asks(
-    place: Place, proxied: list[tuple[str, str]]
+def test_a_proxy_of_the_environment_is_used_and_told_who_asks_but_for_excepted_hosts(
+    place: Place, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place.folder(HOST)
     assert (folder.names(), folder.read("a")) == (["a"], b"1")
     assert {urlsplit(url).hostname for url, _ in proxied} == {HOST}
     assert all(f"precache/{precache.__version__}" in agent for _, agent in proxied)
-
-
-def test_a_host_that_the_environment_excepts_is_reached_straight(
-    place: Place, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    proxied.clear()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    forget_clients(monkeypatch)
     folder = place.folder()
     assert (folder.names(), folder.read("a")) == (["a"], b"1")
     assert proxied == []

@@ -394,6 +394,10 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
         assert process.stdout is not None
         url = urlsplit(process.stdout.readline().strip())
         assert (url.hostname, url.query) == ("127.0.0.1", "class=dog")
+        assert len(url.path) > 15
+        for file in Path("/proc").glob("[0-9]*/cmdline"):  # which all users see
+            with contextlib.suppress(OSError):
+                assert url.path.strip("/").encode() not in file.read_bytes()
         connection = http.client.HTTPConnection("127.0.0.1", url.port or 0, timeout=60)
         connection.request("GET", f"{url.path}?{url.query}")
         read = Page(connection.getresponse().read())
