@@ -99,9 +99,6 @@ def why(done: GcResult) -> dict[str, str]:
     return {each.version: each.why for each in (*done.removed, *done.kept)}
 
 
-# --- what goes ----------------------------------------------------------------------------------
-
-
 def place(name: str, complete: bool = True, build_idle: float | None = None) -> StoredFolder:
     objects = [ListedObject(ROOT, 1, NOW - 900 * DAY)]
     if build_idle is not None:
@@ -180,8 +177,6 @@ def test_bad_usage_and_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
         precache.gc(tmp_path)
 
-
-# --- whose it is --------------------------------------------------------------------------------
 
 OTHERS: dict[str, dict[str, bytes]] = {
     "files": {"photo.jpg": b"mine"},
@@ -372,9 +367,6 @@ def test_what_a_process_left_that_was_killed_after_its_commit_goes(
     assert precache.verify(f"{path}@{second}").ok
 
 
-# --- clocks -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("own", "builders"), [(-3650, 3650), (0, -3650), (3650, 3650)])
 def test_wrong_clocks_decide_nothing(
     own: int,
@@ -414,9 +406,6 @@ def test_a_bucket_tells_the_time_itself(source: Path, monkeypatch: pytest.Monkey
     assert open_folder(url).names() == sorted([third, *ALWAYS])
 
 
-# --- after it -----------------------------------------------------------------------------------
-
-
 def test_what_was_removed_says_so_and_can_be_built_again(
     source: Path, store: tuple[Path, list[str]]
 ) -> None:
@@ -441,9 +430,6 @@ def test_what_was_removed_says_so_and_can_be_built_again(
     after = pixels(path)
     assert before.keys() == after.keys()
     assert all(np.array_equal(after[key], before[key]) for key in before)
-
-
-# --- builds -------------------------------------------------------------------------------------
 
 
 def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folder:
@@ -564,9 +550,6 @@ def test_what_a_later_version_has_linked_stays_and_counts_once(
     assert left.nbytes == left.versions[0].nbytes == listed.nbytes - done.freed_nbytes
 
 
-# --- committers ---------------------------------------------------------------------------------
-
-
 def test_a_version_whose_removal_was_recorded_does_not_become_current(
     store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,9 +563,6 @@ def test_a_version_whose_removal_was_recorded_does_not_become_current(
     assert removed(precache.gc(path)) == [first]
     assert not (path / first).exists()
     assert precache.open(path).id == third
-
-
-# --- killed -------------------------------------------------------------------------------------
 
 
 def test_killed_anywhere_and_run_again_the_end_is_the_same(
@@ -605,9 +585,6 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
             assert change > 40
             return
         assert status == -signal.SIGKILL
-
-
-# --- elsewhere ----------------------------------------------------------------------------------
 
 
 def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:

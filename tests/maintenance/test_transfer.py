@@ -78,9 +78,6 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-# --- names --------------------------------------------------------------------------------------
-
-
 class _Hostile(SimpleHTTPRequestHandler):
     """A server of files that lists more than it has, and has all that is asked for."""
 
@@ -165,9 +162,6 @@ def test_keys_of_a_bucket_that_no_version_has_are_not_copied(
     assert contents(tmp_path / "a/b/store" / version) == contents(built.version_folder)
 
 
-# --- links and damage ---------------------------------------------------------------------------
-
-
 def put_secret(tmp_path: Path) -> Path:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/id_rsa").write_bytes(SECRET)
@@ -231,9 +225,6 @@ def test_an_object_that_comes_damaged_once_is_read_again(
     precache.pull(built.path, tmp_path / "to")
     assert damaged
     assert precache.verify(tmp_path / "to").ok
-
-
-# --- where it is already ------------------------------------------------------------------------
 
 
 def stamps(root: Path) -> dict[str, tuple[int, int]]:
@@ -390,9 +381,6 @@ def test_a_build_under_way_is_left_alone(
     assert precache.verify(url).ok
 
 
-# --- buckets ------------------------------------------------------------------------------------
-
-
 def flip(folder: Folder, name: str, at: int = -1) -> None:
     data = bytearray(folder.read(name))
     data[at] ^= 0xFF
@@ -433,9 +421,6 @@ def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: st
     precache.pull(built.path, bucket)
     assert precache.verify(bucket).ok
     assert open_folder(bucket).names() == sorted([built.result.version, "commits"])
-
-
-# --- versions that go ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", [True, False])

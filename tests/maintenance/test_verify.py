@@ -29,9 +29,6 @@ def only(found: Any) -> tuple[str, str, tuple[str, ...]]:
     return damage.shard, damage.reason, damage.keys
 
 
-# --- whole stores -------------------------------------------------------------------------------
-
-
 def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> None:
     """Nothing is written, and each byte told of once."""
     before, told = contents(store.path), list[int]()
@@ -42,9 +39,6 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
     assert sum(told) == found.nbytes == store.result.stored_bytes
     assert contents(store.path) == before
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
-
-
-# --- shards -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 1.0])
@@ -120,9 +114,6 @@ def test_every_damaged_shard_is_named_with_all_its_keys(
         reason = begin.format(paths[number].stat().st_size) if "bytes" in begin else begin
         reason += f" where {written} were written" if "bytes" in begin else ""
         assert each.reason.startswith(reason)
-
-
-# --- what cannot be verified --------------------------------------------------------------------
 
 
 def test_shards_are_checked_though_small_objects_are_damaged(

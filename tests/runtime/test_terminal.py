@@ -185,9 +185,6 @@ def test_a_terminal_gets_the_programs_own_sequences_alone(tmp_path: Path) -> Non
     assert ":smile: é日本😀" in text
 
 
-# --- the console --------------------------------------------------------------------------------
-
-
 class Screen:
     """A console's file."""
 
@@ -244,9 +241,6 @@ def test_logs_warnings_and_tracebacks_are_lines_of_their_own(
     assert "pass-word" not in text
     assert "Traceback" in text
     assert text.count(r"\x1b]0;pwned\x07") >= 3
-
-
-# --- jobs of a cluster --------------------------------------------------------------------------
 
 
 class Cluster:

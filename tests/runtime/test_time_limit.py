@@ -96,9 +96,6 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-# --- what hangs, and what waits for it ----------------------------------------------------------
-
-
 def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
     """Take three samples, one after another; at one, wait."""
     for each in "abc":
@@ -261,9 +258,6 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     assert str(fetched["b"]) == why
 
 
-# --- the file of notes --------------------------------------------------------------------------
-
-
 @dataclass
 class Workers:
     """Threads that note samples and stay at them."""
@@ -380,9 +374,6 @@ def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
     with kept_notes(str(tmp_path / "nowhere/notes")) as notes:
         assert notes is None
         assert run_in_time(lambda: samples_at_work().work(DECODING, "a", str), 1.0) == ""
-
-
-# --- in a process that is not a worker ----------------------------------------------------------
 
 
 class Locked:
@@ -520,9 +511,6 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
     assert take_suspects(str(tmp_path / "notes"), "it fell") == (None if stopped else late)
 
 
-# --- in workers ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Turn(SampleTask):
     """Samples of which one hangs, or none; gives its process, and what was left out."""
@@ -643,9 +631,6 @@ def test_samples_that_end_workers_do_so_twice_each_in_one_shard_or_several(
     for index, how in DEADLY.items():
         assert holes[str(index)].startswith(f"{FETCHING} {LATE if how == 'hangs' else KILLS}")
     assert Counter(map(int, log.read_text().split())) == dict.fromkeys(DEADLY, 2)
-
-
-# --- bytes --------------------------------------------------------------------------------------
 
 
 def make_sparse(path: Path, nbytes: int) -> None:

@@ -35,9 +35,6 @@ NAMES = st.sets(
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 
-# --- folders ------------------------------------------------------------------------------------
-
-
 @only("az")
 @pytest.mark.parametrize(
     ("marker", "metadata"),
@@ -81,9 +78,6 @@ def test_a_file_is_one_where_nothing_can_be_listed_below_it(service: Service) ->
     folder, marks = service.straight, {"hdi_isfolder": "true", "is_directory": "false"}
     put_raw(service.server, f"{folder.name}/a.tar", **marks)
     assert [info.name for info in folder.walk()] == ["a.tar"], "said to be no folder"
-
-
-# --- listings -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +134,6 @@ def test_no_more_pages_are_asked_for_than_are_walked(
     before = names_alone.pages
     assert folder.exists("x")
     assert names_alone.pages - before <= 3
-
-
-# --- credentials --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [WRONG_KEY, "this-is-no-key-but-a-secret"])

@@ -30,8 +30,6 @@ from tests.support.servers import (
     wrong_bytes,
 )
 
-# --- one object ---------------------------------------------------------------------------------
-
 PASSING: dict[str, list[Fault]] = {
     "the service is busy": [status(503), status(500), status(429), status(408), status(504)],
     "it says when to come back": [status(503, retry_after=0), status(429, retry_after=0)],
@@ -250,8 +248,6 @@ def test_what_may_not_be_removed_is_named(service: Service) -> None:
         folder.remove("a")
     assert proxy.requests("POST", "") == 1
 
-
-# --- whole builds, versions and epochs ----------------------------------------------------------
 
 RECIPE = precache.Recipe.image(resize=64, crop=56)
 

@@ -29,8 +29,6 @@ from tests.storage.conftest import SERVERS, Service, numbers, only
 from tests.support.building import append_commit
 from tests.support.servers import S3Server, passes, reset, status
 
-# --- all operations -----------------------------------------------------------------------------
-
 FILES = [
     "a", "b.bin", "d/1", "d/x", "d/deep/er", "d2/1", "x[1]/a", "x*/b", "x1/a", "a b%20/+", "Kä/&'",
     "cat/1", "cat?/2", "cat#/3", "cat /4", " cat/5", "c?a#t", "c",
@@ -103,9 +101,6 @@ def test_a_folder_is_a_mapping_of_names_to_bytes(
     assert folder.read_ranges(ranges) == [held[name][1:5] for name, *_ in ranges]
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def test_a_small_object_is_read_no_further_than_its_limit(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +127,6 @@ def test_a_small_object_is_read_no_further_than_its_limit(
     assert folder.get("empty.json") == b""
     assert max(sizes, default=1001) == 1001  # none are counted on a disk
     assert folder.read("large.json") == b"1" * 5000
-
-
-# --- names --------------------------------------------------------------------------------------
 
 
 def test_what_is_not_there_is_said_and_what_grew_shows_by_a_byte_more(folder: Folder) -> None:
@@ -237,9 +229,6 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
         open_folder(f"{protocol}://bucket").exists()
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:

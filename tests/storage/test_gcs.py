@@ -23,9 +23,6 @@ RECIPE = precache.Recipe.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 
-# --- folders ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("told", ["option", "variable"])
 def test_a_server_other_than_googles_is_not_asked_by_grpc(
     told: str, gcs: GCSServer, monkeypatch: pytest.MonkeyPatch
@@ -101,9 +98,6 @@ def test_listings_come_page_by_page(service: Service, monkeypatch: pytest.Monkey
     assert folder.kind() is None
 
 
-# --- commits ------------------------------------------------------------------------------------
-
-
 @only("gs")
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exists(
@@ -115,9 +109,6 @@ def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exist
     assert faulty.create("a", large)
     proxy.choose = lambda method, path: status(404) if method == "DELETE" else None
     assert not faulty.create("a", [*large, b"1"])
-
-
-# --- the whole road -----------------------------------------------------------------------------
 
 
 def test_a_photo_that_was_replaced_is_noticed_though_size_and_time_are_the_same(

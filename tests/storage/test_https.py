@@ -292,9 +292,6 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
-# --- the whole road -----------------------------------------------------------------------------
-
-
 def test_photos_and_stores_behind_https_are_those_of_the_disk(
     https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
 ) -> None:
@@ -347,9 +344,6 @@ def test_a_server_without_ranges_is_trained_from_with_a_warning(
     server = urlsplit(url).netloc  # another test's listing, which it left, may be trying its own
     [said] = [r.message for r in caplog.records if server in r.message]
     assert said.startswith(f"{server} sends whole objects where parts are asked for")
-
-
-# --- certificates -------------------------------------------------------------------------------
 
 
 def test_a_certificate_that_is_not_trusted_is_named_at_once(

@@ -229,9 +229,6 @@ def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
     server.stop()
 
 
-# --- prefixes ----
-
-
 class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
     """A bucket of some prefixes of two files each, which counts listings that were begun."""
 

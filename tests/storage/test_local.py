@@ -42,9 +42,6 @@ def _files(folder: LocalFolder) -> set[str]:
     return {str(p.relative_to(folder.root)) for p in folder.root.rglob("*") if p.is_file()}
 
 
-# --- names and URIs -----------------------------------------------------------------------------
-
-
 def test_paths_and_file_uris_are_the_same_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -53,9 +50,6 @@ def test_paths_and_file_uris_are_the_same_folder(
         assert open_folder(uri) == LocalFolder(Path("/data/x"))
     assert open_folder("data/a b@c") == LocalFolder(Path("data/a b@c").absolute())
     assert open_folder("~/x") == LocalFolder(tmp_path / "x")
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 def test_a_file_is_no_folder(folder: LocalFolder) -> None:
@@ -73,9 +67,6 @@ def test_a_file_with_more_in_it_than_its_size_says_is_read_whole() -> None:
     found = LocalFolder(Path("/proc")).read("version")
     assert Path("/proc/version").stat().st_size < len(found)
     assert found == Path("/proc/version").read_bytes()
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scratch", [None, "_build/tmp"])
@@ -168,9 +159,6 @@ def test_the_limit_of_maps_is_named_where_a_map_fails_for_it(
     assert f"vm.max_map_count allows {MAP_LIMIT:,}; raise it: sudo sysctl -w" in said
 
 
-# --- create only --------------------------------------------------------------------------------
-
-
 WAYS = [(), ("link",), ("link", "renameat2")]
 """To create only once, those that a disk does not know."""
 
@@ -232,9 +220,6 @@ def test_a_file_system_that_does_not_sync_folders_will_do(
     folder.put("a/b", [b"1"])
     assert folder.create("a/c", [b"2"])
     assert _files(folder) == {"a/b", "a/c"}
-
-
-# --- nothing outside ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -385,9 +370,6 @@ def test_what_is_no_regular_file_is_said_at_once(folder: LocalFolder, kind: str)
     assert folder.size("x") is None
     assert folder.exists("x") == (kind == "folder")
     assert folder.sizes() == {"own": 3}
-
-
-# --- removing, listing, space -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lasting", [True, False])

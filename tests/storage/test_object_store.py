@@ -65,9 +65,6 @@ def test_a_process_that_ends_right_after_its_last_answer_ends_well(s3: S3Server)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --- requests -----------------------------------------------------------------------------------
-
-
 def no_http(handler: Any, upstream: int, data: bytes) -> bool:
     """Answer with something else."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nno header at all\r\n\r\n")
@@ -107,9 +104,6 @@ def test_keys_with_control_characters_are_left_out_and_refused(s3: S3Server) -> 
     assert left_out == [("a\x07b.jpg", NO_NAME)]
     with pytest.raises(StorageError, match="its name has a control character; rename it"):
         folder.read("a\x07b.jpg")
-
-
-# --- credentials and options --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -196,9 +190,6 @@ def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() 
 
     client = SimpleNamespace(head_bucket=head_bucket)
     assert service_options._region(client, "bucket") == "eu-north-1"
-
-
-# --- forks --------------------------------------------------------------------------------------
 
 
 def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:

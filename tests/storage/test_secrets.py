@@ -140,9 +140,6 @@ def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -
     assert reason_of(error, options) == "http://host/x refuses '…'"
 
 
-# --- signed URLs --------------------------------------------------------------------------------
-
-
 def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,9 +172,6 @@ def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_
             assert (result.samples, result.failed) == (4, 0)
     kept = [path.read_bytes() for path in stores.rglob("*") if path.is_file()]
     assert_no_secret(" ".join([*texts, *capfd.readouterr(), *map(str, kept)]))
-
-
-# --- a server that repeats what it was sent -----------------------------------------------------
 
 
 def command_lines() -> Iterator[str]:

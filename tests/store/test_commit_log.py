@@ -40,8 +40,6 @@ def _forge(store: LocalFolder, name: str, entry: Any) -> None:
     store.put(f"commits/{name}", [data])
 
 
-# --- decisions ----------------------------------------------------------------------------------
-
 NAMES = [f"{digit}{'0' * 31}.{generation}" for digit in "ab" for generation in (1, 2)]
 
 
@@ -67,9 +65,6 @@ def test_what_was_removed_never_becomes_current_and_the_current_is_never_removed
         used = {*log.versions, *log.removed, NAMES[0]}
         assert f"{id_of(version)}.{generation}" not in used
         assert generation == 1 or f"{id_of(version)}.{generation - 1}" in used
-
-
-# --- entries ------------------------------------------------------------------------------------
 
 
 def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
@@ -149,9 +144,6 @@ def test_a_version_that_is_not_there_does_not_become_current(empty: LocalFolder)
     with pytest.raises(BuildError, match=f"{_id('b')} of .* was removed before it was made"):
         make_current(empty, _id("b"))
     assert len(read_log(empty).commits) == 1
-
-
-# --- creates ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

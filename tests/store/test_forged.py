@@ -64,9 +64,6 @@ BOMB = frame(bytes(1 << 28))
 """A frame of a few kilobytes."""
 
 
-# --- one by one ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [None, {"image": {"ops": [{}]}}])
 def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
     """Those of other releases may have other parameters."""
@@ -222,9 +219,6 @@ def test_a_shard_larger_than_any_disk(store: Path) -> None:
     assert damage.reason.endswith(f"where {1 << 62} were written")
 
 
-# --- any of them --------------------------------------------------------------------------------
-
-
 def command(*arguments: str) -> Callable[[Path], object]:
     def run(store: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -295,8 +289,6 @@ def test_whatever_is_forged_ends_in_words_for_whoever_reads_it(
     with contextlib.suppress(PrecacheError):
         data.draw(st.sampled_from(USES))(victim)
 
-
-# --- receipts of a build that goes on -----------------------------------------------------------
 
 RECEIPTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "of another shard": lambda receipt: receipt.update(shard=7),

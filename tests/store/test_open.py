@@ -34,9 +34,6 @@ def _id(*digits: str) -> str:
     return "".join(digits).ljust(32, "0") + ".1"
 
 
-# --- choosing a version -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def two_versions(photos: Path, make_store: Callable[..., BuiltStore]) -> BuiltStore:
     """A store whose first version is `raw`, and whose current one is `zstd`."""
@@ -117,9 +114,6 @@ def test_opening_costs_a_few_reads_however_many_shards_there_are(
     assert os.fspath(version.path)
 
 
-# --- what is no store ---------------------------------------------------------------------------
-
-
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 NO_STORES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "nothing": ({}, "store", r"there is no store at .*store; build one"),
@@ -185,9 +179,6 @@ def test_a_prefix_that_is_no_store_is_refused_after_a_few_requests(
         open_for_writing(uri, "", options)
     assert asked < 25
     assert proxy.seen.total() - asked < 30
-
-
-# --- forged metadata ----------------------------------------------------------------------------
 
 
 FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {

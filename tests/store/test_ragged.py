@@ -128,9 +128,6 @@ def test_a_row_takes_28_bytes_beside_its_pixels(tmp_path: Path) -> None:
     assert len(shard) == sum(row.nbytes + 28 for row in rows) + 4
 
 
-# --- bytes that stay ----------------------------------------------------------------------------
-
-
 @every_codec
 def test_rows_that_were_stored_are_read(codec: str) -> None:
     row = np.ascontiguousarray(photo(3, 29, 41).transpose(2, 0, 1))
@@ -139,9 +136,6 @@ def test_rows_that_were_stored_are_read(codec: str) -> None:
     np.testing.assert_array_equal(read, row)
     if codec == "raw":
         assert ragged_encoder(CODECS[codec])(row) == stored
-
-
-# --- hostile chunks -----------------------------------------------------------------------------
 
 
 def forged(payload: bytes, codec: str) -> memoryview:
