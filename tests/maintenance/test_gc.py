@@ -411,6 +411,7 @@ def test_what_was_removed_says_so_and_can_be_built_again(
 ) -> None:
     path, (first, second, third) = store
     before = pixels(f"{path}@{first}")
+    shutil.copytree(path / first, path.with_name("first"))
     log = read_log(open_folder(path))
     assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
     assert sorted(p.name for p in path.iterdir()) == sorted([third, *ALWAYS])
@@ -425,6 +426,12 @@ def test_what_was_removed_says_so_and_can_be_built_again(
         precache.open(f"{path}@0000")
     assert third[:12] in str(caught.value)
     assert first[:12] not in str(caught.value)
+    shutil.copytree(path.with_name("first"), path / first)  # its removal was not finished
+    with pytest.raises(BuildError, match=f"{first} was removed meanwhile; run the same"):
+        precache.use(f"{path}@{first}")
+    assert why(precache.gc(path, dry_run=True))[first] == "its removal was not finished"
+    assert removed(precache.gc(path)) == [first], "whatever its age"
+    assert not (path / first).exists()
     again = build_here(source, path, recipe_of(SIDES[0]), {"shard_samples": 4})
     assert (again.version, again.shards_skipped) == (f"{first[:32]}.2", 0)
     after = pixels(path)
@@ -548,21 +555,6 @@ def test_what_a_later_version_has_linked_stays_and_counts_once(
     assert all(np.array_equal(after[key], before[key]) for key in before)
     left = precache.versions(path)
     assert left.nbytes == left.versions[0].nbytes == listed.nbytes - done.freed_nbytes
-
-
-def test_a_version_whose_removal_was_recorded_does_not_become_current(
-    store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its bytes may be there yet; the next run removes them, whatever their age."""
-    path, (first, _, third) = store
-    record_removal(open_folder(path), [first])
-    with pytest.raises(BuildError, match=f"{first} was removed meanwhile; run the same"):
-        precache.use(f"{path}@{first}")
-    told = precache.gc(path, dry_run=True)
-    assert why(told)[first] == "its removal was not finished"
-    assert removed(precache.gc(path)) == [first]
-    assert not (path / first).exists()
-    assert precache.open(path).id == third
 
 
 def test_killed_anywhere_and_run_again_the_end_is_the_same(

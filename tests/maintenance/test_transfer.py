@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import quote
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 import precache
 from precache.errors import DamageError, GoneError, StorageError, StoreError
@@ -44,7 +38,6 @@ from tests.support.building import (
 )
 from tests.support.forging import settle
 from tests.support.mutations import object_names
-from tests.support.servers import PatientServer
 
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -76,71 +69,6 @@ def names_of(store: BuiltStore) -> list[str]:
 
 def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-class _Hostile(SimpleHTTPRequestHandler):
-    """A server of files that lists more than it has, and has all that is asked for."""
-
-    garbage: ClassVar[list[str]] = []
-
-    def list_directory(self, path: Any) -> Any:
-        links = [*(quote(each.name) for each in Path(path).iterdir()), *self.garbage]
-        page = "".join(f'<a href="{link}">x</a>' for link in links).encode("utf-8", "replace")
-        self._answer(page, "text/html")
-
-    def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:
-        if any(self.path.endswith(known) for known in ("/zarr.json", "@", "store")):
-            super().send_error(code, message, explain)
-        else:
-            self._answer(b"owned", "text/plain")
-
-    def _answer(self, data: bytes, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture(scope="module")
-def hostile(stores: dict[str, BuiltStore]) -> Iterator[str]:
-    handler = functools.partial(_Hostile, directory=str(stores["image"].path.parent))
-    with PatientServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.05])
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/{stores['image'].path.name}"
-        server.shutdown()
-        thread.join()
-
-
-PARTS = st.sampled_from(
-    ["..", "%2e%2e", ".", "x", "image", "c", "%00", "a%0Ab", "é", "C:", "zarr.json"]
-)
-NAMES = st.lists(PARTS, min_size=1, max_size=6).flatmap(
-    lambda parts: st.sampled_from(["%2F", "/", "%5C"]).map(lambda cut: cut.join(parts))
-) | st.text(max_size=6).map(quote)
-
-
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(["..%2F..%2Fkeys", "%2Ftmp%2Fx", "..%2Fcommits%2F000009.json", "%2e%2e%2F%2e%2e%2Fkeys"])
-@given(st.lists(NAMES, max_size=8))
-def test_no_name_of_a_listing_leaves_the_store(
-    hostile: str, built: BuiltStore, tmp_path: Path, garbage: list[str]
-) -> None:
-    sandbox = tmp_path / str(next(_numbers))
-    to = sandbox / "a/b/store"
-    _Hostile.garbage[:] = garbage
-    try:
-        precache.pull(hostile, to)
-    finally:
-        _Hostile.garbage.clear()
-    version = built.result.version
-    promised = {f"a/b/store/{version}/{name}" for name in (ROOT, *names_of(built))}
-    assert files(sandbox).keys() == promised | {"a/b/store/commits/000001.json"}
-    assert contents(to / version) == contents(built.version_folder)
 
 
 def test_keys_of_a_bucket_that_no_version_has_are_not_copied(

@@ -174,40 +174,33 @@ class _Keyed(precache.CachedDataset):
 
 
 def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
-    """The collector runs in the middle of anything, where taking a lock could deadlock."""
-    closed, reports = [], Reports()
+    """The collector runs in the middle of anything, where taking a lock could deadlock.
 
-    def loader() -> Iterator[int]:
+    Before, a batch lives no longer than the loop has it.
+    """
+    closed, reports, before = [], Reports(), list[weakref.ref[set[int]]]()
+
+    def loader() -> Iterator[set[int]]:
         try:
-            yield from range(9)
+            for number in range(9):
+                assert not before or before[-1]() is None
+                batch = {number}
+                before.append(weakref.ref(batch))
+                yield batch
+                del batch
         finally:
             closed.append(True)
 
     name = "collected"
     held: list[Any] = [iter(precache.meter(loader(), every=2, to=[reports], name=name))]
     held.append(held)
-    assert [next(held[0]) for _ in range(4)] == [0, 1, 2, 3]
+    for number in range(4):
+        assert next(held[0]) == {number}
     del held
     gc.collect()
     precache.meter([], name=name).flush()
     assert closed == [True]
     assert [report.steps for report in reports] == [2]
-
-
-def test_a_batch_lives_no_longer_than_the_loop_has_it() -> None:
-    before: list[weakref.ref[set[int]]] = []
-
-    def loader() -> Iterator[set[int]]:
-        for _ in range(3):
-            assert not before or before[-1]() is None
-            batch = set[int]()
-            before.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    for batch in meter(loader(), to=[]):
-        del batch
-    assert len(before) == 3
 
 
 @pytest.mark.parametrize(
@@ -343,24 +336,24 @@ def test_a_loop_that_ends_early_reports_its_whole_steps(end: str, steps: int) ->
     assert [report.steps for report in [*reports, metered.report()] if report.steps] == [steps]
 
 
-def test_a_report_asked_for_leaves_out_the_step_that_is_not_over() -> None:
+@pytest.mark.parametrize(("every", "times"), [("0.05s", range(2, 21)), ("1h", [1])])
+def test_reports_come_by_seconds_or_are_asked_for(every: str, times: Iterable[int]) -> None:
+    """One that is asked for leaves out the step that is not over."""
     reports = Reports()
-    metered = precache.meter(Slept([0.001] * 3), to=[reports], name="c")
+    metered = precache.meter(Slept([0.02] * 20), every, to=[reports], name=f"every {every}")
+    list(metered)
+    metered.flush()
+    assert sum(report.steps for report in reports) == 20
+    assert len(reports) in times
+    assert reports[0].iteration.max >= reports[0].data.max > 0
+    reports.clear()
+    metered = precache.meter(Slept([0.001] * 3), to=[reports], name=f"asked {every}")
     asked = [metered.report() for _ in metered]
     metered.flush()
     assert [(report.steps, report.step) for report in asked] == [(0, 0), (1, 1), (1, 2)]
     assert all(report.stall_ratio < 1 for report in asked)
     assert [(report.steps, report.step) for report in reports] == [(1, 3)]
-    assert reports[0].iteration.max >= reports[0].data.max > 0
     assert metered.report().steps == 0
-
-
-@pytest.mark.parametrize(("every", "times"), [("0.05s", range(2, 21)), ("1h", [1])])
-def test_reports_by_seconds(every: str, times: Iterable[int]) -> None:
-    reports = Reports()
-    list(meter(Slept([0.02] * 20), every=every, to=[reports]))
-    assert sum(report.steps for report in reports) == 20
-    assert len(reports) in times
 
 
 @pytest.mark.heavy

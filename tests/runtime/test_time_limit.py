@@ -21,7 +21,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -73,7 +72,7 @@ from tests.support.building import (
     write,
 )
 from tests.support.command_line import Run
-from tests.support.servers import POLL, PatientServer
+from tests.support.servers import web_server
 
 SLOW = precache.Recipe.from_dict(tomllib.loads(marked_recipe("hang")))
 PLAIN = precache.Recipe.image(resize=(48, 48))
@@ -198,38 +197,18 @@ class Recorded:
         return [Sample({0: key}) for key in keys]
 
 
-class _Drips(BaseHTTPRequestHandler):
-    """A file comes at once, and another byte by byte."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            while self.path.endswith("b.jpg") and not self.server.over.wait(0.1):  # type: ignore[attr-defined]  # set below
-                self.wfile.write(b" ")
-                self.wfile.flush()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-def test_a_file_that_drips_is_late_and_those_beside_it_are_not(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_that_does_not_come_is_late_and_those_beside_it_are_not(
+    tmp_path: Path, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_SECONDS", 0.0)
-    before = set(threading.enumerate())
-    with PatientServer(("127.0.0.1", 0), _Drips) as server:
-        server.over = threading.Event()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
-        source = open_source(f"http://127.0.0.1:{server.server_address[1]}/photos")
+    for name in "abc":
+        write(tmp_path / f"photos/{name}.jpg", b" ")
+    with web_server(tmp_path, {"/photos/b.jpg": released}) as url:
+        source = open_source(f"{url}/photos")
         source.fetch(["a.jpg"], [-1])  # the first request of a process takes longer
         with pytest.raises(HangError) as caught:
             run_in_time(lambda: source.fetch(["a.jpg", "b.jpg", "c.jpg"], [-1] * 3), 1.0)
-        server.over.set()  # type: ignore[attr-defined]
-        for thread in set(threading.enumerate()) - before:
-            if thread.name == "precache-samples":
-                thread.join(DEADLINE)
-        server.shutdown()
+        released.set()
     assert list(caught.value.late) == ["b.jpg"]
 
 
@@ -445,6 +424,7 @@ def build_and_examine(photos: Path) -> tuple[list[str], dict[str, str]]:
 
 
 BLOCKED = """
+import time
 from tests.support.building import block
 from precache_workers.runtime import time_limit
 time_limit.GRACE_SECONDS = 0.0
@@ -454,15 +434,14 @@ def work():
 
 at_work = time_limit.samples_at_work
 time_limit.run_in_time(lambda: at_work().work(time_limit.DECODING, "well", str), 0.1)
-{before}
+time.sleep(1)
 time_limit.run_in_time(work, 0.5)
 """
 
 
-@pytest.mark.parametrize("before", ["", "import time; time.sleep(1)"])
-def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named(before: str) -> None:
+def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
     """By the timer, which does not run while no sample is at work."""
-    line = [sys.executable, "-c", BLOCKED.format(before=before)]
+    line = [sys.executable, "-c", BLOCKED]
     ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=DEADLINE, check=False,
         capture_output=True, text=True)  # fmt: skip
     assert ran.returncode == 1

@@ -24,9 +24,7 @@ from precache.storage.fsspec_services import Fsspec
 from precache.storage.local import LocalFolder
 from precache.storage.object_store import ObjectStore
 from precache.storage.open import open_folder
-from precache.store.commit_log import read_log
 from tests.storage.conftest import SERVERS, Service, numbers, only
-from tests.support.building import append_commit
 from tests.support.servers import S3Server, passes, reset, status
 
 FILES = [
@@ -288,29 +286,6 @@ def test_of_two_who_copy_to_one_name_at_once_one_succeeds(service: Service) -> N
     assert copied == [True, True]
     assert other.read("c") == b"another"
     assert other.names() == ["a", "b", "c"]
-
-
-@only(*SERVERS)
-def test_two_who_commit_at_once_both_end_up_in_the_log(service: Service) -> None:
-    """Neither commits before the other has read the log."""
-    barrier, versions = threading.Barrier(2), ["a" * 32 + ".1", "b" * 32 + ".1"]
-
-    def before(method: str, path: str) -> None:
-        if method in ("PUT", "POST") and not barrier.broken:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                barrier.wait(30)
-                barrier.abort()
-
-    service.proxy.before, store = before, service.behind
-    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    first, second = read_log(store).commits
-    assert (first.number, second.number) == (1, 2)
-    assert {first.version, second.version} == set(versions)
-    assert (first.parent, second.parent) == (None, first.version)
 
 
 @pytest.mark.heavy

@@ -200,15 +200,6 @@ def test_a_redirect_is_followed_within_a_folder_and_on_demand_out_of_it() -> Non
             folder.read("a.jpg")
 
 
-def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
-    with (
-        serving(**ENDLESS_PAGE) as folder,
-        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
-    ):
-        list(folder.walk())
-
-
 @pytest.mark.parametrize(
     ("kind", "page"),
     [
@@ -246,11 +237,20 @@ def test_links_are_those_of_files_below_their_page_unescaped_by_their_own_quotes
 
 
 @pytest.mark.parametrize("how", [ENDLESS_ZEROS, ENDLESS_PAGE], ids=["zeros", "page"])
-def test_no_more_is_read_than_was_asked_for(how: dict[str, Any]) -> None:
+def test_of_what_has_no_end_no_more_is_read_than_was_asked_for_or_a_limit_allows(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
+    monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
     with serving(**how) as folder:
         asked = [("a.bin", 0, 10), ("b.bin", 1000, 10), ("c.bin", 5, 0)]
         assert [len(required(part)) for part in folder.read_ranges(asked)] == [10, 10, 0]
         assert len(required(*folder.read_many(["a.bin"], [100]))) == 101
+        assert len(folder.read_first("a.json", 5)) == 5
+        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
+            folder.get("a.json")
+        with pytest.raises(StorageError, match=r"cannot list http.*/photos: .* than 1,048,576 b"):
+            list(folder.walk())
 
 
 class _SilentBelow(_Answer):
@@ -272,14 +272,6 @@ def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
         with contextlib.closing(folder.walk()) as walk:  # type: ignore[type-var]  # a generator
             assert [next(walk).name, next(walk).name] == ["x.jpg", "b/x.jpg"]
         over.set()
-
-
-def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
-    with serving(**ENDLESS_ZEROS) as folder:
-        assert folder.read_first("a.json", 5) == bytes(5)
-        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
-            folder.get("a.json")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,47 +16,6 @@ from precache.storage import base as folder
 from tests.support.building import write_jpegs
 
 RECIPE = precache.Recipe.image(resize=16, crop=16)
-
-USE = """
-import os, shutil, sys
-from pathlib import Path
-import precache
-from precache.errors import PrecacheError
-
-root = Path(sys.argv[1])
-pristine, store = root / "out", root / "copy"
-
-def load():
-    with precache.Loader(store, 4) as loader:
-        return sum(len(batch["row"]) for batch in loader)
-
-def build():
-    recipe = precache.Recipe.image(resize=16, crop=16)
-    return precache.build(root / "in", store, recipe, address="serial").version
-
-uses = {
-    "load": load,
-    "verify": lambda: precache.verify(store).damage,
-    "versions": lambda: precache.versions(store),
-    "gc": lambda: precache.gc(store, dry_run=True),
-    "build": build,
-}
-for number, path in enumerate(sorted(path for path in pristine.rglob("*") if path.is_file())):
-    shutil.copytree(pristine, store)
-    odd = store / path.relative_to(pristine)
-    odd.unlink()
-    if number % 3 == 0:
-        os.mkfifo(odd)
-    else:
-        odd.symlink_to("/dev/zero" if number % 3 == 1 else path)
-    for what, use in uses.items():
-        try:
-            found = use()
-        except PrecacheError as error:
-            found = "refused"
-        print(path.relative_to(pristine), what, found)
-    shutil.rmtree(store)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +80,3 @@ def test_what_is_in_the_place_of_a_file_is_to_be_removed(
     put(copied / name)
     with pytest.raises(PrecacheError, match=f"{name}: .*{words} it"):
         precache.build(built / "in", copied.parent, RECIPE, address="serial", shard_samples=4)
-
-
-@pytest.mark.heavy
-def test_a_store_whose_files_are_none_hangs_nobody(
-    built: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    """One of its files at a time is a FIFO, a device, or a link to a file outside."""
-    said = [line.split(maxsplit=2) for line in run_python(USE, built).stdout.splitlines()]
-    loads = {name: found for name, what, found in said if what == "load"}
-    needed = [name for name in loads if re.search("^commits|/(image|valid|label)/", name)]
-    other = ("/valid/zarr.json", "/shards/image/zarr.json")  # for software that needs them
-    needed = [name for name in needed if not name.endswith(other)]
-    assert len(needed) > 8
-    assert [n for n in needed if loads[n] != "refused" and "_sums" not in n] == []
-    assert set(loads.values()) == {"refused", "8"}
