@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
 
 
-@pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("place", [0.3, 1.0])
 def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
     image_store: BuiltStore, copy_store: Copy, place: float
 ) -> None:
@@ -75,26 +76,11 @@ def read(store: BuiltStore, row: int) -> np.ndarray:
     return dataset[position]["image"].numpy()
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Each is whole by its own index; which rows it holds is what the version says."""
-    data = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(data)
-
-
-def replace_by_a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 SPOILT: dict[str, tuple[Callable[..., object], dict[int, str]]] = {
     "a byte less": (lambda a, b, c: os.truncate(c, c.stat().st_size - 1), {2: "it has {} bytes"}),
-    "nothing left": (lambda a, b, c: os.truncate(c, 0), {2: "it has 0 bytes"}),
-    "a byte more": (lambda a, b, c: os.truncate(a, a.stat().st_size + 1), {0: "it has {} bytes"}),
-    "missing": (lambda a, b, c: a.unlink(), {0: "it is missing"}),
     "two": (lambda a, b, c: (a.unlink(), os.truncate(c, 9)), {0: "it is mis", 2: "it has 9 bytes"}),
-    "exchanged": (lambda a, b, c: exchange(a, b), {0: "", 1: ""}),
-    "a folder": (lambda a, b, c: replace_by_a_folder(b), {1: ""}),
+    "another one": (lambda a, b, c: shutil.copy(a, b), {1: ""}),
+    "a folder": (lambda a, b, c: (b.unlink(), b.mkdir()), {1: ""}),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -110,27 +109,21 @@ def test_a_version_has_no_versions(store: tuple[Path, list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "says"),
+    ("name", "says"),
     [
-        ("image/c/1/0/0/0", "remove", "is damaged: image/c/1/0/0/0: it is missing, or"),
-        ("image/c/2/0/0/0", "cut", "is damaged: image/c/2/0/0/0: it is missing, or"),
-        ("key/c/0", "remove", "is damaged: key"),
-        ("rows/c/0", "cut", "is damaged: rows/c/0"),
-        ("shards/image/c/0/0", "remove", "is damaged: shards/image"),
-        ("image/c/0/0/0/0", "exchange", "image/c/0/0/0/0: it is another shard than was written"),
+        ("image/c/2/0/0/0", "is damaged: image/c/2/0/0/0: it is missing, or"),
+        ("key/c/0", "is damaged: key"),
+        ("shards/image/c/0/0", "is damaged: shards/image"),
+        ("image/c/0/0/0/0", "image/c/0/0/0/0: it is another shard than was written"),
     ],
 )
 def test_one_that_is_not_whole_is_not_used(
-    store: tuple[Path, list[str]], name: str, change: str, says: str
+    store: tuple[Path, list[str]], name: str, says: str
 ) -> None:
     path, (first, second) = store
-    file = path / first / name
-    if change == "cut":
-        os.truncate(file, file.stat().st_size - 1)
-    elif change == "exchange":
-        shutil.copy(path / first / "image/c/1/0/0/0", file)
-    else:
-        file.unlink()
+    (path / first / name).unlink()
+    if "another" in says:
+        shutil.copy(path / first / "image/c/1/0/0/0", path / first / name)
     with pytest.raises(StoreError, match=says):
         precache.use(f"{path}@{first}")
     assert precache.open(path).id == second

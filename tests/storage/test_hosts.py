@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +14,9 @@ import pytest
 
 import precache
 from precache.storage import object_store
-from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from tests.support.servers import POLL, PatientServer, web_server
+from tests.storage.conftest import Service
+from tests.support.servers import POLL, PatientServer
 
 HOST = "storage.invalid"
 """A name that nobody resolves: only a proxy can answer for it."""
@@ -58,36 +56,6 @@ class _Proxy(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder with an object ``a``: its URL, the options, and the port of its server."""
-
-    url: str
-    options: dict[str, Any]
-    port: int
-
-    def folder(self, host: str = "127.0.0.1") -> Folder:
-        """The folder by another name of its host."""
-        options = {
-            key: value.replace("127.0.0.1", host) if isinstance(value, str) else value
-            for key, value in self.options.items()
-        }
-        return open_folder(self.url.replace("127.0.0.1", host), options)
-
-
-@pytest.fixture(params=["s3", "gs", "az", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "http":
-        (tmp_path / "a").write_bytes(b"1")
-        with web_server(tmp_path) as url:
-            yield Place(url, {}, urlsplit(url).port or 0)
-    else:
-        server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[request.param])
-        made = Place(f"{request.param}://bucket/hosts", server.options(), server.port)
-        made.folder().put("a", [b"1"])
-        yield made
-
-
 def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of before keep what they read of the environment."""
     monkeypatch.setattr(object_store, "_stores", {})
@@ -96,9 +64,11 @@ def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+def proxied(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """URL and User-Agent of each request to a proxy that the environment names."""
-    handler = type("Handler", (_Proxy,), {"port": place.port, "seen": (seen := [])})
+    service.straight.put("a", [b"1"])
+    port = service.server.port if service.server else urlsplit(service.url).port
+    handler = type("Handler", (_Proxy,), {"port": port, "seen": (seen := [])})
     with PatientServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[POLL])
         thread.start()
@@ -114,15 +84,21 @@ def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tupl
 
 
 def test_a_proxy_of_the_environment_is_used_and_told_who_asks_but_for_excepted_hosts(
-    place: Place, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    service: Service, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = place.folder(HOST)
-    assert (folder.names(), folder.read("a")) == (["a"], b"1")
+    def assert_read(host: str) -> None:
+        options = {
+            key: value.replace("127.0.0.1", host) if isinstance(value, str) else value
+            for key, value in service.options.items()
+        }
+        folder = open_folder(service.url.replace("127.0.0.1", host), options)
+        assert (folder.names(), folder.read("a")) == (["a"], b"1")
+
+    assert_read(HOST)
     assert {urlsplit(url).hostname for url, _ in proxied} == {HOST}
     assert all(f"precache/{precache.__version__}" in agent for _, agent in proxied)
     proxied.clear()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     forget_clients(monkeypatch)
-    folder = place.folder()
-    assert (folder.names(), folder.read("a")) == (["a"], b"1")
+    assert_read("127.0.0.1")
     assert proxied == []

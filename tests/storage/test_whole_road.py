@@ -63,7 +63,6 @@ def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
 @pytest.mark.parametrize(
     ("protocol", "address"),
     [
-        ("s3", "serial"),
         ("gs", "serial"),
         ("az", "local"),
         *(pytest.param(protocol, "local", marks=pytest.mark.heavy) for protocol in ("s3", "gs")),

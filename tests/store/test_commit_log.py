@@ -181,8 +181,9 @@ def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
     monkeypatch.setattr("precache.store.commit_log.EMPTY_SECONDS", 0.0)
     first = append_commit(empty, _id("a"))
     _forge(empty, "000002.json", b"")
-    with pytest.raises(StoreError, match=r"000002\.json is damaged or forged: it is empty"):
-        read_log(empty)
+    for read in (read_log, lambda store: precache.open(store.root)):
+        with pytest.raises(StoreError, match=r"000002\.json is damaged or forged: it is empty"):
+            read(empty)
     second = append_commit(empty, _id("b"))
     assert second.number == 3
     assert read_log(empty).commits == (first, second)
@@ -222,7 +223,6 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
 
 
 FORGED_ENTRIES: dict[str, Any] = {
-    "empty": b"",
     "no JSON": b"{",
     "no object": [],
     "nothing": {},
@@ -244,9 +244,6 @@ FORGED_ENTRIES: dict[str, Any] = {
 @pytest.mark.parametrize("case", FORGED_ENTRIES)
 def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> None:
     _forge(empty, "000001.json", FORGED_ENTRIES[case])
-    with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
-        precache.open(empty.root)
-    if case == "empty":
-        return
-    with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
-        append_commit(empty, _id("a"))
+    for act in (lambda: precache.open(empty.root), lambda: append_commit(empty, _id("a"))):
+        with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Rem"):
+            act()

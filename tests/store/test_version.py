@@ -105,25 +105,15 @@ def test_reading_changes_nothing_in_a_store(
     assert everything() == before
 
 
-SMALL_SHAPES = {"label": [24], "valid": [7], "shards/image": [2, 2], "key": [5]}
-
-
-@pytest.mark.parametrize("kind", ["another length", "another rank", "huge"])
 def test_documents_of_small_arrays_are_for_other_software(
-    kind: str, stores: dict[str, BuiltStore], copy_store: CopyStore
+    stores: dict[str, BuiltStore], copy_store: CopyStore
 ) -> None:
     store = copy_store(stores["raw"])
-    for name, shape in SMALL_SHAPES.items():
-        path = store.version_folder / name / "zarr.json"
-        document = json.loads(path.read_bytes())
-        document["shape"] = {
-            "another length": shape,
-            "another rank": [*document["shape"], 3],
-            "huge": [2**50, *document["shape"][1:]],
-        }[kind]
-        path.write_text(json.dumps(document))
-    damaged = {f"{name}/zarr.json" for name in SMALL_SHAPES}
-    assert {each.shard for each in precache.verify(store.path).damage} == damaged
+    names = {f"{name}/zarr.json" for name in ("label", "valid", "shards/image", "key")}
+    for name in names:
+        path = store.version_folder / name
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), "shape": [2**50]}))
+    assert {each.shard for each in precache.verify(store.path).damage} == names
     assert len(list(precache.open(store.path).keys)) == 23
     with precache.Loader(store.path, batch_size=4, shuffle=False) as loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
