@@ -20,7 +20,6 @@ from tests.support.gcs_server import GCSServer
 from tests.support.servers import status
 
 RECIPE = precache.Recipe.image(resize=64, crop=56)
-UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 
 @pytest.mark.parametrize("told", ["option", "variable"])
