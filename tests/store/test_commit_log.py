@@ -178,7 +178,7 @@ def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
     empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk without links; nobody else takes it for a commit."""
-    monkeypatch.setattr("precache.store.commit_log.EMPTY_SECONDS", 0.0)
+    monkeypatch.setattr("precache.store.commit_log.EMPTY_SECONDS", 0.05)
     first = append_commit(empty, _id("a"))
     _forge(empty, "000002.json", b"")
     for read in (read_log, lambda store: precache.open(store.root)):
