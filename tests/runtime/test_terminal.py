@@ -174,6 +174,7 @@ def on_a_terminal(*arguments: object) -> str:
     return found.decode()
 
 
+@pytest.mark.heavy
 def test_a_terminal_gets_the_programs_own_sequences_alone(tmp_path: Path) -> None:
     source = write_hostile(tmp_path / "in")
     text = on_a_terminal("build", source, tmp_path / "store", *RECIPE)
