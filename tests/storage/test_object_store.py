@@ -192,53 +192,37 @@ def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() 
     assert service_options._region(client, "bucket") == "eu-north-1"
 
 
-def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:
+def test_a_forked_child_reads_and_lists_and_gets_no_answer_to_a_call_that_it_gave_up(
+    s3: S3Server, proxy: FaultProxy
+) -> None:
     """The threads of obstore are its parent's."""
-    folder = open_folder("s3://bucket/x", s3.options())
-    assert folder.read("01") == b"01" * 50
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read("00") == b"00" * 50
+
+    def answer_late(method: str, path: str) -> None:
+        if path.endswith("09"):
+            os.kill(child, signal.SIGALRM)
+            time.sleep(1.0)
+
+    def give_up(*_: object) -> None:
+        raise ZeroDivisionError
+
+    proxy.before = answer_late
     child = os.fork()
     if child == 0:
         outcome = 1
         try:
             right = folder.read_many(["01", "02"], [100, 100]) == [b"01" * 50, b"02" * 50]
             listed = sorted(info.name for info in folder.walk()) == folder.names() == NAMES
+            signal.signal(signal.SIGALRM, give_up)
+            with contextlib.suppress(ZeroDivisionError):
+                folder.read("09")
+            right &= folder.read("03") == b"03" * 50
             outcome = 0 if right and listed and folder.get("nowhere") is None else 2
         finally:
             os._exit(outcome)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert folder.read("02") == b"02" * 50
-
-
-def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
-    s3: S3Server, proxy: FaultProxy
-) -> None:
-    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    assert folder.read("00") == b"00" * 50
-
-    def answer_late(method: str, path: str) -> None:
-        if path.endswith("01"):
-            os.kill(child, signal.SIGALRM)
-            time.sleep(1.0)
-
-    proxy.before = answer_late
-
-    class GivenUpError(Exception):
-        pass
-
-    def give_up(*_: object) -> None:
-        raise GivenUpError
-
-    child = os.fork()
-    if child == 0:
-        try:
-            folder.read("02")  # begins the process that makes the requests
-            signal.signal(signal.SIGALRM, give_up)
-            with contextlib.suppress(GivenUpError):
-                folder.read("01")
-            os._exit(0 if folder.read("02") == b"02" * 50 else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_threads_may_begin_with_different_accounts_at_the_same_time(
