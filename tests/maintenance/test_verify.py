@@ -42,12 +42,12 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
 
 
-@pytest.mark.parametrize("place", [0.3, 1.0])
+@pytest.mark.parametrize(("codec", "place"), [("image", 0.3), ("raw", 0.3), ("image", 1.0)])
 def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
-    image_store: BuiltStore, copy_store: Copy, place: float
+    codec: str, place: float, stores: dict[str, BuiltStore], copy_store: Copy
 ) -> None:
     """Rows are chunks of their own here: one bit spoils one key, or the index and so the shard."""
-    damaged = copy_store(image_store)
+    damaged = copy_store(stores[codec])
     path = damaged.shard_path(1)
     flip(path, int((path.stat().st_size - 9) * place), 8)
     shard, reason, keys = only(precache.verify(damaged.path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import subprocess
 import tarfile
 import threading
@@ -159,7 +160,7 @@ def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_
     (files / "a.csv").write_text("\n".join(["path", *names]), "utf-8")
     stores, texts = tmp_path / "stores", list[str]()
     recipe = precache.Recipe.image(resize=16, crop=16)
-    for suffix, number in [("zip", 0), ("zip", 1), ("tar", 0), ("arrow", 0), ("csv", 0)]:
+    for suffix, number in itertools.product(("zip", "tar", "arrow", "csv"), range(2)):
         query = f"?se=2027&sig={PLAIN}{number}%2F{{,}}"  # each time by another signature
         with web_server(files, query=query) as server:
             host = server.removeprefix("http://")
