@@ -243,12 +243,6 @@ def tile_stores(tiles: Path, make_store: Callable[..., BuiltStore]) -> dict[str,
     }
 
 
-@pytest.fixture(scope="session", params=CODECS)
-def tile_store(request: pytest.FixtureRequest, tile_stores: dict[str, BuiltStore]) -> BuiltStore:
-    """The store of `tiles`, once for each codec."""
-    return tile_stores[request.param]
-
-
 @pytest.fixture(scope="session")
 def image_tiles(tile_stores: dict[str, BuiltStore]) -> BuiltStore:
     """The store of `tiles` with filtered rows, where the codec makes no difference."""

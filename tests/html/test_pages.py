@@ -24,14 +24,13 @@ def test_all_pages_carry_the_one_style_sheet() -> None:
     assert sheet in render_simulation(simulate(20, 10, 1, seconds=1))
 
 
-def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_and_a_page_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "precache.html.pages")
     with pytest.raises(UsageError, match=r"a page needs jinja2: pip install 'precache\[report\]'"):
         importlib.import_module("precache.html.pages")
-
-
-def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot write the page .*no/a\.html: No such file"):
         pages.save("", tmp_path / "no/a.html")
 

@@ -23,13 +23,19 @@ def test_pillow_reads_the_same_pixels(pixels: np.ndarray) -> None:
         assert np.array_equal(np.asarray(image).reshape(pixels.shape), pixels)
 
 
-def test_bytes_are_shown_as_they_are_channels_first_or_last() -> None:
+def test_bytes_are_shown_as_they_are_and_masks_in_black_and_white() -> None:
+    """Channels first or last; a large picture is thinned."""
     row = np.arange(3 * 20 * 5, dtype=np.uint16).astype(np.uint8).reshape(3, 20, 5)
-    shown = preview(row)
+    shown, last = preview(row), preview(row.transpose(1, 2, 0))
     assert shown.note == "5 x 20, uint8"
     assert np.array_equal(shown.pixels, row.transpose(1, 2, 0))
-    last = preview(row.transpose(1, 2, 0))
     assert np.array_equal(last.pixels, shown.pixels)
+    mask = preview(np.eye(16, dtype=np.bool_)).pixels
+    assert mask is not None
+    assert np.array_equal(mask[..., 0], np.eye(16, dtype=np.uint8) * 255)
+    few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
+    assert few.shape == (700, 4, 3)
+    assert downsample(few, 1024).shape == few.shape
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "uint16", "int8"])
@@ -67,15 +73,3 @@ def test_what_is_no_picture_is_told_as_numbers() -> None:
         (np.zeros((0, 4), np.int8), "int8 (0, 4): "),
     ):
         assert preview(values) == Preview(None, text)
-
-
-def test_masks_are_black_and_white() -> None:
-    shown = preview(np.eye(16, dtype=np.bool_))
-    assert shown.pixels is not None
-    assert np.array_equal(shown.pixels[..., 0], np.eye(16, dtype=np.uint8) * 255)
-
-
-def test_a_large_picture_is_thinned() -> None:
-    few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
-    assert few.shape == (700, 4, 3)
-    assert downsample(few, 1024).shape == few.shape

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import precache
 from precache.errors import DamageError, StoreError
@@ -30,9 +30,6 @@ def only(found: Any) -> tuple[str, str, tuple[str, ...]]:
     return damage.shard, damage.reason, damage.keys
 
 
-# --- whole stores -------------------------------------------------------------------------------
-
-
 def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> None:
     """Nothing is written, and each byte told of once."""
     before, told = contents(store.path), list[int]()
@@ -45,23 +42,21 @@ def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> N
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
 
 
-# --- shards -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("codec", "place"), [("image", 0.3), ("raw", 0.3), ("image", 1.0)])
 def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
-    store: BuiltStore, copy_store: Copy, place: float
+    codec: str, place: float, stores: dict[str, BuiltStore], copy_store: Copy
 ) -> None:
     """Rows are chunks of their own here: one bit spoils one key, or the index and so the shard."""
-    damaged = copy_store(store)
+    damaged = copy_store(stores[codec])
     path = damaged.shard_path(1)
     flip(path, int((path.stat().st_size - 9) * place), 8)
     shard, reason, keys = only(precache.verify(damaged.path))
     assert shard == "image/c/1/0/0/0"
     assert reason == "its checksum does not hold"
-    with web_server(Path(damaged.path).parent) as url:
-        over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
-    assert only(over_http) == (shard, reason, keys)
+    if place == 0.3:
+        with web_server(Path(damaged.path).parent) as url:
+            over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
+        assert only(over_http) == (shard, reason, keys)
     here = keys_of_shard(damaged, 1, 8)
     assert set(keys) <= set(here)
     assert len(keys) == (8 if place == 1.0 else 1)
@@ -81,36 +76,11 @@ def read(store: BuiltStore, row: int) -> np.ndarray:
     return dataset[position]["image"].numpy()
 
 
-def test_rows_that_share_a_chunk_are_named_together(
-    tile_store: BuiltStore, copy_store: Copy
-) -> None:
-    damaged = copy_store(tile_store)
-    flip(damaged.shard_path(0), 40)
-    shard, _, keys = only(precache.verify(damaged.path))
-    assert shard == "image/c/0/0/0/0"
-    assert list(keys) == keys_of_shard(damaged, 0, 32)[:16]
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Each is whole by its own index; which rows it holds is what the version says."""
-    data = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(data)
-
-
-def replace_by_a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 SPOILT: dict[str, tuple[Callable[..., object], dict[int, str]]] = {
     "a byte less": (lambda a, b, c: os.truncate(c, c.stat().st_size - 1), {2: "it has {} bytes"}),
-    "nothing left": (lambda a, b, c: os.truncate(c, 0), {2: "it has 0 bytes"}),
-    "a byte more": (lambda a, b, c: os.truncate(a, a.stat().st_size + 1), {0: "it has {} bytes"}),
-    "missing": (lambda a, b, c: a.unlink(), {0: "it is missing"}),
     "two": (lambda a, b, c: (a.unlink(), os.truncate(c, 9)), {0: "it is mis", 2: "it has 9 bytes"}),
-    "exchanged": (lambda a, b, c: exchange(a, b), {0: "", 1: ""}),
-    "a folder": (lambda a, b, c: replace_by_a_folder(b), {1: ""}),
+    "another one": (lambda a, b, c: shutil.copy(a, b), {1: ""}),
+    "a folder": (lambda a, b, c: (b.unlink(), b.mkdir()), {1: ""}),
 }
 
 
@@ -132,16 +102,6 @@ def test_every_damaged_shard_is_named_with_all_its_keys(
         assert each.reason.startswith(reason)
 
 
-# --- what cannot be verified --------------------------------------------------------------------
-
-
-def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "group", mode="w")
-    group.create_array("image", shape=(4, 3), dtype="uint8")[:] = 1
-    with pytest.raises(StoreError, match="precache did not write"):
-        precache.verify(tmp_path / "group")
-
-
 def test_shards_are_checked_though_small_objects_are_damaged(
     image_tiles: BuiltStore, copy_store: Copy
 ) -> None:
@@ -149,6 +109,8 @@ def test_shards_are_checked_though_small_objects_are_damaged(
     store, table = copy_store(image_tiles), "shards/image/c/0/0"
     folder = store.version_folder
     flip(store.shard_path(1), 20)
+    _, _, keys = only(precache.verify(store.path))
+    assert list(keys) == keys_of_shard(store, 1, 32)[:16], "rows that share a chunk"
     for name in (table, ROOT):
         flip(folder / name, 20)
     found = precache.verify(store.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -92,8 +93,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 RANDOM = random.Random(7)
 DELAYS = {
     "none": [0.0] * 150,
-    "steady": [0.002] * 150,
-    "bursty": [0.03 if number % 10 == 9 else 0.0 for number in range(150)],
     "long-tailed": [min(0.1, 0.0005 * RANDOM.paretovariate(1)) for _ in range(150)],
 }
 
@@ -156,21 +155,17 @@ def test_rare_slow_samples_are_named(field: str, expected: list[Any], clock: Clo
     assert str(expected[0][0]) in str(report)
 
 
-class Delayed:
-    """A `Loader` or a `DataLoader`, with one batch held up."""
+def delay(source: Any, monkeypatch: pytest.MonkeyPatch, number: int, clock: Clock) -> None:
+    """Hold up one batch of a `Loader` or a `DataLoader`."""
+    made = type(source).__iter__
 
-    def __init__(
-        self, source: Any, monkeypatch: pytest.MonkeyPatch, number: int, clock: Clock
-    ) -> None:
-        kind, made = type(source), type(source).__iter__
+    def delayed(loader: Any) -> Iterator[Any]:
+        for position, batch in enumerate(made(loader)):
+            if position == number:
+                clock.move(0.5)
+            yield batch
 
-        def delayed(loader: Any) -> Iterator[Any]:
-            for position, batch in enumerate(made(loader)):
-                if position == number:
-                    clock.move(0.5)
-                yield batch
-
-        monkeypatch.setattr(kind, "__iter__", delayed)
+    monkeypatch.setattr(type(source), "__iter__", delayed)
 
 
 class _Keyed(precache.CachedDataset):
@@ -179,43 +174,33 @@ class _Keyed(precache.CachedDataset):
 
 
 def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
-    """The collector runs in the middle of anything, where taking a lock could deadlock."""
-    closed, reports = [], Reports()
+    """The collector runs in the middle of anything, where taking a lock could deadlock.
 
-    def loader() -> Iterator[int]:
+    Before, a batch lives no longer than the loop has it.
+    """
+    closed, reports, before = [], Reports(), list[weakref.ref[set[int]]]()
+
+    def loader() -> Iterator[set[int]]:
         try:
-            yield from range(9)
+            for number in range(9):
+                assert not before or before[-1]() is None
+                batch = {number}
+                before.append(weakref.ref(batch))
+                yield batch
+                del batch
         finally:
             closed.append(True)
 
     name = "collected"
     held: list[Any] = [iter(precache.meter(loader(), every=2, to=[reports], name=name))]
     held.append(held)
-    assert [next(held[0]) for _ in range(4)] == [0, 1, 2, 3]
+    for number in range(4):
+        assert next(held[0]) == {number}
     del held
     gc.collect()
     precache.meter([], name=name).flush()
     assert closed == [True]
     assert [report.steps for report in reports] == [2]
-
-
-def test_a_batch_lives_no_longer_than_the_loop_has_it() -> None:
-    class Batch:
-        pass
-
-    before: list[weakref.ref[Batch]] = []
-
-    def loader() -> Iterator[Batch]:
-        for _ in range(3):
-            assert not before or before[-1]() is None
-            batch = Batch()
-            before.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    for batch in meter(loader(), to=[]):
-        del batch
-    assert len(before) == 3
 
 
 @pytest.mark.parametrize(
@@ -253,7 +238,7 @@ def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
 @pytest.mark.parametrize("mixed", [False, True], ids=["loader", "mixture"])
 @pytest.mark.parametrize("early", [False, True], ids=["on the loop's thread", "ahead of the loop"])
 def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
-    tile_store: BuiltStore,
+    image_tiles: BuiltStore,
     early: bool,
     mixed: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +254,7 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
 
     transform = Slow() if early else lambda batch: Slow().apply(batch, None)
     loaders: list[Any] = [
-        precache.Loader(tile_store.path, 4, device="cpu", transform=transform, num_threads=1)
+        precache.Loader(image_tiles.path, 4, device="cpu", transform=transform, num_threads=1)
     ]
     loader = precache.mix(loaders) if mixed else loaders[0]
     reports = Reports()
@@ -283,25 +268,17 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
     assert f"\n  for transforms  {stats.transform_ratio:6.1%}\n" in str(stats)
 
 
-def reports_of(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def _iterate(metered: Iterable[int]) -> None:
-    assert len(list(metered)) == 10
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of a fork beside threads
 def test_a_process_of_multiprocessing_loses_no_report(tmp_path: Path) -> None:
     path, fork = tmp_path / "reports.jsonl", multiprocessing.get_context("fork")
     metered = precache.meter(range(10), every=5, to=[outputs.jsonl(path)])
     for before in (0, 2):  # the second one has a meter whose thread ran in the parent
-        child = fork.Process(target=_iterate, args=(metered,))
+        child = fork.Process(target=list, args=(metered,))
         child.start()
         child.join()
         assert child.exitcode == 0
-        assert reports_of(path) == 2 * before + 2
-        _iterate(metered)
+        assert len(path.read_text().splitlines()) == 2 * before + 2
+        assert list(metered) == list(range(10))
         metered.flush()
 
 
@@ -317,7 +294,7 @@ def test_keys_of_precaches_own_loaders_are_known(
         with precache.Loader(path, 2, seed=5, device="cpu") as plain:
             expected = tuple(plain.keys(list(plain)[4]["row"]))
         loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
-    Delayed(loader, monkeypatch, 4, clock)
+    delay(loader, monkeypatch, 4, clock)
     for _ in meter(loader, to=[reports]):
         pass
     assert reports[0].slow[0].keys == expected
@@ -341,54 +318,42 @@ def test_meters_of_a_name_number_steps_and_reports_through_all_epochs(clock: Clo
     assert [thread.name for thread in threading.enumerate()] == names
 
 
-def _left_early(metered: Iterable[int]) -> None:
-    next(iter(number for number in metered if number == 3))
-
-
-def _failed(metered: Iterable[int]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        [1 // (3 - number) for number in metered]
-
-
-def _loader_failed(metered: Iterable[int]) -> None:
-    with pytest.raises(OSError, match="no more"):
-        list(metered)
-
-
-@pytest.mark.parametrize(("end", "steps"), [(_left_early, 3), (_failed, 3), (_loader_failed, 4)])
-def test_a_loop_that_ends_early_reports_its_whole_steps(
-    end: Callable[[Iterable[int]], None], steps: int
-) -> None:
+@pytest.mark.parametrize(("end", "steps"), [("break", 3), ("step fails", 3), ("loader fails", 4)])
+def test_a_loop_that_ends_early_reports_its_whole_steps(end: str, steps: int) -> None:
     def loader() -> Iterator[int]:
         yield from range(4)
         raise OSError("no more")
 
     reports = Reports()
     metered = precache.meter(loader(), to=[reports])
-    end(metered)
+    with contextlib.suppress(ZeroDivisionError, OSError):
+        for number in metered:
+            if end == "break" and number == 3:
+                break
+            1 // (3 - number if end == "step fails" else 1)
     gc.collect()
     metered.flush()
     assert [report.steps for report in [*reports, metered.report()] if report.steps] == [steps]
 
 
-def test_a_report_asked_for_leaves_out_the_step_that_is_not_over() -> None:
+@pytest.mark.parametrize(("every", "times"), [("0.05s", range(2, 21)), ("1h", [1])])
+def test_reports_come_by_seconds_or_are_asked_for(every: str, times: Iterable[int]) -> None:
+    """One that is asked for leaves out the step that is not over."""
     reports = Reports()
-    metered = precache.meter(Slept([0.001] * 3), to=[reports], name="c")
+    metered = precache.meter(Slept([0.02] * 20), every, to=[reports], name=f"every {every}")
+    list(metered)
+    metered.flush()
+    assert sum(report.steps for report in reports) == 20
+    assert len(reports) in times
+    assert reports[0].iteration.max >= reports[0].data.max > 0
+    reports.clear()
+    metered = precache.meter(Slept([0.001] * 3), to=[reports], name=f"asked {every}")
     asked = [metered.report() for _ in metered]
     metered.flush()
     assert [(report.steps, report.step) for report in asked] == [(0, 0), (1, 1), (1, 2)]
     assert all(report.stall_ratio < 1 for report in asked)
     assert [(report.steps, report.step) for report in reports] == [(1, 3)]
-    assert reports[0].iteration.max >= reports[0].data.max > 0
     assert metered.report().steps == 0
-
-
-@pytest.mark.parametrize(("every", "times"), [("0.05s", range(2, 21)), ("1h", [1])])
-def test_reports_by_seconds(every: str, times: Iterable[int]) -> None:
-    reports = Reports()
-    list(meter(Slept([0.02] * 20), every=every, to=[reports]))
-    assert sum(report.steps for report in reports) == 20
-    assert len(reports) in times
 
 
 @pytest.mark.heavy

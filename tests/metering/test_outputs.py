@@ -34,6 +34,8 @@ def test_lines_tell_of_stalls_and_records_of_all_reports_of_rank_0(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    with pytest.raises(UsageError, match=r"none does not exist; create it"):
+        outputs.jsonl(tmp_path / "none/stalls.jsonl")
     with caplog.at_level("INFO"):
         reports = [replace(each, rank=rank, stalls=stalls) for each in (REPORT, LATER)]
         for report in reports:
@@ -64,15 +66,11 @@ def test_tensorboard_reads_the_scalars_by_step(tmp_path: Path) -> None:
     assert "train/data_p95_seconds" in events.Tags()["scalars"]
 
 
-def test_prometheus_has_gauges_by_meter_and_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match="pip install prometheus_client"):
-        outputs.prometheus()
-    monkeypatch.undo()
-    with pytest.raises(UsageError, match=r"none does not exist; create it"):
-        outputs.jsonl(tmp_path / "none" / "stalls.jsonl")
+def test_prometheus_has_gauges_by_meter_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "prometheus_client", None)
+        with pytest.raises(UsageError, match="pip install prometheus_client"):
+            outputs.prometheus()
     client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     registry = client.CollectorRegistry()
     for report in (REPORT, LATER, replace(REPORT, name="valid", rank=1)):

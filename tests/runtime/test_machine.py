@@ -12,6 +12,7 @@ import pytest
 
 from precache.runtime import usage
 from precache.runtime.machine import MachineReader
+from tests.support.building import write
 
 _BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass"
 
@@ -36,47 +37,34 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
     assert found * wall >= 0.36
 
 
-def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "", "some avg10=0.00", "some avg10=0 total=x"])
+def test_what_cannot_be_read_is_none(
+    text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(usage, "PROC", tmp_path)
+    if text is not None:
+        write(tmp_path / "pressure/io", text.encode())
     reader = MachineReader()
     reader.read()
     found = reader.read()
     assert (found.cpu_cores, found.gpu_utilization, found.io_wait) == (None, None, None)
 
 
-@pytest.mark.parametrize("text", ["", "some avg10=0.00", "some avg10=0 total=x"])
-def test_a_pressure_file_that_says_nothing_is_passed_over(
-    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(usage, "PROC", tmp_path)
-    (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure/io").write_text(text)
-    reader = MachineReader()
-    reader.read()
-    assert reader.read().io_wait is None
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        (
-            "pressure/io",
-            "some avg10=0 total=1000000\nfull total=7\n",
-            "some avg10=9 total=1500000",
-        ),
+        ("pressure/io", "some avg10=0 total=9000\nfull total=7\n", "some avg10=9 total=15000"),
         ("stat", "cpu 1 2 3 4 0 6 7 8", "cpu 1 2 3 4 5000 6 7 8"),
     ],
 )
 def test_io_wait_is_what_its_counter_gained(
     name: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
     monkeypatch.setattr(usage, "PROC", tmp_path)
     reader = MachineReader()
-    file.write_text(before)
+    write(tmp_path / name, before.encode())
     reader.read()
-    file.write_text(after)
+    write(tmp_path / name, after.encode())
     found = reader.read().io_wait
     assert found is not None
     assert found > 0

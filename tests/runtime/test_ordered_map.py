@@ -64,90 +64,33 @@ def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
     work.close()
 
 
-def test_an_error_is_raised_at_the_turn_of_its_item() -> None:
-    def work(item: int) -> int:
-        if item >= 2:
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("of", ["items", "work"])
+@pytest.mark.parametrize("good", [0, 1, 5])
+def test_an_error_comes_after_the_results_before_it_and_holds_nothing(of: str, good: int) -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+
+    def items(held: Held = held) -> Iterator[int]:
+        yield from range(good if of == "items" else 9)
+        raise ValueError(f"item {good}")
+
+    def work(item: int, held: Held = held) -> int:
+        if item >= good:
             raise ValueError(f"item {item}")
         return item
 
-    results = prefetch(work, range(10), threads=4, ahead=10)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(ValueError, match="item 2"):
-        next(results)
-    with pytest.raises(StopIteration):
-        next(results)
-
-
-@pytest.mark.parametrize("good", [0, 1, 5, 6])
-def test_an_error_of_the_items_is_raised_after_the_results_before_it(good: int) -> None:
-    def items() -> Iterator[int]:
-        yield from range(good)
-        raise ValueError(f"item {good}")
-
-    results = prefetch(lambda x: x, items(), threads=2, ahead=4)
+    results = prefetch(work, items(), threads=2, ahead=3)
     assert [next(results) for _ in range(good)] == list(range(good))
     with pytest.raises(ValueError, match=f"item {good}"):
         next(results)
     with pytest.raises(StopIteration):
         next(results)
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_an_error_of_the_items_holds_nothing_once_it_was_handled() -> None:
-    class Held:
-        pass
-
-    held = Held()
-    alive = weakref.ref(held)
-
-    def items(held: Held) -> Iterator[int]:
-        yield from range(4)
-        raise ValueError(f"after {held}")
-
-    results = prefetch(lambda x: x, items(held), threads=2, ahead=3)
-    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="after"):
-        next(results)
-    del results, items, held
-    poll(lambda: alive() is None, "threads that have ended release their work")
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_an_error_holds_nothing_once_it_was_handled() -> None:
-    class Held:
-        pass
-
-    held = Held()
-    alive = weakref.ref(held)
-
-    def work(item: int, held: Held = held) -> int:
-        raise ValueError(f"item {item}")
-
-    results = prefetch(work, range(10), threads=2, ahead=3)
-    with pytest.raises(ValueError, match="item 0"):
-        next(results)
-    del results, work, held
+    del results, work, items, held
     poll(lambda: alive() is None, "threads that have ended let go of their work")
-
-
-@pytest.mark.parametrize("taken", [0, 1, 4, 9])
-def test_what_nobody_took_is_let_go(taken: int) -> None:
-    made: list[weakref.ref[Any]] = []
-
-    class FieldMatch:
-        pass
-
-    def work(item: int) -> FieldMatch:
-        result = FieldMatch()
-        made.append(weakref.ref(result))
-        return result
-
-    results = prefetch(work, range(9), 2, 3)
-    for _ in range(taken):
-        next(results)
-    results.close()
-    assert made or not taken
-    assert not any(each() for each in made)
 
 
 def test_an_early_close_cancels_what_has_not_begun_and_joins() -> None:
@@ -173,28 +116,36 @@ def test_an_early_close_cancels_what_has_not_begun_and_joins() -> None:
     assert list(results) == []
 
 
+@pytest.mark.parametrize("taken", [0, 1, 4, 9])
+def test_what_nobody_took_is_let_go(taken: int) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def work(item: int) -> set[int]:
+        result = {item}
+        made.append(weakref.ref(result))
+        return result
+
+    results = prefetch(work, range(9), 2, 3)
+    for _ in range(taken):
+        next(results)
+    results.close()
+    assert made or not taken
+    assert not any(each() for each in made)
+
+
 def test_a_forgotten_iterator_is_joined_at_once() -> None:
     results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
+    assert not own_threads()
     next(results)
     assert own_threads()
     del results
     assert not own_threads()
 
 
-def test_an_iterator_that_never_ran_has_no_thread() -> None:
-    results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
-    assert not own_threads()
-    results.close()
-
-
 def test_a_result_that_was_dropped_is_gone_when_the_next_one_comes() -> None:
-    class Result:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-    before: weakref.ref[Result] | None = None
+    before: weakref.ref[set[int]] | None = None
     # One thread: it lets go of an item's result before it makes the next.
-    for result in prefetch(Result, range(6), threads=1, ahead=1):
+    for result in prefetch(lambda item: {item}, range(6), threads=1, ahead=1):
         assert before is None or before() is None
         before = weakref.ref(result)
         del result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,19 +60,17 @@ def by(function: str) -> precache.Recipe:
 
 @pytest.mark.parametrize("address", ["serial", pytest.param("local", marks=pytest.mark.heavy)])
 def test_what_the_code_of_a_sample_raises_is_its_failure(address: str, tmp_path: Path) -> None:
-    how = {"address": address, "cpus": None if address == "serial" else 1, "max_failures": 9}
+    how: dict[str, Any] = {
+        "address": address,
+        "cpus": None if address == "serial" else 1,
+        "max_failures": 9,
+    }
     for source, recipe, said in (
         ("Raising", precache.Recipe.image(), "sample {} of "),
         ("Plain", by("fail"), "fail"),
     ):
-        result = precache.build(
-            SOURCE.format(source),
-            tmp_path / source,
-            recipe,
-            run_functions=True,
-            accept_missing=True,
-            **how,
-        )
+        how |= {"run_functions": True, "accept_missing": True}
+        result = precache.build(SOURCE.format(source), tmp_path / source, recipe, **how)
         holes = dict(result.holes)
         assert set(holes) == {str(number) for number in range(len(RAISED))}
         for number, name in enumerate(RAISED):

@@ -19,8 +19,6 @@ from precache.runtime.step_clock import (
     ThreadTime,
 )
 
-SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
-
 
 class Hands:
     """A clock that stands where it was put."""
@@ -28,74 +26,59 @@ class Hands:
     def __init__(self) -> None:
         self.now = 0.0
         self.passed = math.inf
-
-    def clock(self) -> StallClock[float]:
-        return StallClock(lambda: self.now, self.between)
+        self.clock = StallClock[float](lambda: self.now, self.between)
 
     def between(self, start: float, end: float) -> float | None:
         """As a device does it: unknown until it has passed the end."""
         return end - start if end <= self.passed else None
 
+    def run(self, *steps: tuple[float, float]) -> None:
+        self.clock.begin()
+        for waited, worked in steps:
+            self.now += waited
+            self.clock.arrived(samples=4, nbytes=100, ready=3)
+            self.now += worked
+            self.clock.requested()
 
-def _run(hands: Hands, clock: StallClock[float], steps: list[tuple[float, float]]) -> None:
-    clock.begin()
-    for waited, worked in steps:
-        hands.now += waited
-        clock.arrived(samples=4, nbytes=100, ready=3)
-        hands.now += worked
-        clock.requested()
 
-
-def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
+def test_a_report_sums_the_whole_steps_since_the_last_one() -> None:
+    """But not what lies between two epochs, nor a step that is not over, or comes to no end."""
     hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
-    stats = clock.take().stats(Counters(cpu_seconds=1.5))
+    hands.run((0.25, 0.125))
+    hands.now += 100
+    hands.run((0.125, 0.5))
+    hands.now += 1
+    hands.clock.arrived(4, 100, 0)
+    stats = hands.clock.take().stats(Counters(cpu_seconds=1.5))
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
     assert stats.data == Spread.of([0.25, 0.125])
     assert stats.step == Spread.of([0.125, 0.5])
     assert stats.iteration == Spread.of([0.375, 0.625])
     assert stats.stall_ratio == pytest.approx(0.375)
-    assert (stats.cpu_seconds, stats.ready) == (1.5, 3.0)
-
-
-def test_what_happens_between_two_epochs_is_no_step() -> None:
-    hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(1.0, 2.0)])
-    hands.now += 100
-    _run(hands, clock, [(1.0, 2.0)])
-    stats = clock.take().stats()
-    assert stats.data.max == 1.0
-    assert stats.step.max == 2.0
-
-
-def test_a_step_counts_once_it_has_ended() -> None:
-    hands = Hands()
-    clock = hands.clock()
-    clock.begin()
-    hands.now += 1
-    clock.arrived(4, 100, 0)
-    stats = clock.take().stats()
-    assert (stats.data, stats.stall_ratio, stats.batches, stats.samples) == (Spread(), 0.0, 0, 0)
+    assert stats.cpu_seconds == 1.5
+    assert Hands().clock.take().stats() == hands.clock.take().stats()
     hands.now += 3
-    clock.requested()
-    stats = clock.take().stats()
+    hands.clock.requested()
+    stats = hands.clock.take().stats()
     assert (stats.data.max, stats.step.max, stats.batches, stats.samples) == (1.0, 3.0, 1, 4)
     assert stats.stall_ratio == 0.25
+    hands.clock.arrived()
+    hands.now += 50
+    hands.clock.forget()
+    hands.clock.forget()
+    assert hands.clock.take().stats().batches == 0
 
 
 def test_steps_that_the_device_has_not_finished_come_with_a_later_report() -> None:
     hands = Hands()
-    clock = hands.clock()
     hands.passed = 4.0
-    _run(hands, clock, [(1.0, 2.0), (1.0, 2.0)])
-    assert clock.batches == 1
-    first = clock.take().stats()
+    hands.run((1.0, 2.0), (1.0, 2.0))
+    assert hands.clock.batches == 1
+    first = hands.clock.take().stats()
     assert (first.data, first.step, first.samples) == (Spread.of([1.0]), Spread.of([2.0]), 4)
-    assert clock.batches == 0
+    assert hands.clock.batches == 0
     hands.passed = math.inf
-    assert clock.take().stats() == first
+    assert hands.clock.take().stats() == first
 
 
 class Device:
@@ -139,39 +122,13 @@ def test_a_device_stalls_for_as_long_as_it_has_nothing_to_do(
     assert stats.iteration.mean == pytest.approx(device.free / len(steps))
 
 
-def test_a_step_that_comes_to_no_end_can_be_left_out() -> None:
-    hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(1.0, 2.0)])
-    hands.now += 50
-    clock.arrived()
-    hands.now += 50
-    clock.forget()
-    clock.forget()
-    stats = clock.take().stats()
-    assert (stats.batches, stats.data.max, stats.iteration.max) == (1, 1.0, 3.0)
-
-
-def test_a_report_starts_a_new_one() -> None:
-    hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(1.0, 1.0)])
-    clock.take().stats()
-    stats = clock.take().stats()
-    assert (stats.batches, stats.samples, stats.bytes, stats.stall_ratio) == (0, 0, 0, 0.0)
-    assert stats.data == stats.step == Spread()
-    assert stats.ready == 0.0
-
-
 def test_a_clock_that_is_never_asked_keeps_a_bounded_history_and_true_totals() -> None:
     hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(1.0, 1.0)] * (KEPT_STEPS + 10))
-    steps = clock.take()
+    hands.run(*[(1.0, 1.0)] * (KEPT_STEPS + 10))
+    steps = hands.clock.take()
     assert len(steps.data) == len(steps.work) == KEPT_STEPS
     stats = steps.stats()
-    assert stats.batches == KEPT_STEPS + 10
-    assert stats.stall_ratio == 0.5
+    assert (stats.batches, stats.stall_ratio) == (KEPT_STEPS + 10, 0.5)
 
 
 def test_the_time_of_several_threads_adds_up() -> None:
@@ -206,19 +163,17 @@ def test_the_time_of_several_threads_adds_up() -> None:
 def test_a_wait_is_divided_into_transforms_and_loading(work: Counters, transforms: float) -> None:
     assert work.wait_for_transforms(4.0) == pytest.approx(transforms)
     hands = Hands()
-    clock = hands.clock()
-    _run(hands, clock, [(4.0, 4.0)])
-    stats = clock.take().stats(made=work)
+    hands.run((4.0, 4.0))
+    stats = hands.clock.take().stats(made=work)
     assert (stats.stall_ratio, stats.transform_ratio) == (0.5, pytest.approx(transforms / 8))
 
 
 def test_statistics_are_aligned_lines_for_people() -> None:
     hands = Hands()
-    clock = hands.clock()
-    assert str(clock.take().stats()) == "no batches since the last report"
-    _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
+    assert str(hands.clock.take().stats()) == "no batches since the last report"
+    hands.run((0.25, 0.125), (0.125, 0.5))
     made = Counters(1.0, 0.5, cpu_seconds=0.5, objects=1200, nbytes=3_000_000)
-    stats = clock.take().stats(made)
+    stats = hands.clock.take().stats(made)
     assert str(stats).splitlines() == [
         "2 batches: 8 samples, 200 B, 8 samples/s",
         "waiting for data   37.5%  188 ms (median 188, p95 250, max 250) per batch",

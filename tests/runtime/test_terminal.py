@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 import precache
-from precache.cli import main as command_line
 from precache.cli.calls import follow
 from precache.messages import as_text
 from precache.runtime.terminal import Terminal, say_text
 from tests.support.building import command, cut, encoded, environment, shard_files, write
+from tests.support.command_line import Run
 from tests.support.forging import settle
 
 TITLE = "\x1b]0;pwned\x07"
@@ -48,8 +48,6 @@ OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 RECIPE = ("--resize", 16, "--crop", 16, "--address", "serial", "--max-failures", 50)
 
-Run = Callable[..., str]
-
 
 def write_hostile(root: Path) -> Path:
     """Photographs and broken files whose names and folders a terminal would obey."""
@@ -65,31 +63,28 @@ def assert_harmless(text: str) -> None:
     assert not any(line.startswith(FORGED) for line in text.split("\n"))
 
 
+Said = Callable[..., str]
+
+
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A command's whole output, looked through, and its JSON."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+def said(run: Run) -> Said:
+    """A command's whole output, looked through."""
 
-    def run(*arguments: object, status: int = 0) -> str:
-        capfd.readouterr()
-        try:
-            ended = command_line.main([str(each) for each in arguments])
-        except SystemExit as error:
-            ended = int(error.code or 0)
-        out, err = capfd.readouterr()
-        assert ended == status, err
-        assert_harmless(out)
-        assert_harmless(err)
-        return out + err
+    def said(*arguments: object, status: int = 0) -> str:
+        ran = run(*arguments)
+        assert ran.status == status, ran.err
+        assert_harmless(ran.out)
+        assert_harmless(ran.err)
+        return ran.out + ran.err
 
-    return run
+    return said
 
 
-def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) -> None:
+def test_no_command_obeys_what_names_and_classes_hold(said: Said, tmp_path: Path) -> None:
     source, store = write_hostile(tmp_path / "in"), tmp_path / "store"
-    planned = run("plan", source, store, *RECIPE)
+    planned = said("plan", source, store, *RECIPE)
     assert r"nl\nhole: forged.jpg" in planned
-    built = run("build", source, store, *RECIPE, "--report", tmp_path / "report.json")
+    built = said("build", source, store, *RECIPE, "--report", tmp_path / "report.json")
     for name in (
         "[bold]x[-bold] [link=http:][",
         ":smile: é日本😀",
@@ -97,11 +92,11 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
         r"\x9b31m",
     ):
         assert name.replace("[link=http:][", "[link=http:x][") in built
-    assert "class" in run("info", store)
-    run("info", store, "--json")
-    run("build", source, store, *RECIPE, "--json")
-    run("ls", store)
-    run("verify", store)
+    assert "class" in said("info", store)
+    said("info", store, "--json")
+    said("build", source, store, *RECIPE, "--json")
+    said("ls", store)
+    said("verify", store)
     json.loads((tmp_path / "report.json").read_text())
 
     changed = write(next((source / CLASSES[1]).glob("*.jpg")), encoded(cut(77)))
@@ -109,21 +104,28 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
         source / CLASSES[0] / f"new{TITLE}.jpg"
     )
     os.utime(changed, (1, 1))
-    assert r"\x1b]0;pwned\x07" in run("plan", source, store, *RECIPE)
-    run("build", source, store, *RECIPE)
+    assert r"\x1b]0;pwned\x07" in said("plan", source, store, *RECIPE)
+    said("build", source, store, *RECIPE)
     first, second = (path.name for path in store.iterdir() if (path / "zarr.json").is_file())
-    assert r"new\x1b]0;pwned\x07.jpg" in run("diff", f"{store}@{first}", f"{store}@{second}")
-    run("use", f"{store}@{first}")
-    run("gc", store, "--keep", 1, "--older-than", "0s")
-    run("pull", store, tmp_path / "here")
-    run("view", store, "--out", tmp_path / "page.html")
+    assert r"new\x1b]0;pwned\x07.jpg" in said("diff", f"{store}@{first}", f"{store}@{second}")
+    said("use", f"{store}@{first}")
+    document = store / first / "zarr.json"
+    data = json.loads(document.read_text())
+    data["attributes"]["precache"]["libraries"] = {"of": f"{TITLE}\n{FORGED}"}
+    document.write_text(json.dumps(data))
+    settle(document.parent)
+    assert rf"\x1b]0;pwned\x07\n{FORGED}" in said("info", store)
+    said("ls", store)
+    said("gc", store, "--keep", 1, "--older-than", "0s")
+    said("pull", store, tmp_path / "here")
+    said("view", store, "--out", tmp_path / "page.html")
 
     [shard] = shard_files(store).values()
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
-    assert r"sep\u2028hole" in run("verify", store, status=1)
+    assert r"sep\u2028hole" in said("verify", store, status=1)
 
 
-def test_no_error_obeys_what_a_user_is_made_to_type(run: Run, tmp_path: Path) -> None:
+def test_no_error_obeys_what_a_user_is_made_to_type(said: Said, tmp_path: Path) -> None:
     evil = f"{TITLE}\n{FORGED}"
     source = write_hostile(tmp_path / "in")
     (tmp_path / "labels.csv").write_text(f'"no{evil}.jpg",{TITLE}\n')
@@ -149,19 +151,7 @@ def test_no_error_obeys_what_a_user_is_made_to_type(run: Run, tmp_path: Path) ->
         ("doctor", tmp_path / evil),
         ("view", tmp_path / evil),
     ):
-        run(*arguments, status=2)
-
-
-def test_a_forged_document_of_a_store_is_shown_and_not_obeyed(run: Run, tmp_path: Path) -> None:
-    source, store = write_hostile(tmp_path / "in"), tmp_path / "store"
-    run("build", source, store, *RECIPE)
-    [document] = store.glob("*/zarr.json")
-    data = json.loads(document.read_text())
-    data["attributes"]["precache"]["libraries"] = {"of": f"{TITLE}\n{FORGED}"}
-    document.write_text(json.dumps(data))
-    settle(document.parent)
-    assert rf"\x1b]0;pwned\x07\n{FORGED}" in run("info", store)
-    run("ls", store)
+        said(*arguments, status=2)
 
 
 def on_a_terminal(*arguments: object) -> str:
@@ -184,6 +174,7 @@ def on_a_terminal(*arguments: object) -> str:
     return found.decode()
 
 
+@pytest.mark.heavy
 def test_a_terminal_gets_the_programs_own_sequences_alone(tmp_path: Path) -> None:
     source = write_hostile(tmp_path / "in")
     text = on_a_terminal("build", source, tmp_path / "store", *RECIPE)
@@ -193,9 +184,6 @@ def test_a_terminal_gets_the_programs_own_sequences_alone(tmp_path: Path) -> Non
     assert not any(line.startswith(FORGED) for line in re.split(r"\r|\n", text))
     assert "[bold]x[-bold]" in text
     assert ":smile: é日本😀" in text
-
-
-# --- the console --------------------------------------------------------------------------------
 
 
 class Screen:
@@ -254,9 +242,6 @@ def test_logs_warnings_and_tracebacks_are_lines_of_their_own(
     assert "pass-word" not in text
     assert "Traceback" in text
     assert text.count(r"\x1b]0;pwned\x07") >= 3
-
-
-# --- jobs of a cluster --------------------------------------------------------------------------
 
 
 class Cluster:

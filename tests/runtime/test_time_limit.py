@@ -21,7 +21,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -52,7 +51,6 @@ from precache_workers.runtime.time_limit import (
 from precache_workers.shards.samples import SampleTask
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
 from precache_workers.sources.fetching import fetch_ahead
-from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from tests.support.building import (
     DEADLINE,
@@ -60,10 +58,7 @@ from tests.support.building import (
     PYTHONPATH,
     REPOSITORY,
     ask,
-    assert_all_but_the_marked,
     block,
-    build_here,
-    build_marked,
     cli,
     cut,
     encoded,
@@ -77,7 +72,7 @@ from tests.support.building import (
     write,
 )
 from tests.support.command_line import Run
-from tests.support.servers import POLL, PatientServer
+from tests.support.servers import web_server
 
 SLOW = precache.Recipe.from_dict(tomllib.loads(marked_recipe("hang")))
 PLAIN = precache.Recipe.image(resize=(48, 48))
@@ -100,9 +95,6 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-# --- what hangs, and what waits for it ----------------------------------------------------------
-
-
 def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
     """Take three samples, one after another; at one, wait."""
     for each in "abc":
@@ -112,42 +104,33 @@ def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
         done.append(each)
 
 
-@pytest.mark.parametrize("key", ["a", "c"])
-def test_work_that_hangs_at_a_sample_is_given_up(key: str, released: threading.Event) -> None:
-    with pytest.raises(
-        HangError, match=f"^{key}: {DECODING} {LATE} 0.1 s .*--address local"
-    ) as caught:
-        run_in_time(lambda: hang_at(key, released, []), 0.1)
-    assert caught.value.late == {key: f"{DECODING} {LATE} 0.1 s (--sample-timeout)"}
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.late, str(again)) == (caught.value.late, str(caught.value))
-
-
-def test_what_was_given_up_ends_at_its_next_sample(released: threading.Event) -> None:
-    before, done = set(threading.enumerate()), list[str]()
-    with pytest.raises(HangError):
-        run_in_time(lambda: hang_at("b", released, done), 0.1)
-    released.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-    assert done == ["a", "b"]
-
-
 @pytest.mark.usefixtures("no_collection")
-def test_what_was_given_up_leaves_memory_as_it_ends(released: threading.Event) -> None:
-    before, held = set(threading.enumerate()), list[weakref.ref[Any]]()
+@pytest.mark.parametrize("key", ["a", "c"])
+def test_work_that_hangs_is_given_up_and_ends_at_its_next_sample(
+    key: str, released: threading.Event
+) -> None:
+    before, done, held = set(threading.enumerate()), list[str](), list[weakref.ref[Any]]()
 
     def work() -> None:
         shard = np.zeros(10)
         held.append(weakref.ref(shard))
-        hang_at("b", released, [])
+        hang_at(key, released, done)
+        raise FetchError("no luck")
 
-    with pytest.raises(HangError):
+    late = f"{DECODING} {LATE} 0.1 s (--sample-timeout)"
+    with pytest.raises(HangError, match=f"^{re.escape(f'{key}: {late}')}.*--address loc") as caught:
         run_in_time(work, 0.1)
+    assert caught.value.late == {key: late}
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.late, str(again)) == (caught.value.late, str(caught.value))
     released.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
-    assert held[0]() is None
+    assert done == list("abc"[: "abc".index(key) + 1])
+    del caught, again
+    assert held[0]() is None, "a shard is not kept"
+    with pytest.raises(FetchError, match="no luck"):
+        run_in_time(work, 10.0)
 
 
 def test_the_thread_of_work_has_ended_when_its_result_is_there() -> None:
@@ -162,14 +145,6 @@ def test_the_thread_of_work_has_ended_when_its_result_is_there() -> None:
     finally:
         threading.setprofile(None)
     assert set(own_threads()) <= before
-
-
-def test_an_error_is_that_of_the_work() -> None:
-    def fail() -> None:
-        raise FetchError("no luck")
-
-    with pytest.raises(FetchError, match="no luck"):
-        run_in_time(fail, 1.0)
 
 
 def test_time_for_which_the_process_was_stopped_does_not_count(
@@ -222,38 +197,18 @@ class Recorded:
         return [Sample({0: key}) for key in keys]
 
 
-class _Drips(BaseHTTPRequestHandler):
-    """A file comes at once, and another byte by byte."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            while self.path.endswith("b.jpg") and not self.server.over.wait(0.1):  # type: ignore[attr-defined]  # set below
-                self.wfile.write(b" ")
-                self.wfile.flush()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-def test_a_file_that_drips_is_late_and_those_beside_it_are_not(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_that_does_not_come_is_late_and_those_beside_it_are_not(
+    tmp_path: Path, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_SECONDS", 0.0)
-    before = set(threading.enumerate())
-    with PatientServer(("127.0.0.1", 0), _Drips) as server:
-        server.over = threading.Event()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
-        source = open_source(f"http://127.0.0.1:{server.server_address[1]}/photos")
+    for name in "abc":
+        write(tmp_path / f"photos/{name}.jpg", b" ")
+    with web_server(tmp_path, {"/photos/b.jpg": released}) as url:
+        source = open_source(f"{url}/photos")
         source.fetch(["a.jpg"], [-1])  # the first request of a process takes longer
         with pytest.raises(HangError) as caught:
             run_in_time(lambda: source.fetch(["a.jpg", "b.jpg", "c.jpg"], [-1] * 3), 1.0)
-        server.over.set()  # type: ignore[attr-defined]
-        for thread in set(threading.enumerate()) - before:
-            if thread.name == "precache-samples":
-                thread.join(DEADLINE)
-        server.shutdown()
+        released.set()
     assert list(caught.value.late) == ["b.jpg"]
 
 
@@ -280,9 +235,6 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     fetched = dict(fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone))
     assert source.fetched == [["a"], ["c", "d"]]
     assert str(fetched["b"]) == why
-
-
-# --- the file of notes --------------------------------------------------------------------------
 
 
 @dataclass
@@ -403,9 +355,6 @@ def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
         assert run_in_time(lambda: samples_at_work().work(DECODING, "a", str), 1.0) == ""
 
 
-# --- in a process that is not a worker ----------------------------------------------------------
-
-
 class Locked:
     """A data set with a lock of its own, of which one item never comes."""
 
@@ -419,21 +368,13 @@ class Locked:
 
     def __getitem__(self, index: int) -> np.ndarray:
         with self.lock:
-            if index == 23:
-                self.hang()
-            return np.full((8, 8, 3), index, np.uint8)
+            if index != 23:
+                return np.full((8, 8, 3), index, np.uint8)
+            self.hang()
+            return np.full((33, 33, 3), index, np.uint8)
 
     def hang(self) -> None:
         self.released.wait()
-
-
-class Many(Locked):
-    """The same, of which eight are fetched at a time; the one of another size is no trouble."""
-
-    fetch_threads = 8
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.full((33, 33, 3) if index == 23 else (8, 8, 3), index, np.uint8)
 
 
 class Holding(Locked):
@@ -443,38 +384,47 @@ class Holding(Locked):
         block()
 
 
-def test_a_serial_build_ends_with_an_error_that_names_the_sample(
+class Many(Locked):
+    """The same, of which eight are fetched at a time; one is marked, and no trouble to fetch."""
+
+    fetch_threads = 8
+
+    def hang(self) -> None:
+        pass
+
+
+def test_serial_builds_and_plans_end_with_an_error_that_names_the_sample_and_the_doctor_lists_it(
     photos: Path, tmp_path: Path
 ) -> None:
-    options = {"address": "serial", "sample_timeout": 2.5, "shard_samples": 20}
-    error = ask(build_here, photos, tmp_path / "store", SLOW, options)
-    assert isinstance(error, HangError)
-    assert str(error).startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s (--sample-timeout). Only")
+    """In a process of its own, with which the threads end that hang."""
+    errors, failures = ask(build_and_examine, photos)
+    for error in errors:
+        assert error.startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s (--sample-timeout). Only")
+    assert failures["dog/0001.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
+    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} {LATE} 3 s")}
+    assert late
+    assert late <= set(MARKED)
     source = "python:tests.runtime.test_time_limit:Locked"
     with pytest.raises(
         HangError, match=rf"^23: {FETCHING} {LATE} 2.5 s \(--sample-timeout\)\. Only"
     ):
-        precache.build(source, tmp_path / "other", precache.Recipe.image(), **options)
+        precache.build(source, tmp_path / "other", address="serial", sample_timeout=2.5)
     Locked.released.set()
 
 
-def plan_and_examine(photos: Path) -> tuple[str, dict[str, str]]:
-    """The error of a plan, and the failures that the doctor lists."""
-    with pytest.raises(HangError) as caught:
-        precache.plan(photos, photos.with_name("store"), SLOW, address="serial", sample_timeout=2.5)
-    return str(caught.value), dict(precache.doctor(photos, SLOW, samples=40, seconds=3.0).failures)
-
-
-def test_a_serial_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
-    """In a process of its own, with which the threads end that hang."""
-    said, failures = ask(plan_and_examine, photos)
-    assert said.startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s")
-    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} {LATE} 3 s")}
-    assert late
-    assert late <= set(MARKED)
+def build_and_examine(photos: Path) -> tuple[list[str], dict[str, str]]:
+    """The errors of a build and a plan, and the failures that the doctor lists."""
+    store, errors = photos.with_name("store"), list[str]()
+    make_sparse(photos / "dog/0001.jpg", 1 << 40)
+    for act in (precache.build, precache.plan):
+        with pytest.raises(HangError) as caught:
+            act(photos, store, SLOW, address="serial", sample_timeout=2.5, shard_samples=20)
+        errors.append(str(caught.value))
+    return errors, dict(precache.doctor(photos, SLOW, samples=40, seconds=3.0).failures)
 
 
 BLOCKED = """
+import time
 from tests.support.building import block
 from precache_workers.runtime import time_limit
 time_limit.GRACE_SECONDS = 0.0
@@ -484,15 +434,14 @@ def work():
 
 at_work = time_limit.samples_at_work
 time_limit.run_in_time(lambda: at_work().work(time_limit.DECODING, "well", str), 0.1)
-{before}
+time.sleep(1)
 time_limit.run_in_time(work, 0.5)
 """
 
 
-@pytest.mark.parametrize("before", ["", "import time; time.sleep(1)"])
-def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named(before: str) -> None:
+def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
     """By the timer, which does not run while no sample is at work."""
-    line = [sys.executable, "-c", BLOCKED.format(before=before)]
+    line = [sys.executable, "-c", BLOCKED]
     ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=DEADLINE, check=False,
         capture_output=True, text=True)  # fmt: skip
     assert ran.returncode == 1
@@ -539,23 +488,6 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
         assert process.returncode == 1
     late = suspected("a", why=f"{DECODING} {LATE} 2.5 s (--sample-timeout)")
     assert take_suspects(str(tmp_path / "notes"), "it fell") == (None if stopped else late)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("source", ["photos", "python:tests.runtime.test_time_limit:Holding"])
-def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
-    photos: Path, source: str
-) -> None:
-    recipe = write(photos.parent / "recipe.toml", marked_recipe("hold_the_lock").encode())
-    given: list[object] = [photos, "--recipe", recipe] if source == "photos" else [source]
-    ran = cli("build", *given, photos.with_name("store"), "--address", "serial",
-        "--sample-timeout", 1, cwd=REPOSITORY)  # fmt: skip
-    assert ran.returncode == 1
-    what, key = (DECODING, MARKED[0]) if source == "photos" else (FETCHING, "23")
-    assert f" in {what}, of sample '{key}', for at most 1 s (--sample-timeout); wh" in ran.stderr
-
-
-# --- in workers ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -617,45 +549,30 @@ def test_a_worker_that_a_sample_ends_is_replaced_and_the_sample_left_out(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("function", ["hang", "hold_the_lock"])
-def test_photos_that_hang_are_holes_and_all_others_have_their_pixels(
-    photos: Path, function: str
+@pytest.mark.parametrize(
+    ("source", "doing", "recipe"),
+    [
+        ("Locked", FETCHING, None),
+        ("Holding", FETCHING, None),
+        ("Many", DECODING, "hang"),
+        ("Many", DECODING, "hold_the_lock"),
+    ],
+)
+def test_an_item_that_hangs_is_the_only_hole_and_all_others_have_their_pixels(
+    tmp_path: Path, source: str, doing: str, recipe: str | None
 ) -> None:
-    recipe = marked_recipe(function)
-    result = build_marked(photos, recipe, "--sample-timeout", 1)
-    assert dict(result["holes"]) == dict.fromkeys(
-        MARKED, f"{DECODING} {LATE} 1 s (--sample-timeout)"
-    )
-    assert_all_but_the_marked(photos, photos.with_name("store"), recipe)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["Locked", "Holding"])
-def test_an_item_that_hangs_in_the_lock_of_its_dataset_is_the_only_hole(
-    tmp_path: Path, kind: str
-) -> None:
-    source, store = f"python:tests.runtime.test_time_limit:{kind}", tmp_path / "store"
-    ran = cli("build", source, store, "--cpus", 2, "--sample-timeout", 1, "--shard-samples", 20,
-        "--keep-order", "--json", cwd=REPOSITORY)  # fmt: skip
+    store, given = tmp_path / "store", list[object]()
+    if recipe:
+        given = ["--recipe", write(tmp_path / "recipe.toml", marked_recipe(recipe).encode())]
+    ran = cli("build", f"python:tests.runtime.test_time_limit:{source}", store, *given, "--cpus", 2,
+        "--sample-timeout", 1, "--shard-samples", 20, "--keep-order", "--json",
+        cwd=REPOSITORY)  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["holes"] == [["23", f"{FETCHING} {LATE} 1 s (--sample-timeout)"]]
+    assert json.loads(ran.stdout)["holes"] == [["23", f"{doing} {LATE} 1 s (--sample-timeout)"]]
     rows = pixels(store)
     assert {key: (row.min(), row.max()) for key, row in rows.items()} == {
         str(index): (index, index) for index in range(40) if index != 23
     }
-
-
-@pytest.mark.heavy
-def test_an_item_that_hangs_as_it_is_decoded_beside_eight_threads_is_the_only_hole(
-    tmp_path: Path,
-) -> None:
-    recipe = write(tmp_path / "recipe.toml", marked_recipe("hold_the_lock").encode())
-    source = "python:tests.runtime.test_time_limit:Many"
-    ran = cli("build", source, tmp_path / "store", "--recipe", recipe, "--cpus", 2,
-        "--sample-timeout", 1, "--shard-samples", 20, "--json", cwd=REPOSITORY)  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    why = "decoding it took longer than 1 s (--sample-timeout)"
-    assert json.loads(ran.stdout)["holes"] == [["23", why]]
 
 
 DEADLY = {3: "hangs", 9: "kills", 14: "hangs", 20: "kills"}
@@ -695,58 +612,30 @@ def test_samples_that_end_workers_do_so_twice_each_in_one_shard_or_several(
     assert Counter(map(int, log.read_text().split())) == dict.fromkeys(DEADLY, 2)
 
 
-# --- bytes --------------------------------------------------------------------------------------
-
-
 def make_sparse(path: Path, nbytes: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(nbytes)
 
 
-@pytest.mark.heavy
-def test_a_file_of_too_many_bytes_is_a_hole_that_is_not_read(photos: Path) -> None:
-    make_sparse(photos / "cat/0000.jpg", 1 << 40)
-    make_sparse(photos / "eel/0023.jpg", 100_001)
-    limits = {"max_sample_bytes": "100kB", "shard_samples": 20}
-    plan = precache.plan(photos, photos.with_name("store"), PLAIN, **limits)
-    assert plan.samples == 40
-    result = ask(build_here, photos, photos.with_name("store"), PLAIN, limits)
-    assert dict(result.holes) == {
-        "cat/0000.jpg": "has 1.1 TB, over the limit of 100 KB (--max-sample-bytes)",
-        "eel/0023.jpg": "has 100 KB, over the limit of 100 KB (--max-sample-bytes)",
-    }
-    told = precache.doctor(photos, PLAIN, samples=40, seconds=3.0)
-    assert dict(told.failures)["cat/0000.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_memory_that_does_not_suffice_for_a_file_is_its_failure(
-    tmp_path: Path, known: bool
+@pytest.mark.parametrize(
+    ("limit", "listed", "why"),
+    [
+        (1 << 50, 1 << 43, "has 8.8 TB, more than the memory allows"),
+        (1 << 50, -1, "has 8.8 TB, more than the memory allows"),
+        (MOST_SAMPLE_BYTES, 5, "has more than 5 bytes and had 5 when it was listed"),
+        (MOST_SAMPLE_BYTES, -1, "has 8.8 TB, over the limit of 537 MB"),
+    ],
+)
+def test_a_file_of_more_bytes_than_is_right_is_not_read(
+    tmp_path: Path, limit: int, listed: int, why: str
 ) -> None:
-    """A petabyte is more than any machine gives."""
     make_sparse(tmp_path / "b.jpg", 1 << 43)
     write(tmp_path / "a.jpg", b"12345")
-    source = open_source(str(tmp_path), most_bytes=1 << 50)
-    sizes = [5, 1 << 43] if known else [-1, -1]
-    first, second = source.fetch(["a.jpg", "b.jpg"], sizes)
+    source = open_source(str(tmp_path), most_bytes=limit)
+    first, second = source.fetch(["a.jpg", "b.jpg"], [5 if listed > 0 else -1, listed])
     assert isinstance(first, Sample)
-    assert str(second) == "has 8.8 TB, more than the memory allows"
-
-
-def test_a_file_that_has_grown_is_not_read_to_its_end(tmp_path: Path) -> None:
-    make_sparse(tmp_path / "a.jpg", 1 << 43)
-    [found] = open_source(str(tmp_path)).fetch(["a.jpg"], [5])
-    assert isinstance(found, FetchError)
-    assert "has more than 5 bytes and had 5 when it was listed" in str(found)
-
-
-def test_a_file_of_unknown_size_is_looked_at_before_it_is_read(tmp_path: Path) -> None:
-    make_sparse(tmp_path / "a.jpg", MOST_SAMPLE_BYTES + 1)
-    source = open_source(str(tmp_path))
-    assert isinstance(source, FolderSource)
-    [found] = source.fetch(["a.jpg"], [-1])
-    assert "over the limit" in str(found)
+    assert why in str(second)
 
 
 @pytest.mark.parametrize(
@@ -756,35 +645,29 @@ def test_a_file_of_unknown_size_is_looked_at_before_it_is_read(tmp_path: Path) -
         ({"max_sample_bytes": 0}, "max_sample_bytes is 0; give a whole number from 1 up"),
         ({"sample_timeout": 0}, "sample_timeout is 0; give a number above 0"),
         ({"sample_timeout": float("inf")}, "sample_timeout is inf; give a finite number"),
+        ({"sample_timeout": 60}, "give more than 120 seconds, for which requests to a"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(
     tmp_path: Path, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        precache.build(tmp_path, tmp_path / "store", **options)
+        precache.build("s3://bucket/in", tmp_path / "store", **options)
 
 
-def test_requests_are_given_the_time_to_be_made_again(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give more than 120 seconds, for which requests to a"):
-        precache.build("s3://bucket/in", tmp_path / "store", sample_timeout=60)
-
-
-def test_the_command_line_takes_both_limits(photos: Path, run: Run) -> None:
-    make_sparse(photos / "cat/0000.jpg", 1 << 40)
-    line = ["build", photos, photos.with_name("store"), "--address", "serial", "--json"]
-    ran = run(*line, "--max-sample-bytes", "1MB", "--sample-timeout", 99)
-    assert ran.status == 0, ran.err
-    holes = dict(ran.json["holes"])
-    assert holes["cat/0000.jpg"] == "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
-
-
-@pytest.mark.heavy
-def test_after_a_limit_was_raised_the_way_to_use_it_is_said(photos: Path) -> None:
+def test_a_file_of_too_many_bytes_is_a_hole_until_a_higher_limit_retries_it(
+    photos: Path, run: Run
+) -> None:
     make_sparse(photos / "cat/0000.jpg", 1 << 40)
     write(photos / "eel/0023.jpg", encoded(cut(1), quality=90) + bytes(100_000))
-    where = [photos, photos.with_name("store"), "--address", "serial", "--max-sample-bytes"]
-    assert "--retry-failed" in cli("build", *where, "100kB").stdout
-    assert "--retry-failed" in cli("build", *where, "1MB").stdout
-    result = json.loads(cli("build", *where, "1MB", "--retry-failed", "--json").stdout)
-    assert (result["mended"], [key for key, _ in result["holes"]]) == (1, ["cat/0000.jpg"])
+    line = ["build", photos, photos.with_name("store"), "--address", "serial"]
+    line += ["--sample-timeout", 99, "--max-sample-bytes"]
+    ran = run(*line, "100kB")
+    assert ran.status == 0, ran.err
+    for why in ("has 1.1 TB, over the limit of 100 KB (--max-sample-bytes)", "--retry-failed"):
+        assert why in ran.out
+    assert "has 102 KB, over the limit of 100 KB" in ran.out
+    assert "--retry-failed" in run(*line, "1MB").out
+    result = run(*line, "1MB", "--retry-failed", "--json").json
+    why = "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
+    assert (result["mended"], result["holes"]) == (1, [["cat/0000.jpg", why]])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zarr
 
 from precache.runtime import usage
-from precache.runtime.operating_system import drop_cached
 from tests.conftest import BuiltStore
 from tests.support import cgroups
 from tests.support.building import write
@@ -72,12 +68,10 @@ def _limited(
     write(folder / "memory.stat", f"anon 7\n{names[2].format(*cache)}\nslab 5\n".encode())
 
 
-def _machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _machine(folder: Path) -> None:
     """Of 9,000 kB, 4,000 of them available, and a process in a group of each version."""
     write(folder / "meminfo", b"MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\nHuge: 0\n")
     write(folder / "self/cgroup", b"5:cpu,memory:/a/b\n3:cpuset:/x\n0::/own\n")
-    monkeypatch.setattr(usage, "PROC", folder)
-    monkeypatch.setattr(usage, "CGROUPS", folder / "groups")
 
 
 MACHINE = usage.Memory(9000 << 10, 4000 << 10)
@@ -107,74 +101,15 @@ MACHINE = usage.Memory(9000 << 10, 4000 << 10)
 def test_available_memory_is_the_least_of_the_machine_and_all_groups_above_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any], memory: usage.Memory
 ) -> None:
-    _machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(usage, "PROC", tmp_path)
+    monkeypatch.setattr(usage, "CGROUPS", tmp_path / "groups")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert usage.read_memory() == usage.Memory(total, total), "without an estimate of the kernel"
+    _machine(tmp_path)
     for name, files in groups.items():
         _limited(tmp_path / "groups" / name, *files)
     assert usage.read_memory() == memory
     assert usage.available_bytes() == memory.available
-
-
-def test_all_memory_is_available_where_the_kernel_has_no_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage, "PROC", tmp_path)
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert usage.read_memory() == usage.Memory(total, total)
-
-
-RESIDENT = """
-import sys
-import precache
-from precache.errors import UsageError
-from precache.runtime.usage import available_bytes
-
-def load(resident):
-    fields = {"x": "x"}
-    with precache.Loader(sys.argv[1], 2, fields=fields, device="cpu", resident=resident) as loader:
-        return next(iter(loader))["x"].shape
-
-load(None)
-for _ in range(2):  # so that the kernel takes the file's cache for active
-    with open(sys.argv[2], "rb") as file:
-        while file.read(1 << 20):
-            pass
-before = available_bytes()
-try:
-    load("host")
-except UsageError as error:
-    print(before, error)
-"""
-
-
-@pytest.mark.heavy
-def test_what_a_control_group_cannot_hold_is_refused_and_its_file_cache_is_no_obstacle(
-    tmp_path: Path,
-) -> None:
-    """The machine would hold it, so that by its memory the kernel would end the process."""
-    rows, row, limit = 1000, 1 << 20, 800 << 20
-    if usage.available_bytes() < 2 * rows * row:
-        pytest.skip("too little memory is free")
-    array = {"shape": (rows, row), "chunks": (1, row), "dtype": "uint8"}
-    zarr.create_array(tmp_path / "store", name="x", **array)
-    with (tmp_path / "file").open("wb") as file:
-        for _ in range(400):
-            file.write(bytes(1 << 20))
-        file.flush()
-        os.fdatasync(file.fileno())
-        drop_cached(file.fileno())  # for the group that reads it to be charged
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(cgroups.group("memory"))
-            cgroups.limit_memory(folder, limit)
-        except OSError as error:
-            pytest.skip(f"no group of processes with a limit can be made here: {error}")
-        script = [sys.executable, "-c", RESIDENT, str(tmp_path / "store"), str(tmp_path / "file")]
-        line = [*cgroups.entering(folder), *script]
-        ended = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    before, _, message = ended.stdout.partition(" ")
-    assert 400 << 20 < int(before) < limit
-    assert re.search(r"takes 1\.05 GB decoded, and the host has \d+ MB free; leave re", message)
 
 
 def _threads(store: BuiltStore, allowed: set[int], *within: str) -> int:
@@ -184,19 +119,14 @@ def _threads(store: BuiltStore, allowed: set[int], *within: str) -> int:
 
 
 @pytest.mark.heavy
-def test_a_loader_starts_no_more_threads_than_its_process_may_run(
+def test_a_loader_starts_no_more_threads_than_its_process_and_its_quota_allow(
     stores: dict[str, BuiltStore],
 ) -> None:
     allowed = os.sched_getaffinity(0)
     assert _threads(stores["image"], {min(allowed)}) == 1
     assert _threads(stores["image"], allowed) == min(4, usage.cores())
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-@pytest.mark.heavy
-def test_a_loader_starts_no_more_threads_than_its_quota_allows(
-    stores: dict[str, BuiltStore],
-) -> None:
+    if len(allowed) < 2:
+        pytest.skip("there is one core")
     try:
         with cgroups.group("cpu") as folder:
             first = folder / "cpu.cfs_quota_us"
@@ -205,6 +135,6 @@ def test_a_loader_starts_no_more_threads_than_its_quota_allows(
             else:
                 (folder / "cpu.max").write_text("100000 100000")
             within = cgroups.entering(folder)
-            assert _threads(stores["image"], os.sched_getaffinity(0), *within) == 1
+            assert _threads(stores["image"], allowed, *within) == 1
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")

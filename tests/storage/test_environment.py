@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import precache
-from precache.cli.main import main
 from precache.errors import UsageError
 from precache.storage.environment import with_environment
 from precache.storage.open import open_folder
 from tests.support.building import write_jpegs
+from tests.support.command_line import Run
 from tests.support.servers import S3Server
 
 BY_NAME = {"key": "PHOTOS_KEY", "secret": "PHOTOS_SECRET"}
@@ -36,42 +36,32 @@ def test_the_environment_is_read_where_the_storage_is_opened(
         monkeypatch.setenv(name, value)
     folder.put("a", [b"1"])
     assert pickle.loads(sent).read("a") == b"1"
+    digits = {**plain, "key": 12345678, "secret": 87654321}
+    assert open_folder("s3://bucket/by-name", digits).read("a") == b"1"
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_a_variable_that_is_not_set_is_named(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, value: str | None
-) -> None:
-    monkeypatch.delenv("PHOTOS_KEY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("PHOTOS_KEY", value)
-    with pytest.raises(UsageError, match="variable PHOTOS_KEY of the storage option key is not"):
-        precache.build("s3://bucket/in", "/out", address="serial", storage_options_env=BY_NAME)
-
-
-def test_a_key_of_digits_may_be_a_number(s3: S3Server, tmp_path: Path) -> None:
-    source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/digits"
-    options = {**split(s3)[0], "key": 12345678, "secret": 87654321}
-    precache.build(source, store, address="serial", storage_options=options)
-    assert precache.open(store, storage_options=options).rows == 3
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "variable PHOTOS_KEY of the storage option key is not"
+    for value in (None, ""):
+        if value is not None:
+            monkeypatch.setenv("PHOTOS_KEY", value)
+        with pytest.raises(UsageError, match=said):
+            precache.build("s3://bucket/in", "/out", address="serial", storage_options_env=BY_NAME)
 
 
 def test_commands_take_variables_of_the_environment(
-    s3: S3Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/commands"
     plain, variables = split(s3)
     flags = [f"--storage-options=endpoint_url={plain['endpoint_url']}"]
     flags += ['--storage-options=client_kwargs={"region_name": "us-east-1"}']
     flags += [f"--storage-options-env={key}={variable}" for key, variable in BY_NAME.items()]
-    serial = [str(source), store, "--address", "serial"]
     with monkeypatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        for line in (["build", *serial], ["info", store]):
-            assert main([*line, *flags]) == 0, line
-    assert main(["info", store, *flags]) == 2
-    assert "the environment variable PHOTOS_KEY of the storage option" in capsys.readouterr().err
+        for line in (["build", source, store, "--address", "serial"], ["info", store]):
+            assert run(*line, *flags).status == 0, line
+    ran = run("info", store, *flags)
+    assert ran.status == 2
+    assert "the environment variable PHOTOS_KEY of the storage option" in ran.err

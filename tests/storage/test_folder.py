@@ -24,12 +24,8 @@ from precache.storage.fsspec_services import Fsspec
 from precache.storage.local import LocalFolder
 from precache.storage.object_store import ObjectStore
 from precache.storage.open import open_folder
-from precache.store.commit_log import read_log
 from tests.storage.conftest import SERVERS, Service, numbers, only
-from tests.support.building import append_commit
 from tests.support.servers import S3Server, passes, reset, status
-
-# --- all operations -----------------------------------------------------------------------------
 
 FILES = [
     "a", "b.bin", "d/1", "d/x", "d/deep/er", "d2/1", "x[1]/a", "x*/b", "x1/a", "a b%20/+", "Kä/&'",
@@ -103,9 +99,6 @@ def test_a_folder_is_a_mapping_of_names_to_bytes(
     assert folder.read_ranges(ranges) == [held[name][1:5] for name, *_ in ranges]
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def test_a_small_object_is_read_no_further_than_its_limit(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +127,7 @@ def test_a_small_object_is_read_no_further_than_its_limit(
     assert folder.read("large.json") == b"1" * 5000
 
 
-def test_what_is_not_there_is_said(folder: Folder) -> None:
+def test_what_is_not_there_is_said_and_what_grew_shows_by_a_byte_more(folder: Folder) -> None:
     assert folder.kind() is None
     assert folder.size("a") is None
     assert not folder.exists("a")
@@ -142,16 +135,11 @@ def test_what_is_not_there_is_said(folder: Folder) -> None:
     with pytest.raises(StorageError, match=r"cannot read .*/a: (there is no such|No such file)"):
         folder.read("a")
     folder.remove("a")
-
-
-def test_an_object_that_grew_shows_by_a_byte_more(folder: Folder) -> None:
     folder.put("a", [b"0123456789"])
     folder.put("empty", [b""])
     assert folder.read_many(["a", "empty", "a"], [4, 0, 10]) == [b"01234", b"", b"0123456789"]
     assert folder.read_ranges([("a", 7, 99)]) == [b"789"]
 
-
-# --- names --------------------------------------------------------------------------------------
 
 NO_NAMES = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "/", "a/", ".", "./a", "a/.", "a\0b"]
 
@@ -187,6 +175,20 @@ def test_what_is_no_name_is_refused_by_all_and_shown_escaped(name: str, folder: 
     assert folder.sizes() == {"own": 3}
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        *((url, f"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD") for url in
+          ("s3://", "gs:///", "az://")),
+        *((f"{protocol}://bucket", f"{protocol}:// is not supported; give a local path")
+          for protocol in ("nowhere", "ftps", "ftp", "sftp", "zip", "data")),
+    ],
+)  # fmt: skip
+def test_a_url_of_no_folder_is_refused(url: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        open_folder(url).exists()
+
+
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     folder = open_folder("s3://bucket/x", s3.options())
     assert pickle.loads(pickle.dumps(folder)) == folder
@@ -195,12 +197,6 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
         assert "hidden" not in text
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
     assert str(open_folder("https://user:p@ss@host/x")) == "https://host/x"
-
-
-@pytest.mark.parametrize("url", ["s3://", "gs:///", "az://"])
-def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=rf"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD"):
-        open_folder(url)
 
 
 @pytest.mark.parametrize("protocol", SERVERS)
@@ -218,7 +214,8 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
 
 
 @pytest.mark.parametrize(
-    ("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure")]
+    ("protocol", "extra"),
+    [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure"), ("hf", "hf")],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -230,15 +227,6 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
         open_folder(f"{protocol}://bucket").exists()
-
-
-@pytest.mark.parametrize("protocol", ["nowhere", "ftps", "ftp", "sftp", "zip", "data"])
-def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
-    with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
-        open_folder(f"{protocol}://bucket").exists()
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
@@ -298,29 +286,6 @@ def test_of_two_who_copy_to_one_name_at_once_one_succeeds(service: Service) -> N
     assert copied == [True, True]
     assert other.read("c") == b"another"
     assert other.names() == ["a", "b", "c"]
-
-
-@only(*SERVERS)
-def test_two_who_commit_at_once_both_end_up_in_the_log(service: Service) -> None:
-    """Neither commits before the other has read the log."""
-    barrier, versions = threading.Barrier(2), ["a" * 32 + ".1", "b" * 32 + ".1"]
-
-    def before(method: str, path: str) -> None:
-        if method in ("PUT", "POST") and not barrier.broken:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                barrier.wait(30)
-                barrier.abort()
-
-    service.proxy.before, store = before, service.behind
-    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    first, second = read_log(store).commits
-    assert (first.number, second.number) == (1, 2)
-    assert {first.version, second.version} == set(versions)
-    assert (first.parent, second.parent) == (None, first.version)
 
 
 @pytest.mark.heavy

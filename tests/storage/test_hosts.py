@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +14,9 @@ import pytest
 
 import precache
 from precache.storage import object_store
-from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from tests.support.servers import POLL, PatientServer, web_server
+from tests.storage.conftest import Service
+from tests.support.servers import POLL, PatientServer
 
 HOST = "storage.invalid"
 """A name that nobody resolves: only a proxy can answer for it."""
@@ -37,13 +35,9 @@ class _Proxy(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         path = where._replace(scheme="", netloc="").geturl()
-        headers = {
-            **{name.title(): value for name, value in self.headers.items()},
-            "Host": f"127.0.0.1:{self.port}",
-        }  # which servers go by
-        upstream.request(
-            self.command, path, body, {name.title(): headers[name] for name in headers}
-        )
+        headers = {name.title(): value for name, value in self.headers.items()}
+        headers["Host"] = f"127.0.0.1:{self.port}"  # which servers go by
+        upstream.request(self.command, path, body, headers)
         answer = upstream.getresponse()
         data = answer.read()
         upstream.close()
@@ -62,40 +56,19 @@ class _Proxy(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder with an object ``a``: its URL, the options, and the port of its server."""
-
-    url: str
-    options: dict[str, Any]
-    port: int
-
-    def folder(self, host: str = "127.0.0.1") -> Folder:
-        """The folder by another name of its host."""
-        options = {
-            key: value.replace("127.0.0.1", host) if isinstance(value, str) else value
-            for key, value in self.options.items()
-        }
-        return open_folder(self.url.replace("127.0.0.1", host), options)
-
-
-@pytest.fixture(params=["s3", "gs", "az", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "http":
-        (tmp_path / "a").write_bytes(b"1")
-        with web_server(tmp_path) as url:
-            yield Place(url, {}, urlsplit(url).port or 0)
-    else:
-        server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[request.param])
-        made = Place(f"{request.param}://bucket/hosts", server.options(), server.port)
-        made.folder().put("a", [b"1"])
-        yield made
+def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of before keep what they read of the environment."""
+    monkeypatch.setattr(object_store, "_stores", {})
+    for protocol in ("gs", "http"):
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
 
 
 @pytest.fixture
-def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+def proxied(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """URL and User-Agent of each request to a proxy that the environment names."""
-    handler = type("Handler", (_Proxy,), {"port": place.port, "seen": (seen := [])})
+    service.straight.put("a", [b"1"])
+    port = service.server.port if service.server else urlsplit(service.url).port
+    handler = type("Handler", (_Proxy,), {"port": port, "seen": (seen := [])})
     with PatientServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[POLL])
         thread.start()
@@ -103,30 +76,29 @@ def proxied(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tupl
             monkeypatch.delenv(name.upper(), raising=False)
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
-        # Clients of before, which keep what they read of the environment.
-        monkeypatch.setattr(object_store, "_stores", {})
-        for protocol in ("gs", "http"):
-            fsspec.get_filesystem_class(protocol).clear_instance_cache()
+        forget_clients(monkeypatch)
         yield seen
         server.shutdown()
         thread.join()
-    for protocol in ("gs", "http"):
-        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+    forget_clients(monkeypatch)
 
 
-def test_a_proxy_of_the_environment_is_used_and_told_who_asks(
-    place: Place, proxied: list[tuple[str, str]]
+def test_a_proxy_of_the_environment_is_used_and_told_who_asks_but_for_excepted_hosts(
+    service: Service, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = place.folder(HOST)
-    assert (folder.names(), folder.read("a")) == (["a"], b"1")
+    def assert_read(host: str) -> None:
+        options = {
+            key: value.replace("127.0.0.1", host) if isinstance(value, str) else value
+            for key, value in service.options.items()
+        }
+        folder = open_folder(service.url.replace("127.0.0.1", host), options)
+        assert (folder.names(), folder.read("a")) == (["a"], b"1")
+
+    assert_read(HOST)
     assert {urlsplit(url).hostname for url, _ in proxied} == {HOST}
     assert all(f"precache/{precache.__version__}" in agent for _, agent in proxied)
-
-
-def test_a_host_that_the_environment_excepts_is_reached_straight(
-    place: Place, proxied: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    proxied.clear()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    folder = place.folder()
-    assert (folder.names(), folder.read("a")) == (["a"], b"1")
+    forget_clients(monkeypatch)
+    assert_read("127.0.0.1")
     assert proxied == []

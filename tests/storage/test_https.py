@@ -58,24 +58,8 @@ def https(served: Path, certificate: Certificate) -> Iterator[str]:
     fsspec.get_filesystem_class("https").clear_instance_cache()
 
 
-@pytest.fixture
-def http(served: Path) -> Iterator[str]:
-    """The same without TLS."""
-    with web_server(served) as url:
-        yield url
-    fsspec.get_filesystem_class("http").clear_instance_cache()
-
-
 class _Answer(BaseHTTPRequestHandler):
-    """Answers all requests alike; a subclass says how.
-
-    Attributes
-    ----------
-    page
-        Body, or its beginning.
-    endless
-        What follows again and again, if the body has no end.
-    """
+    """Answers all requests alike: with `page`, and again and again with `endless`."""
 
     status = 200
     kind = "text/html"
@@ -128,7 +112,7 @@ def test_pages_that_list_themselves_have_an_end() -> None:
 
 
 def test_more_is_missing_than_there_are_connections() -> None:
-    with serving(status=404, page=bytes(4 << 20)) as folder:
+    with serving(status=404, page=bytes(1 << 20)) as folder:
         found = folder.read_many([f"{number}.json" for number in range(150)], [-1] * 150)
     assert all(isinstance(each, StorageError) and is_missing(each) for each in found)
 
@@ -198,40 +182,22 @@ def test_a_redirect_out_of_a_folder_is_not_followed(to: str) -> None:
                 read()
 
 
-def test_a_redirect_out_of_a_folder_is_named_with_the_way_out() -> None:
-    with redirecting("/secret.jpg?password=hidden") as folder:
-        says = r"redirects to http://127.0.0.1:\d+/secret.jpg, .*not below .*--follow-links"
-        with pytest.raises(StorageError, match=says):
-            folder.read("a.jpg")
-
-
-def test_a_redirect_within_a_folder_is_followed() -> None:
+def test_a_redirect_is_followed_within_a_folder_and_on_demand_out_of_it() -> None:
     with redirecting("/photos/below/a.jpg?version=2") as folder:
         assert folder.read("a.jpg") == b"2"
         assert folder.size("a.jpg") == 1
         assert folder.folder("b").read("c.jpg") == b"2"
-
-
-def test_redirects_out_of_a_folder_are_followed_on_demand() -> None:
     with redirecting("/secret.jpg", follow_links=True) as folder:
         assert folder.read("a.jpg") == b"2"
-
-
-def test_redirects_without_an_end_are_named() -> None:
-    with (
-        redirecting("/photos/a.jpg") as folder,
-        pytest.raises(StorageError, match=r"a.jpg: the server redirects it without end"),
-    ):
-        folder.read("a.jpg")
-
-
-def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
-    with (
-        serving(**ENDLESS_PAGE) as folder,
-        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
-    ):
-        list(folder.walk())
+    for to, says in [
+        ("/photos/a.jpg", r"a.jpg: the server redirects it without end"),
+        (
+            "/secret.jpg?password=hidden",
+            r"redirects to http://127.0.0.1:\d+/secret.jpg, .*not below .*--follow-links",
+        ),
+    ]:
+        with redirecting(to) as folder, pytest.raises(StorageError, match=says):
+            folder.read("a.jpg")
 
 
 @pytest.mark.parametrize(
@@ -252,19 +218,39 @@ def test_links_are_found_in_linear_time_whatever_the_page_is(kind: str, page: by
         assert folder.names() == ["1.jpg"]
 
 
-def test_links_are_unescaped_and_end_at_their_own_quotes() -> None:
-    page = b"""<a href="it's.jpg"><A class="x"
+def test_links_are_those_of_files_below_their_page_unescaped_by_their_own_quotes() -> None:
+    links = ["?C=N;O=D", "/", "../", "#top", "1.jpg", "cat/", "..%2F..%2Fsecret.jpg", "%2e%2e/",
+             "%2e%2e%2fother/", "%2Fetc%2Fpasswd"]  # fmt: skip
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    page += """<a href="it's.jpg"><A class="x"
         HREF='a&amp;b.jpg'><a href="&#34;c&#34;.jpg"><a title="" href="d e.jpg">"""
-    with serving(page=page) as folder:
-        assert folder.names() == ['"c".jpg', "a&b.jpg", "d e.jpg", "it's.jpg"]
+    left_out: list[str] = []
+    with serving(page=page.encode()) as folder:
+        right = ['"c".jpg', "1.jpg", "a&b.jpg", "cat", "d e.jpg", "it's.jpg"]
+        assert folder.names() == right
+        with contextlib.suppress(StorageError):  # pages that list themselves have no end
+            list(folder.walk(lambda name, reason: left_out.append(name)))
+        assert {"..", "../../secret.jpg", "../other", "/etc/passwd"} <= set(left_out)
+        for name in ("..", "../../secret.jpg", "../other", "/etc/passwd"):
+            with pytest.raises(StorageError, match="is no name below"):
+                folder.read(name)
 
 
 @pytest.mark.parametrize("how", [ENDLESS_ZEROS, ENDLESS_PAGE], ids=["zeros", "page"])
-def test_no_more_is_read_than_was_asked_for(how: dict[str, Any]) -> None:
+def test_of_what_has_no_end_no_more_is_read_than_was_asked_for_or_a_limit_allows(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
+    monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
     with serving(**how) as folder:
         asked = [("a.bin", 0, 10), ("b.bin", 1000, 10), ("c.bin", 5, 0)]
         assert [len(required(part)) for part in folder.read_ranges(asked)] == [10, 10, 0]
         assert len(required(*folder.read_many(["a.bin"], [100]))) == 101
+        assert len(folder.read_first("a.json", 5)) == 5
+        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
+            folder.get("a.json")
+        with pytest.raises(StorageError, match=r"cannot list http.*/photos: .* than 1,048,576 b"):
+            list(folder.walk())
 
 
 class _SilentBelow(_Answer):
@@ -288,14 +274,6 @@ def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
         over.set()
 
 
-def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
-    with serving(**ENDLESS_ZEROS) as folder:
-        assert folder.read_first("a.json", 5) == bytes(5)
-        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
-            folder.get("a.json")
-
-
 @pytest.fixture
 def trusting(certificate: Certificate) -> dict[str, Any]:
     """Storage options with which its certificate is trusted."""
@@ -306,31 +284,24 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
-# --- the whole road -----------------------------------------------------------------------------
-
-
-def test_photos_behind_https_make_the_store_that_they_make_on_a_disk(
+def test_photos_and_stores_behind_https_are_those_of_the_disk(
     https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
 ) -> None:
-    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": trusting}
+    options: dict[str, Any] = {"storage_options": trusting}
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, **options}
+    right = pixels(served / "store")
     result = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
     assert (result.samples, result.failed, result.classes) == (10, 0, ("cat", "dog"))
     again = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
     assert again.shards_skipped == again.shards == 3
-    assert same(pixels(tmp_path / "store"), pixels(served / "store"))
-
-
-def test_a_store_behind_https_is_trained_from_verified_and_pulled(
-    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"storage_options": trusting}
+    assert same(pixels(tmp_path / "store"), right)
     for more in ({}, {"cache": tmp_path / "cache"}):
-        assert same(pixels(f"{https}/store", **options, **more), pixels(served / "store"))
+        assert same(pixels(f"{https}/store", **options, **more), right)
     assert precache.verify(f"{https}/store", **options).ok
     precache.pull(f"{https}/store", tmp_path / "here", **options)
     there = contents(served / "store").items()
-    right = {name: data for name, data in there if not name.startswith("_listings/")}
-    assert contents(tmp_path / "here") == right
+    copied = {name: data for name, data in there if not name.startswith("_listings/")}
+    assert contents(tmp_path / "here") == copied
 
 
 def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
@@ -347,31 +318,6 @@ def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
         result = precache.build(f"{url}/photos", tmp_path / "web", RECIPE, address="serial")
     assert result.classes == ("Kätzchen", "a%b", "grand chat")
     assert same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
-
-
-def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
-    links = ["?C=N;O=D", "/", "../", "#top", "1.jpg", "cat/"]
-    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
-    write(tmp_path / "photos/index.html", page.encode())
-    with web_server(tmp_path) as url:
-        assert open_folder(f"{url}/photos").names() == ["1.jpg", "cat"]
-
-
-def test_links_of_a_page_lead_nowhere_but_below_it(tmp_path: Path) -> None:
-    links = ["1.jpg", "..%2F..%2Fsecret.jpg", "%2e%2e/", "%2e%2e%2fother/", "%2Fetc%2Fpasswd"]
-    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
-    write(tmp_path / "root/photos/index.html", page.encode())
-    write(tmp_path / "secret.jpg", b"secret")
-    left_out: list[str] = []
-    with web_server(tmp_path) as url:
-        folder = open_folder(f"{url}/root/photos")
-        found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
-        assert folder.names() == ["1.jpg"]
-        for name in left_out:
-            with pytest.raises(StorageError, match="is no name below"):
-                folder.read(name)
-    assert found == ["1.jpg"]
-    assert sorted(left_out) == ["..", "../../secret.jpg", "../other", "/etc/passwd"]
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -421,9 +367,6 @@ def test_a_part_is_the_one_that_was_asked_for(how: dict[str, Any], is_right: boo
     with serving(_Parts, **how) as folder:
         [read] = folder.read_ranges([("a.tar", 5, 2)])
     assert read == b"56" if is_right else "sent another part" in str(read)
-
-
-# --- certificates -------------------------------------------------------------------------------
 
 
 def test_a_certificate_that_is_not_trusted_is_named_at_once(

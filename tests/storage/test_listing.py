@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fsspec.spec import AbstractFileSystem
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import FetchError, SourceError, StorageError
@@ -107,6 +107,10 @@ def test_keys_that_are_no_names_are_counted_and_never_fetched(
     listing = source.list(lambda found: None)
     assert listing.table.keys == ["1.jpg", "a/2.jpg"]
     assert listing.left_out == {NO_NAME: len(keys) - 2}
+    put_raw(server, "alone//1.jpg")
+    alone = open_source(f"{protocol}://bucket/alone", server.options())
+    with pytest.raises(SourceError, match=r"no image .*; left out: 1 with an empty part, .*rename"):
+        alone.list(lambda found: None)
     for key, fetched in zip(keys, source.fetch(keys, [1] * len(keys)), strict=True):
         refused = isinstance(fetched, FetchError) and "is no name below" in str(fetched)
         assert refused == (key in keys[2:])
@@ -123,23 +127,15 @@ def test_marks_of_folders_are_no_objects(service: Service) -> None:
     assert set(folder.names()) - {"dog"} == {"cat", "empty.jpg"}
 
 
-def test_a_bucket_of_such_keys_alone_says_so(s3: S3Server) -> None:
-    put_raw(s3, "alone//1.jpg")
-    put_raw(s3, "alone//2.jpg")
-    with pytest.raises(SourceError, match=r"no image .*; left out: 2 with an empty part, .*rename"):
-        open_source("s3://bucket/alone", s3.options()).list(lambda found: None)
-
-
+@example("00000999.jpg", None)
+@example("00000999.jpg", "z")
+@example("00000999.jpg", "00999999.jpg")
 @given(low=st.text(max_size=6), high=st.none() | st.text(max_size=6))
 def test_what_is_between_two_names_is(low: str, high: str | None) -> None:
     found = between(low, high)
+    assert found is not None or low != "00000999.jpg"
     assert found is None or (low < found and "/" not in found)
     assert found is None or high is None or found < high
-
-
-@pytest.mark.parametrize("high", [None, "z", "00999999.jpg"])
-def test_between_names_that_count_there_is_one(high: str | None) -> None:
-    assert between("00000999.jpg", high) is not None
 
 
 @pytest.fixture
@@ -150,11 +146,10 @@ def pages_of_ten(server: ListingServer, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("pages_of_ten")
 def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServer) -> None:
-    """Here, half of all listings are under way at once, of one folder.
+    """Half of all listings are under way at once, of one folder.
 
-    A range is split before it is known how many names are left in it: the last page of each reaches
-    into the next range, and some ranges are empty. Which ones are split depends on which answer
-    comes first: of 400 pages, 530 to 610 are asked for.
+    A range is split before it is known how many names are left in it: of 400 pages, 530 to 610 are
+    asked for.
     """
     server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
     together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=60), threading.Event()
@@ -176,14 +171,9 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
     assert sorted(found) == server.names
     assert met.is_set()
     assert server.pages - seen < 2 * 400
-
-
-@pytest.mark.usefixtures("pages_of_ten")
-def test_a_service_that_begins_at_the_first_name_in_any_case_is_listed_once(
-    server: ListingServer,
-) -> None:
-    server.names, server.page = [f"train/{n:08d}.jpg" for n in range(400)], 10
-    server.starts, seen = False, server.pages
+    # A service that begins at the first name in any case is listed once.
+    server.names, seen = server.names[:400], server.pages
+    server.starts = False
     try:
         found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
     finally:
@@ -194,19 +184,16 @@ def test_a_service_that_begins_at_the_first_name_in_any_case_is_listed_once(
 
 @pytest.mark.usefixtures("pages_of_ten")
 def test_no_more_than_a_few_pages_are_asked_for_ahead(own_server: ListingServer) -> None:
-    own_server.names, own_server.page = [f"{n:05d}.jpg" for n in range(2000)], 10
-    walk = open_folder("s3://bucket", own_server.options()).walk()
+    """A folder is known by the first one."""
+    own_server.names, own_server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
+    folder = open_folder("s3://bucket", own_server.options())
+    assert folder.exists("x")
+    assert own_server.pages == 1
+    walk = folder.folder("x").walk()
     for _ in range(100):
         next(walk)
     walk.close()
-    assert own_server.pages <= 12 + blobs.LISTINGS
-
-
-@pytest.mark.usefixtures("pages_of_ten")
-def test_a_folder_is_known_by_its_first_page(own_server: ListingServer) -> None:
-    own_server.names, own_server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
-    assert open_folder("s3://bucket", own_server.options()).exists("x")
-    assert own_server.pages == 1
+    assert own_server.pages <= 13 + blobs.LISTINGS
 
 
 class _Unordered(AzureListingServer):
@@ -240,9 +227,6 @@ def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
         list(open_folder("s3://bucket", options).walk())
     proxy.stop()
     server.stop()
-
-
-# --- prefixes ----
 
 
 class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
@@ -283,23 +267,27 @@ def _listing_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("precache-list")]
 
 
-def test_prefixes_are_listed_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefixes_are_listed_several_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until as many are being listed as may be."""
     folder, _ = watched(monkeypatch, prefixes=3 * blobs.LISTINGS, meet=blobs.LISTINGS)
     found = sorted(info.name for info in folder.walk())
     assert found == [f"{n:03d}/{m}.jpg" for n in range(3 * blobs.LISTINGS) for m in range(2)]
     assert _listing_threads() == []
 
-
-def test_no_more_listings_are_held_than_are_made_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     folder, fs = watched(monkeypatch, prefixes=10 * blobs.LISTINGS)
     taken = {""}
     for info in folder.walk():
         taken.add(info.name.split("/")[0])
         assert fs.begun <= len(taken) + blobs.LISTINGS
     assert fs.begun == len(taken) == 10 * blobs.LISTINGS + 1
+
+    folder, fs = watched(monkeypatch, prefixes=1000)
+    walk = folder.walk()
+    next(walk)
+    walk.close()
+    for thread in _listing_threads():
+        thread.join()  # each ends with its page
+    assert fs.begun <= 2 + blobs.LISTINGS
 
 
 def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,15 +296,3 @@ def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch
         list(folder.walk())
     for thread in _listing_threads():
         thread.join()  # each ends with its page
-
-
-def test_threads_of_a_walk_that_is_left_end_with_their_page(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder, fs = watched(monkeypatch, prefixes=1000)
-    walk = folder.walk()
-    next(walk)
-    walk.close()
-    for thread in _listing_threads():
-        thread.join()
-    assert fs.begun <= 2 + blobs.LISTINGS

@@ -113,19 +113,19 @@ def test_of_another_machine_signs_of_life_decide(
         lease.require()
 
 
-def test_who_knows_that_a_holder_has_ended_takes_over(store: Folder, place: str) -> None:
+def test_it_beats_and_who_knows_that_its_holder_has_ended_takes_over(
+    store: Folder, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = taken(store, place)
     last = latest(store, place)
     rewrite(store, lease, note="a heartbeat since")
     assert Leases(store, place).take(ended=last) is None
-    assert Leases(store, place).take(ended=latest(store, place)) is not None
-
-
-def test_it_beats(store: Folder, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    next_one = Leases(store, place).take(ended=latest(store, place))
+    assert next_one is not None
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
-    with taken(store, place) as lease:
-        first = store.get(lease.name)
-        poll(lambda: store.get(lease.name) not in (first, None), "a beat")
+    with next_one:
+        first = store.get(next_one.name)
+        poll(lambda: store.get(next_one.name) not in (first, None), "a beat")
 
 
 LOSSES: dict[str, Callable[[Folder, Lease], object]] = {
@@ -173,13 +173,6 @@ def test_one_that_is_renewed_amid_the_commit_of_another_build_leaves_nothing(
     assert folder.names(BUILD_LEASES) == []
 
 
-def test_that_of_a_version_that_is_repaired_outlasts_its_root(tmp_path: Path) -> None:
-    folder = LocalFolder(tmp_path)
-    folder.put(ROOT, [sealed_root({})])
-    with taken(folder, BUILD_LEASES) as lease:
-        assert lease.is_held()
-
-
 def test_who_waits_is_told_for_whom(store: Folder, place: str) -> None:
     said: list[LeaseDocument] = []
     got: list[Lease] = []
@@ -196,17 +189,16 @@ def test_who_waits_is_told_for_whom(store: Folder, place: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"holder": 1, "time": 0}'])
-def test_what_is_damaged_holds_nothing(store: Folder, place: str, data: bytes) -> None:
-    store.put(f"{place}/000007.json", [data])
-    assert taken(store, place).name.endswith("000008.json")
-
-
-def test_what_others_put_beside_leases_is_left_alone(store: Folder) -> None:
-    for name in ("000000-notes.txt", "\u00b2.json", "0.json"):
-        store.put(f"{LEASES_FOLDER}/x/{name}", [b"mine"])
-    with taken(store, PLACES["of a name"]) as lease:
-        assert lease.name == f"{LEASES_FOLDER}/x/000001.json"
-    assert store.names(f"{LEASES_FOLDER}/x") == ["0.json", "000000-notes.txt", "\u00b2.json"]
+def test_what_is_damaged_or_of_others_holds_nothing(store: Folder, place: str, data: bytes) -> None:
+    """A version that is repaired has its root, too."""
+    others = ["0.json", "000000-notes.txt", "000007.json", "\u00b2.json"]
+    for name in others:
+        store.put(f"{place}/{name}", [data])
+    store.put(ROOT, [sealed_root({})])
+    with taken(store, place) as lease:
+        assert lease.is_held()
+        assert lease.name.endswith("000008.json")
+    assert set(store.names(place)) >= set(others) - {"000007.json"}
 
 
 def test_a_store_that_cannot_be_written_is_logged(

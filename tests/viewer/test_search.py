@@ -17,6 +17,7 @@ from precache.store.arrays import checks_per_object
 from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
 from precache.viewer.search import Catalogue, Query
 from tests.conftest import BuiltStore
+from tests.support.building import write
 from tests.support.forging import settle
 
 ROWS = 1_000_000
@@ -49,23 +50,19 @@ def write_large(built: BuiltStore, to: Path) -> Path:
     valid = np.ones(ROWS, np.bool_)
     valid[[5, 777_777]] = False
     keys = [f"{row % 3}/{row:07d}.jpg" for row in range(ROWS)]
-    write_array(folder / "label", small_array(labels, ["row"], fill_value=-1))
-    write_array(folder / "valid", small_array(valid, ["row"], fill_value=False))
-    write_array(folder / "shards/image", small_array(table, ["shard", "size_xxh3"]))
     per_object = checks_per_object(checks.shape[1])
-    ends = small_array(checks, ["shard", "chunk"], per_chunk=per_object)
-    write_array(folder / "_checks/image", ends)
-    write_array(folder / "key", string_array(keys, "row"))
+    for array_name, files in {
+        "label": small_array(labels, ["row"], fill_value=-1),
+        "valid": small_array(valid, ["row"], fill_value=False),
+        "shards/image": small_array(table, ["shard", "size_xxh3"]),
+        "_checks/image": small_array(checks, ["shard", "chunk"], per_chunk=per_object),
+        "key": string_array(keys, "row"),
+    }.items():
+        shutil.rmtree(folder / array_name)
+        for name, data in files.items():
+            write(folder / array_name / name, data)
     settle(folder)
     return to
-
-
-def write_array(folder: Path, files: dict[str, bytes]) -> None:
-    shutil.rmtree(folder)
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +84,9 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-# --- a large store ------------------------------------------------------------------------------
-
-
-def test_paging_reads_the_keys_of_a_page_alone(large: Path, chunks_read: list[str]) -> None:
+def test_paging_and_searches_read_the_keys_that_they_need_alone(
+    large: Path, chunks_read: list[str]
+) -> None:
     shown = Catalogue(str(large))
     found = shown.find(Query(), FAR, 24)
     assert found.rows == list(range(FAR, FAR + 24))
@@ -105,29 +101,17 @@ def test_paging_reads_the_keys_of_a_page_alone(large: Path, chunks_read: list[st
     assert isinstance(row, dict)
     assert isinstance(first, dict)
     assert np.array_equal(row["image"], first["image"])
-
-
-def test_a_search_stops_when_the_page_is_full(large: Path, chunks_read: list[str]) -> None:
+    chunks_read.clear()
+    found = Catalogue(str(large)).find(Query("77", state="holes"), 0, 24)
+    assert found.rows == [777_777]
+    assert chunks_read == ["0", str(777_777 // KEYS_PER_CHUNK)], "those of the two holes"
+    chunks_read.clear()
     shown = Catalogue(str(large))
     found = shown.find(Query("1/"), 0, 24)
     assert found.rows == list(range(1, 72, 3))
     assert found.later == 71
-    assert chunks_read == ["0"]
-    found = shown.find(Query("2/"), found.later, 24)
-    assert found.rows[0] == 71
+    assert shown.find(Query("2/"), found.later, 24).rows[0] == 71
     assert chunks_read == ["0"], "kept from the search before"
-
-
-def test_class_and_state_spare_the_keys_of_chunks_without_such_rows(
-    large: Path, chunks_read: list[str]
-) -> None:
-    shown = Catalogue(str(large))
-    found = shown.find(Query("77", state="holes"), 0, 24)
-    assert found.rows == [777_777]
-    assert chunks_read == ["0", str(777_777 // KEYS_PER_CHUNK)]
-
-
-# --- a small one --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
