@@ -160,8 +160,16 @@ def test_start_up_hand_over_and_copies_take_their_time() -> None:
 def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
     setting: dict[str, Any],
 ) -> None:
+    """The shares are what the times say, and the same seed makes the same, as JSON, too."""
     found = simulate(**setting)
+    values = found.to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
     batches = found.batches
+    rest = max(0.0, found.end - batches.done[found.order].max(initial=0))
+    waited = found.waits[1:].sum() + rest
+    if len(found.order):
+        assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
+    assert 0 <= found.stall_share <= 1
     assert (batches.begun >= batches.asked).all()
     assert batches.ready == pytest.approx(batches.begun + found.load)
     for worker in range(found.setting.lanes):
@@ -188,23 +196,6 @@ def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str,
     more = _done(simulate(**setting | {"prefetch": setting["prefetch"] + 1}))
     assert len(more) >= len(few)
     assert (more[: len(few)] <= few).all()
-
-
-@given(SETTINGS)
-def test_the_same_seed_makes_the_same_and_it_is_json(setting: dict[str, Any]) -> None:
-    values = simulate(**setting).to_dict()
-    assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
-
-
-@given(SETTINGS)
-def test_the_shares_are_what_the_times_say(setting: dict[str, Any]) -> None:
-    found = simulate(**setting)
-    waited = found.waits[1:].sum() + max(
-        0.0, found.end - found.batches.done[found.order].max(initial=0)
-    )
-    if len(found.order):
-        assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
-    assert 0 <= found.stall_share <= 1
 
 
 TIMES = st.floats(0, 1e13) | st.floats(1e-9, 10) | st.lists(st.floats(0, 1e12), max_size=4)
