@@ -273,20 +273,6 @@ def test_a_job_reads_secrets_from_the_environment_of_its_nodes(
 
 
 @pytest.mark.heavy
-def test_labels_and_classes_travel_as_files(head: JobHead, tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
-    lines = "".join(f"{path.relative_to(tmp_path / 'in')},owl\n" for path in
-                    sorted(tmp_path.glob("in/*/*.jpg")))  # fmt: skip
-    write(tmp_path / "labels.csv", lines.encode())
-    write(tmp_path / "classes.txt", b"ant\nowl\n")
-    work = Work(tmp_path, head)
-    flags = "--labels", "labels.csv", "--classes", "classes.txt"
-    done = work.json("submit", tmp_path / "in", work.store, *flags)
-    assert done["result"]["classes"] == ["ant", "owl"]
-    assert set(precache.open(work.store).labels.tolist()) == {1}
-
-
-@pytest.mark.heavy
 def test_a_cluster_with_tokens(tmp_path: Path) -> None:
     head = JobHead(token="0123456789abcdef" * 4)
     try:
