@@ -530,6 +530,17 @@ def test_an_old_size_and_time_that_return_bring_no_old_pixels(
     assert not fetched
 
 
+def test_damage_of_an_earlier_row_table_stops_no_build_of_what_changed(tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = write_source("folder", tmp_path / "photos", photos)
+    rows = store / build("folder", source, store).version / "rows/c/0"
+    rows.write_bytes(rows.read_bytes()[:-9])
+    photos["cat/new.jpg"] = padded_photo(400)
+    write(tmp_path / "photos/cat/new.jpg", photos["cat/new.jpg"])
+    build("folder", source, store)
+    assert_rows(store, rows_of("folder", photos))
+
+
 def test_gc_keeps_the_records_of_sources_that_stay(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for name in ("one", "other"):
