@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def test_a_result_is_printed_as_by_its_command(
     for name, (arguments, result) in results.items():
         capsys.readouterr()
         assert main([name, *arguments]) == 0
-        assert capsys.readouterr().out == f"{result}\n"
+        ages = re.compile(r"[\d.]+ \w+ ago")
+        assert ages.sub("", capsys.readouterr().out) == ages.sub("", f"{result}\n")
         assert type(result).__name__ not in str(result)
 
 
