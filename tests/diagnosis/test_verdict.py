@@ -136,13 +136,9 @@ def test_the_verdict_is_text_and_json(name: str) -> None:
     assert loaded["verdict"] == verdict
     assert loaded["remedies"] == [vars(each) for each in diagnosis.remedies]
     assert loaded["runs"]["step alone"]["mean"] == pytest.approx(found.step.mean)
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"copies", "noise beside fast workers"}))
-def test_the_model_gives_the_measured_speed(name: str) -> None:
-    found = Diagnosis.of(CASES[name][0])
-    predicted = 1e3 * len(found.simulation.load) / found.simulation.end
-    assert predicted == pytest.approx(found.batches_per_s, rel=0.15)
+    if name not in ("copies", "noise beside fast workers"):  # the model gives the measured speed
+        predicted = 1e3 * len(diagnosis.simulation.load) / diagnosis.simulation.end
+        assert predicted == pytest.approx(diagnosis.batches_per_s, rel=0.15)
 
 
 SECONDS = st.floats(1e-4, 10)

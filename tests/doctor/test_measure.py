@@ -17,6 +17,7 @@ from precache.runtime import usage
 from precache.storage.open import open_folder
 from precache_workers.doctor import measure as doctor
 from precache_workers.doctor.report import DoctorReport
+from precache_workers.doctor.source_throughput import REMOTE_DEPTHS
 from precache_workers.driver.build_plan import BuildPlan
 from tests.support.building import build_here, cli, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
@@ -26,6 +27,8 @@ RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 def test_a_folder_is_examined(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 30)
+    cut_short = precache.doctor(tmp_path, RECIPE, seconds=1e-9, address="serial")
+    assert (cut_short.complete, cut_short.samples) == (False, 1), "its listing takes too long"
     write(tmp_path / "cat/broken.jpg", b"none")
     heard: list[str] = []
     found = precache.doctor(tmp_path, RECIPE, seconds=8, rate=500, cores=3, tick=heard.append)
@@ -56,20 +59,14 @@ def test_stored_bytes_are_those_of_a_build_of_all_samples_if_only_a_few_are_read
             assert report.codecs[number].stored * 32 == pytest.approx(built.stored_bytes, rel=0.02)
 
 
-def test_a_listing_that_takes_too_long_is_cut_short(tmp_path: Path) -> None:
-    write_jpegs(tmp_path, 4)
-    found = precache.doctor(tmp_path, RECIPE, seconds=1e-9, address="serial")
-    assert not found.complete
-    assert found.samples == 1
-
-
 def test_a_bucket(s3: S3Server) -> None:
     put_photos(open_folder("s3://bucket/examined", s3.options()))
     options = {"storage_options": s3.options(), "address": "serial"}
     found = precache.doctor("s3://bucket/examined", RECIPE, seconds=10, **options)
     assert (found.samples, found.failed) == (13, 1)
     assert found.source == "s3://bucket/examined"
-    assert max(each.depth for each in found.storage) == 64
+    assert [each.depth for each in found.storage] == [*REMOTE_DEPTHS]
+    assert all(each.requests >= 1 for each in found.storage)
     assert found.worthwhile
     assert s3.options()["secret"] not in repr(found)
 
@@ -116,12 +113,8 @@ class Squares:
         return pixels, number % 3
 
 
-def squares() -> Squares:
-    return Squares()
-
-
 def test_a_dataset() -> None:
-    found = precache.doctor(f"python:{__name__}:squares", RECIPE, seconds=5, address="serial")
+    found = precache.doctor(f"python:{__name__}:Squares", RECIPE, seconds=5, address="serial")
     assert (found.samples, found.failed) == (12, 1)
     assert "number 7 is lost" in found.failures[0][1]
     assert found.storage == []

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.cli.calls import to_json
@@ -205,6 +205,7 @@ def test_a_few_rows_of_other_shapes_are_holes_and_no_obstacle() -> None:
     assert many.worthwhile
 
 
+@settings(max_examples=30)
 @given(
     st.floats(1, 1e6), st.integers(1, 1000), st.floats(1e-6, 1), st.floats(1e-6, 1e3),
     st.integers(SAMPLES, 10**9),

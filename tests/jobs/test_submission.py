@@ -8,12 +8,13 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,8 @@ from typing import Any
 import pytest
 
 import precache
+from precache.cli.main import main
 from precache.errors import BuildError, UsageError
-from precache.maintenance.versions import StoreListing
 from precache.store.build_status import BuildStatus
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
@@ -39,7 +40,6 @@ from tests.support.building import (
     cli,
     command,
     contents,
-    environment,
     pixels,
     poll,
     remains,
@@ -124,22 +124,12 @@ class Work:
         (self.folder / "go").touch()
 
 
-@dataclass(frozen=True)
-class Followed:
-    """Observations of one job: a client that followed it was killed, others came, it ended."""
-
-    work: Work
-    job: str
-    again: dict[str, Any]
-    other: subprocess.CompletedProcess[str]
-    store_listing: StoreListing
-    listed: str
-    end: subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="module")
-def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    work = Work(tmp_path_factory.mktemp("followed"), head)
+@pytest.mark.heavy
+def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
+    head: JobHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that follows it is killed, others come."""
+    work = Work(tmp_path, head)
     work.prepare()
     line = work.line("--storage-options-env", "secret=PHOTOS_SECRET")
     with running(command(*line), head.env, work.folder) as client:
@@ -151,67 +141,43 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
         work.begins(job)
         again = work.json(*line, "--no-wait")
         client.kill()
+    assert (again["job"], again["attached"]) == (job, True)
     other = work.run(*work.line("--max-failures", "3"))
-    store_listing = precache.versions(work.store)
+    assert other.returncode == 2
+    assert f"job {job} builds into {work.store} with other" in other.stderr
+    assert f"ray job stop {job} --address http://127.0.0.1:" in other.stderr
+    listing = precache.versions(work.store)  # needs no cluster
+    assert not listing.versions
+    assert [each.build for each in listing.unfinished] == [BuildStatus(rows=10, shards=5, done=1)]
     listed = (head.get("/api/jobs/") or b"").decode() + json.dumps(head.job(job))
     with running(command(*line), head.env, work.folder) as client:
         assert client.stderr is not None
         said = client.stderr.readline()  # before the build may end
         work.go()
         out, err = client.communicate()
-    end = subprocess.CompletedProcess(client.args, client.returncode, out, said + err)
-    return Followed(work, job, again, other, store_listing, listed, end)
-
-
-@pytest.mark.heavy
-def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
-    followed: Followed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work, end = followed.work, followed.end
-    assert end.returncode == 0, end.stderr
+    assert client.returncode == 0, err
+    assert f"job {job} is already running" in said
+    assert f"10 samples in 3 classes in {work.folder}/in" in said + err
+    assert "Running entrypoint" not in err
+    assert "samples          10, 1 failed" in out
+    assert "hole: dog/broken.jpg" in out
+    # A secret of the nodes is nowhere to be seen.
+    assert job in listed
+    assert r"\"storage_options_env\":{\"secret\":\"PHOTOS_SECRET\"}" in listed
+    log = (head.get(f"/api/jobs/{job}/logs") or b"").decode()
+    assert "is complete" in log
+    assert SECRET not in listed + log
+    assert head.files_with(job)
+    assert head.files_with(SECRET) == []
     assert precache.verify(work.store).ok
     assert remains(work.store) == []
     monkeypatch.syspath_prepend(str(work.folder / "code"))
     recipe = precache.Recipe.from_dict(json.loads((work.folder / "recipe.json").read_text()))
-    build_here(work.folder / "in", tmp_path / "store", recipe, {"shard_samples": 2})
-    assert contents(work.store) == contents(tmp_path / "store")
-    assert f"10 samples in 3 classes in {work.folder}/in" in end.stderr
-    assert "Running entrypoint" not in end.stderr
-    assert "samples          10, 1 failed" in end.stdout
-    assert "hole: dog/broken.jpg" in end.stdout
+    build_here(work.folder / "in", tmp_path / "here", recipe, {"shard_samples": 2})
+    assert contents(work.store) == contents(tmp_path / "here")
 
 
 @pytest.mark.heavy
-def test_the_same_build_is_joined_while_it_is_under_way_and_another_is_refused(
-    followed: Followed,
-) -> None:
-    assert (followed.again["job"], followed.again["attached"]) == (followed.job, True)
-    assert f"job {followed.job} is already running" in followed.end.stderr
-    assert followed.other.returncode == 2
-    said = followed.other.stderr
-    assert f"job {followed.job} builds into {followed.work.store} with other" in said
-    assert f"ray job stop {followed.job} --address http://127.0.0.1:" in said
-
-
-@pytest.mark.heavy
-def test_the_progress_of_a_build_needs_no_cluster(followed: Followed) -> None:
-    assert not followed.store_listing.versions
-    [unfinished] = followed.store_listing.unfinished
-    assert unfinished.build == BuildStatus(rows=10, shards=5, done=1)
-    assert precache.versions(followed.work.store).versions
-
-
-@pytest.mark.heavy
-def test_a_secret_of_the_nodes_is_nowhere_to_be_seen(followed: Followed, head: JobHead) -> None:
-    assert followed.job in followed.listed
-    assert r"\"storage_options_env\":{\"secret\":\"PHOTOS_SECRET\"}" in followed.listed
-    log = (head.get(f"/api/jobs/{followed.job}/logs") or b"").decode()
-    assert "is complete" in log
-    assert SECRET not in followed.listed + log
-    assert head.files_with(followed.job)
-    assert head.files_with(SECRET) == []
-
-
 def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
     head: JobHead, tmp_path: Path
 ) -> None:
@@ -307,20 +273,6 @@ def test_a_job_reads_secrets_from_the_environment_of_its_nodes(
 
 
 @pytest.mark.heavy
-def test_labels_and_classes_travel_as_files(head: JobHead, tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
-    lines = "".join(f"{path.relative_to(tmp_path / 'in')},owl\n" for path in
-                    sorted(tmp_path.glob("in/*/*.jpg")))  # fmt: skip
-    write(tmp_path / "labels.csv", lines.encode())
-    write(tmp_path / "classes.txt", b"ant\nowl\n")
-    work = Work(tmp_path, head)
-    flags = "--labels", "labels.csv", "--classes", "classes.txt"
-    done = work.json("submit", tmp_path / "in", work.store, *flags)
-    assert done["result"]["classes"] == ["ant", "owl"]
-    assert set(precache.open(work.store).labels.tolist()) == {1}
-
-
-@pytest.mark.heavy
 def test_a_cluster_with_tokens(tmp_path: Path) -> None:
     head = JobHead(token="0123456789abcdef" * 4)
     try:
@@ -347,30 +299,34 @@ def test_a_cluster_with_tokens(tmp_path: Path) -> None:
 # --- without a cluster --------------------------------------------------------------------------
 
 
-def refused(tmp_path: Path, address: str, **variables: str) -> str:
-    env = {n: v for n, v in environment().items() if not n.startswith("RAY_")}
-    flags = ("--address", address) if address else ()
-    ran = cli("submit", tmp_path / "in", tmp_path / "store", *flags, env={**env, **variables})
-    assert ran.returncode in (1, 2)
-    assert ran.stderr.startswith("precache: ")
-    assert ran.stderr.count("\n") == 1, ran.stderr
-    return ran.stderr
-
-
-@pytest.mark.heavy
-def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
-    said = refused(tmp_path, "http://127.0.0.1:1")
-    assert "no Ray job server answers at http://127.0.0.1:1: " in said
-    assert "Connection refused; give --address http://HEAD:8265" in said
-    assert "at http://127.0.0.1:2: " in refused(
-        tmp_path, "http://127.0.0.1:2", RAY_API_SERVER_ADDRESS="http://127.0.0.1:1"
-    )
-    assert "at 127.0.0.1:1: " in refused(tmp_path, "", RAY_ADDRESS="127.0.0.1:1")
-
-
-def test_an_address_of_something_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "variables", "said"),
+    [
+        (
+            "http://127.0.0.1:1", {},
+            "at http://127.0.0.1:1: .*Connection refused; give --address http://HEAD:8265",
+        ),
+        (
+            "http://127.0.0.1:2", {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"},
+            "at http://127.0.0.1:2: ",
+        ),
+        ("", {"RAY_ADDRESS": "127.0.0.1:1"}, "at 127.0.0.1:1: "),
+        ("of a web server", {}, r"at http://127.0.0.1:\d+\D"),
+    ],
+)  # fmt: skip
+def test_an_address_where_no_job_server_answers(
+    address: str, variables: dict[str, str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with web_server(tmp_path) as url:
-        assert f"no Ray job server answers at {url.rstrip('/')}" in refused(tmp_path, url)
+        flags = [f"--address={url if ' ' in address else address}"] * bool(address)
+        assert main(["submit", str(tmp_path / "in"), str(tmp_path / "store"), *flags]) in (1, 2)
+    [line] = capfd.readouterr().err.splitlines()
+    assert re.match(f"precache: no Ray job server answers {said}", line), line
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head:8265", "local", "serial"])
@@ -388,6 +344,81 @@ def test_an_address_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BuildError, match=f"answers at {address}: no answer within 0.2 s"):
             connect(address)
     assert "RAY_API_SERVER_ADDRESS" not in os.environ
+
+
+class Cluster:
+    """A client of a job server that runs each job at once, in this process, and keeps its log."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.jobs: dict[str, SimpleNamespace] = {}
+        self.capsys = capsys
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return [*self.jobs.values()]
+
+    def submit_job(
+        self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, str],
+        metadata: dict[str, str],
+    ) -> None:  # fmt: skip
+        *python, command, text = shlex.split(entrypoint)
+        assert (python, command) == (["python", "-m", "precache"], "job")
+        document = json.loads(text)
+        document["options"]["address"] = "serial"
+        with contextlib.chdir(runtime_env.get("working_dir", ".")):
+            status = main(["job", json.dumps(document)])
+        ran = self.capsys.readouterr()
+        self.jobs[submission_id] = SimpleNamespace(
+            submission_id=submission_id, metadata=metadata, message="", driver_exit_code=status,
+            status=SimpleNamespace(value="FAILED" if status else "SUCCEEDED"),
+            log=f"Running entrypoint for job {submission_id}: python\n{ran.err}{ran.out}",
+        )  # fmt: skip
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        return self.jobs[job]
+
+    def get_job_logs(self, job: str) -> str:
+        return str(self.jobs[job].log)
+
+    def tail_job_logs(self, job: str) -> Iterator[str]:
+        yield self.jobs[job].log
+
+
+def test_a_build_is_submitted_once_and_ends_as_its_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(capsys)
+    place = "precache_workers.jobs.submission.connect"
+    monkeypatch.setattr(place, lambda address: (cluster, "http://head:8265"))
+    write_jpegs(tmp_path / "in", 4)
+    write(tmp_path / "classes.txt", b"cat\ndog\neel\nfox\n")
+    line = ["submit", str(tmp_path / "in"), str(tmp_path / "store")]
+    line += ["--classes", str(tmp_path / "classes.txt")]
+
+    def ran(*flags: str) -> tuple[int, str, str]:
+        status = main([*line, *flags])
+        return status, *capsys.readouterr()
+
+    assert ran("--resize", "32", "--crop", "32")[0] == 0
+    [job] = cluster.list_jobs()
+    assert job.submission_id == f"precache-{job.metadata['precache_build']}-1"
+    assert precache.open(tmp_path / "store").classes == ("cat", "dog", "eel", "fox")
+    again = json.loads(ran("--resize", "32", "--crop", "32", "--json")[1])
+    assert (again["job"][-2:], again["attached"]) == ("-2", False)
+    assert again["result"]["shards_skipped"] == again["result"]["shards"]
+
+    cluster.jobs[again["job"]].status.value = "RUNNING"
+    joined = json.loads(ran("--resize", "32", "--crop", "32", "--json", "--no-wait")[1])
+    assert (joined["job"], joined["attached"]) == (again["job"], True)
+    status, _, said = ran("--resize", "40", "--crop", "32")
+    assert status == 2
+    assert f"job {again['job']} builds into {tmp_path}/store with other options or code" in said
+    assert f"ray job stop {again['job']} --address http://head:8265" in said
+
+    line[1:3] = [str(tmp_path / "nowhere"), str(tmp_path / "other")]
+    status, _, said = ran()
+    assert status == 2
+    why = f"failed: the source {tmp_path}/nowhere does not exist; give a folder of images"
+    assert why in " ".join(said.split())
 
 
 class Server:
@@ -485,17 +516,15 @@ def test_what_submit_does_not_know() -> None:
         precache.submit("in", "out", resize=3)
 
 
-def test_ray_that_is_missing_is_named(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
+@pytest.mark.parametrize(
+    ("module", "library"), [("ray.job_submission", "ray"), ("aiohttp", "aiohttp")]
+)
+def test_a_library_that_is_missing_is_named(
+    module: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        "import sys\nsys.modules[sys.argv[1]] = None\nimport precache\n"
-        "try:\n    precache.submit('/in', '/out', address='http://127.0.0.1:1')\n"
-        "except precache.UsageError as error:\n    print(error)\n"
-    )
-    for name in ("ray", "aiohttp"):
-        said = run_python(code, name).stdout
-        assert said == f"submitting needs {name}: pip install 'precache[workers]'\n"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"submitting needs {library}: pip install 'precache.work"):
+        precache.submit("/in", "/out", address="http://127.0.0.1:1")
 
 
 # --- parsing a log ---------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
 from precache.store.row_table import REMOVED
 from precache_workers.planning.assembly import (
+    Action,
     Compute,
     FieldRows,
     Take,
@@ -32,54 +36,65 @@ def changed(name: str, place: int, *held: int) -> StoredRows:
     return shard_rows(fields=fields)
 
 
-def test_all_samples_are_fetched_where_nothing_is_stored() -> None:
-    first, removed, last = assemble(RECIPE, StoredRows.empty(RECIPE.fields, 4), [1]).runs
-    assert (first.places, removed.places, last.places) == (range(1), range(1, 2), range(2, 4))
-    assert (first.fetches, removed.hole, removed.fetches) == (True, REMOVED, False)
-
-
-def test_a_shard_that_is_stored_whole_is_linked_with_its_holes() -> None:
-    rows = shard_rows(holes={2: "not an image"})
+def failed(place: int, **options: Any) -> StoredRows:
+    """Rows of which one is stored as a hole."""
+    rows = shard_rows(**options)
     for held in rows.fields.values():
-        held[2, 2] = 1
+        held[place, 2] = 1
+    return rows
+
+
+BOTH = {"image", "mask"}
+SHARDS: dict[str, tuple[StoredRows, set[str], list[Action], list[int], FieldRows]] = {
+    "stored nowhere": (
+        StoredRows.empty(RECIPE.fields, 4), set(), [Compute()], [0, 1, 2, 3], FieldRows(computed=4),
+    ),
+    "whole, with a hole": (
+        failed(2, holes={2: "not an image"}), BOTH, [Take(0, 0)] * 3, [], FieldRows(linked=4),
+    ),
+    "whole, but for one that may be tried again": (
+        failed(1), BOTH, [Take(0, 0), Compute(), Take(0, 0)], [1], FieldRows(linked=4),
+    ),
+    "one of unknown content": (
+        shard_rows(known=np.array([True, True, False, True])), BOTH,
+        [Take(0, 0), Compute(), Take(0, 0)], [2], FieldRows(copied=3, computed=1),
+    ),
+    "rows of two shards": (
+        changed("image", 3, 0, 50, 0), {"mask"}, [Take(0, 0), Take(0, 47)], [], FieldRows(copied=4),
+    ),
+    "a field without a row": (
+        changed("mask", 1), {"image"}, [Take(0, 0)] * 3, [1], FieldRows(linked=4),
+    ),
+    "without an object": (
+        shard_rows().without(("version", "image"), 0), {"mask"}, [Compute()], [0, 1, 2, 3],
+        FieldRows(computed=4),
+    ),
+    "without an object of another shard": (
+        shard_rows().without(("version", "image"), 1), BOTH, [Take(0, 0)], [], FieldRows(linked=4),
+    ),
+}  # fmt: skip
+"""Rows -> fields to link, the image's actions, rows to fetch, and the image's counts."""
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_stored_rows_are_linked_copied_or_computed(case: str) -> None:
+    rows, links, actions, fetched, counts = SHARDS[case]
     assembly = assemble(RECIPE, rows)
-    assert assembly.linked
-    assert [run.hole for run in assembly.runs] == ["", "not an image", ""]
-    assert count_rows("image", assembly) == FieldRows(linked=4)
+    assert assembly.links.keys() == links
+    assert [run.fields["image"] for run in assembly.runs] == actions
+    assert assembly.fetched == fetched
+    assert count_rows("image", assembly) == counts
+    assert [run.hole for run in assembly.runs if run.hole] == [*rows.holes.values()]
+    assert assembly.linked == (case.startswith("whole, with") or "another shard" in case)
+    partly = case in ("a field without a row", "without an object")
+    assert all(run.reuses == partly for run in assembly.runs if run.fetches)
 
 
-def test_one_other_sample_is_computed_and_the_rest_copied() -> None:
-    rows = shard_rows(known=np.array([True, True, False, True]))
-    assembly = assemble(RECIPE, rows)
-    assert not assembly.linked
-    assert assembly.links.keys() == {"image", "mask"}, "its content may turn out to be the same"
-    assert [run.fields["image"] for run in assembly.runs] == [Take(0, 0), Compute(), Take(0, 0)]
-    assert assembly.fetched == [2]
-    assert count_rows("image", assembly) == FieldRows(copied=3, computed=1)
-
-
-def test_rows_of_several_shards_are_copied_in_runs() -> None:
-    rows = changed("image", 3, 0, 50, 0)
-    assembly = assemble(RECIPE, rows)
-    assert [run.fields["image"] for run in assembly.runs] == [Take(0, 0), Take(0, 47)]
-    assert assembly.links.keys() == {"mask"}
-
-
-def test_a_field_that_is_stored_nowhere_has_its_samples_fetched() -> None:
-    rows = changed("mask", 1)
-    _, run, _ = assemble(RECIPE, rows).runs
-    assert run.fields == {"image": Take(0, 0), "mask": Compute()}
-    assert run.fetches
-    assert run.reuses
-
-
-def test_a_sample_that_must_not_be_decoded_is_a_hole() -> None:
-    assembly = assemble(RECIPE, shard_rows(), (), {1: "it hangs"})
-    assert [run.hole for run in assembly.runs] == ["", "it hangs", ""]
-    assert assembly.runs[1].fields == {"image": Zeros(), "mask": Zeros()}
-
-
-def test_the_content_of_a_sample_settles_what_its_identity_did_not() -> None:
+def test_holes_are_removed_samples_those_that_hang_and_those_of_known_content() -> None:
+    _, removed, _ = assemble(RECIPE, StoredRows.empty(RECIPE.fields, 4), [1]).runs
+    assert (removed.places, removed.hole, removed.fetches) == (range(1, 2), REMOVED, False)
+    hangs = assemble(RECIPE, shard_rows(), (), {1: "it hangs"}).runs[1]
+    assert (hangs.hole, hangs.fields) == ("it hangs", {"image": Zeros(), "mask": Zeros()})
     rows = shard_rows(known=np.zeros(4, np.bool_), holes={3: "not an image"})
     assembly = assemble(RECIPE, rows)
     assert assembly.fetched == [0, 1, 2, 3]
@@ -87,24 +102,7 @@ def test_the_content_of_a_sample_settles_what_its_identity_did_not() -> None:
     assert assembly.with_sample(1, "other").fields["image"] == Compute()
     assert assembly.with_sample(3, f"{4:032x}").hole == "not an image"
     assert assembly.with_sample(1, f"{2:032x}", "it hangs").hole == "it hangs"
-
-
-def test_a_sample_that_failed_is_tried_again_and_expected_to_fail_again() -> None:
-    rows = shard_rows()
-    for held in rows.fields.values():
-        held[1, 2] = 1
-    assembly = assemble(RECIPE, rows)
-    assert assembly.fetched == [1]
-    assert assembly.hole_at(1)["image"] == Take(0, 0)
-    assert count_rows("image", assembly) == FieldRows(linked=4)
-
-
-def test_without_an_object_its_rows_are_computed() -> None:
-    rows = shard_rows().without(("version", "image"), 0)
-    assert (rows.fields["image"] == NOWHERE).all()
-    assert assemble(RECIPE, rows).links.keys() == {"mask"}
-    kept = shard_rows().without(("version", "image"), 1)
-    assert assemble(RECIPE, kept).linked
+    assert assemble(RECIPE, failed(1)).hole_at(1)["image"] == Take(0, 0)
 
 
 @st.composite

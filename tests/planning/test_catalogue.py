@@ -119,32 +119,21 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
 def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalogue, int]) -> None:
     catalogue, per_shard = drawn
     held = catalogue.find(per_shard, {"image": SHAPE}).fields["image"]
-    best = [
-        a for _, a in catalogue.arrays["image"] if a.finished and a.shape == SHAPE and a.encoded
-    ]
+    draws = any(op.is_random for op in catalogue.spec.recipe.fields["image"].ops)
     for start in range(0, len(held), per_shard):
         rows = range(start, min(start + per_shard, len(held)))
         for version, array in catalogue.arrays["image"]:
-            samples = catalogue.versions[version]
-            whole = array in best and array.rows_per_shard == per_shard
-            whole = whole and array.rows_of(start // per_shard) == rows
-            keys = (
-                all(
-                    samples.rows[row] == row
-                    for row in rows
-                    if any(op.is_random for op in catalogue.spec.recipe.fields["image"].ops)
-                )
-                if whole
-                else False
-            )
-            contents = whole and all(
+            samples, taken = catalogue.versions[version], held[start : rows.stop]
+            best = array.finished and array.encoded and array.shape == SHAPE
+            if not best or array.rows_per_shard != per_shard:
+                continue
+            if array.rows_of(start // per_shard) == rows and all(
                 catalogue.content[row].any()
                 and (samples.content[row] == catalogue.content[row]).all()
+                and (samples.rows[row] == row or not draws)
                 and row not in samples.version.holes
                 for row in rows
-            )
-            if whole and keys and contents:
-                taken = held[start : rows.stop]
+            ):
                 assert len(set(taken[:, 0].tolist())) == 1
                 assert taken[:, 1].tolist() == list(rows)
 

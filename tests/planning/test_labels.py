@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
@@ -56,62 +56,48 @@ def lines_of(count: int, name: str = "{}.jpg,cat") -> str:
     return "".join(name.format(number) + "\n" for number in range(count))
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_an_empty_label_is_none_and_spreadsheets_may_write_other_marks(
-    relabel: Relabel, caplog: pytest.LogCaptureFixture, mark: str
-) -> None:
-    text = mark.join(("a.jpg", "x\nb.jpg", "\nc.jpg", "y\n"))
-    assert relabel(["a.jpg", "b.jpg", "c.jpg"], text) == {"a.jpg": "x", "b.jpg": None, "c.jpg": "y"}
-    assert "1 lines of" in caplog.text
-    assert "have no label, and their samples get none" in caplog.text
-
-
 # --- what fits ----------------------------------------------------------------------------------
 
+THREE = "a.jpg", "b.jpg", "c.jpg"
+FITS: dict[str, tuple[Sequence[str], str | bytes, Sequence[str | None]]] = {
+    **{f"an empty label, {mark!r}": (
+        THREE, mark.join(("a.jpg", "x\nb.jpg", "\nc.jpg", "y\n")), ("x", None, "y"),
+    ) for mark in ",;\t"},
+    "keys composed": ((f"{COMPOSED}.jpg", "b.jpg"), f"{APART}.jpg,x\nb.jpg,y\n", "xy"),
+    "keys apart": ((f"{APART}.jpg", "b.jpg"), f"{COMPOSED}.jpg,x\nb.jpg,y\n", "xy"),
+    "a class of the source": (
+        (f"{APART}/1.jpg", "b/2.jpg", "b/3.jpg"), f"b/2.jpg,{COMPOSED}\n", (None, APART, None),
+    ),
+    "one class in two forms": (THREE[:2], f"a.jpg,{COMPOSED}\nb.jpg,{APART}\n", (COMPOSED,) * 2),
+    "a line for two keys": (
+        (f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"), f"b.jpg,x\n{APART}.jpg,x\n",
+        (None, None, "x"),
+    ),
+    "spaces": (
+        (" a.jpg", "b.jpg", "c d.jpg"), '" a.jpg",x\n  b.jpg  , y \n"c d.jpg", "z, z"\n',
+        ("x", "y", "z, z"),
+    ),
+    "one label twice": ((f"{COMPOSED}.jpg",), f"key,label\n{COMPOSED}.jpg,x\n{APART}.jpg,x\n", "x"),
+    "a whole key before its end": (("p1/x.jpg", "x.jpg"), "x.jpg,cat\n", (None, "cat")),
+    **{f"a spreadsheet in {coding}": (
+        THREE[:2], f"{mark}a.jpg\tcaf\u00e9\nb.jpg\tx\n".encode(coding), (COMPOSED, "x"),
+    ) for coding, mark in (("utf-16", ""), ("utf-16-be", "\ufeff"))},
+}  # fmt: skip
 
-@pytest.mark.parametrize(("own", "written"), [(COMPOSED, APART), (APART, COMPOSED)])
-def test_keys_are_compared_however_their_letters_are_composed(
-    relabel: Relabel, own: str, written: str
+
+@pytest.mark.parametrize("case", FITS)
+def test_lines_reach_their_samples(
+    relabel: Relabel, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert relabel([f"{own}.jpg", "b.jpg"], f"{written}.jpg,x\nb.jpg,y\n") == {
-        f"{own}.jpg": "x",
-        "b.jpg": "y",
-    }
-
-
-def test_class_names_are_one_however_their_letters_are_composed(relabel: Relabel) -> None:
-    found = relabel([f"{APART}/1.jpg", "b/2.jpg", "b/3.jpg"], f"b/2.jpg,{COMPOSED}\n")
-    assert found == {f"{APART}/1.jpg": None, "b/2.jpg": APART, "b/3.jpg": None}
-    found = relabel(["1.jpg", "2.jpg"], f"1.jpg,{COMPOSED}\n2.jpg,{APART}\n")
-    assert set(found.values()) == {COMPOSED}
-
-
-def test_a_line_that_fits_two_keys_fits_none_which_is_counted(
-    relabel: Relabel, caplog: pytest.LogCaptureFixture
-) -> None:
-    keys = [f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"]
-    assert relabel(keys, f"b.jpg,x\n{APART}.jpg,x\n") == dict(
-        zip(keys, [None, None, "x"], strict=True)
-    )
-    assert "1 of 2 lines of " in caplog.text
-    assert f"fit no sample, such as line 2 with {APART + '.jpg'!r}; 2 of 3 samples" in caplog.text
-
-
-def test_a_key_is_not_given_two_labels(relabel: Relabel) -> None:
-    keys = [f"{COMPOSED}.jpg", "b.jpg"]
-    text = f"key,label\n{COMPOSED}.jpg,x\nb.jpg,x\n{APART}.jpg,y\n"
-    with pytest.raises(SourceError, match=r"two labels: 'x' in line 2 and 'y' in line 4"):
-        relabel(keys, text)
-    assert relabel(keys, text.replace("y", "x"))["b.jpg"] == "x"
-
-
-def test_spaces_around_a_key_count_only_where_the_key_has_them(relabel: Relabel) -> None:
-    text = '" a.jpg",x\n  b.jpg  , y \n"c d.jpg", "z, z"\n'
-    assert relabel([" a.jpg", "b.jpg", "c d.jpg"], text) == {
-        " a.jpg": "x",
-        "b.jpg": "y",
-        "c d.jpg": "z, z",
-    }
+    keys, text, found = FITS[case]
+    assert relabel(keys, text) == dict(zip(keys, found, strict=True))
+    if "empty label" in case:
+        assert "1 lines of" in caplog.text
+        assert "have no label, and their samples get none" in caplog.text
+    if case == "a line for two keys":
+        said = f"fit no sample, such as line 2 with {APART + '.jpg'!r}; 2 of 3 samples"
+        assert "1 of 2 lines of " in caplog.text
+        assert said in caplog.text
 
 
 def test_a_file_name_alone_names_the_one_image_that_has_it(
@@ -124,9 +110,9 @@ def test_a_file_name_alone_names_the_one_image_that_has_it(
     assert "names samples by the ends of their keys, such as 'x.jpg' (--key-column " in caplog.text
     assert "2 of 4 lines of" in caplog.text
     assert "fit no sample, such as line 2 with 'y.jpg'" in caplog.text
-    assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": None, "x.jpg": "cat"}
 
 
+@settings(max_examples=25)
 @given(
     keys=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
         lambda key: key == key.strip() != ""), min_size=1, max_size=8,
@@ -163,13 +149,35 @@ def test_a_few_that_do_not_fit_are_counted(
     assert "4 of 22 samples get no label, such as '17.jpg'" in line
 
 
-def test_lines_that_fit_no_sample_are_refused_above_a_few(relabel: Relabel) -> None:
-    keys, own = [f"{n}.jpg" for n in range(100)], lines_of(100)
-    assert len(relabel(keys, own + lines_of(5, "x{}.jpg,cat"))) == 100
-    text = own + lines_of(6, "x{}.jpg,cat")
-    with pytest.raises(SourceError, match=r"6 of 106 lines .* 'x0\.jpg'.*--accept-unmatched"):
+HUNDRED = [f"{n}.jpg" for n in range(100)]
+MINUS = "".join(f"{n}.jpg,-1\n" for n in range(94, 100))  # as the file says
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "few", "error"),
+    [
+        (
+            HUNDRED, lines_of(100) + lines_of(6, "x{}.jpg,cat"),
+            lines_of(100) + lines_of(5, "x{}.jpg,cat"),
+            r"6 of 106 lines .* 'x0\.jpg'.*--accept-unmatched",
+        ),
+        (HUNDRED, lines_of(94), lines_of(95), r"6 of 100 samples get no label, such as '94\.jpg'"),
+        (HUNDRED, lines_of(94), lines_of(94, "{}.jpg,0") + MINUS, "6 of 100 samples get no label"),
+        (  # whose folders are no classes then
+            [f"cat/{n}" for n in HUNDRED], "cat/7.jpg,dog\n", lines_of(100, "cat/{}.jpg,dog"),
+            r"99 of 100 samples get no label, such as 'cat/0\.jpg'",
+        ),
+    ],
+)  # fmt: skip
+def test_lines_without_a_sample_and_samples_without_a_line_are_refused_above_a_few(
+    relabel: Relabel, keys: list[str], text: str, few: str, error: str
+) -> None:
+    with pytest.raises(SourceError, match=error):
         relabel(keys, text)
-    assert relabel(keys, text, accept_unmatched=True)["99.jpg"] == "cat"
+    named = {line.split(",")[0]: line.split(",")[1] for line in text.split()}
+    found = relabel(keys, text, accept_unmatched=True)
+    assert found == {key: named.get(key) for key in keys}
+    assert len(relabel(keys, few)) == 100
 
 
 @pytest.mark.parametrize(
@@ -188,36 +196,6 @@ def test_numbers_that_are_counted_from_another_are_refused(
     assert len(relabel(keys, "".join(lines[1:]) + "other,1\n")) == 30
 
 
-def test_samples_without_a_label_are_refused_above_a_few(relabel: Relabel) -> None:
-    keys = [f"{n}.jpg" for n in range(100)]
-    with pytest.raises(SourceError, match=r"6 of 100 samples get no label, such as '94\.jpg'"):
-        relabel(keys, lines_of(94))
-    assert relabel(keys, lines_of(94), accept_unmatched=True)["99.jpg"] is None
-    assert relabel(keys, lines_of(95))["99.jpg"] is None
-    minus = lines_of(94, "{}.jpg,0") + "".join(f"{n}.jpg,-1\n" for n in range(94, 100))
-    assert relabel(keys, minus)["99.jpg"] is None  # as the file says
-
-
-def test_samples_without_a_line_do_not_keep_their_folder_as_a_class(relabel: Relabel) -> None:
-    keys = [f"cat/{n}.jpg" for n in range(100)]
-    with pytest.raises(SourceError, match=r"99 of 100 samples get no label, such as 'cat/0\.jpg'"):
-        relabel(keys, "cat/7.jpg,dog\n")
-    found = relabel(keys, "cat/7.jpg,dog\n", accept_unmatched=True)
-    assert (found["cat/7.jpg"], found["cat/8.jpg"]) == ("dog", None)
-
-
-@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
-def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
-    text = ("\ufeff" * (coding == "utf-16-be") + "a.jpg\tcaf\u00e9\nb.jpg\tx\n").encode(coding)
-    assert relabel(["a.jpg", "b.jpg"], text) == {"a.jpg": COMPOSED, "b.jpg": "x"}
-
-
-def test_keys_that_are_numbers_of_another_file_are_refused(relabel: Relabel) -> None:
-    """As those of CUB-200."""
-    with pytest.raises(SourceError, match="as another file may give them by number"):
-        relabel(["1.A/b.jpg", "2.A/b.jpg"], "1 1\n2 2\n")
-
-
 def test_labels_of_the_images_of_another_folder_are_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,21 +211,14 @@ def test_labels_of_the_images_of_another_folder_are_said(
     assert "test/metadata.csv has labels" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("1 cat", "2 sea lion", "3 dog"),
-        ("1 eel", "0 cat", "2 dog"),
-        ("eel 1", "cat 0", "dog,2"),
+def test_names_of_a_class_map_may_have_numbers_but_not_their_own() -> None:
+    for names in (
+        ("1 cat", "2 sea lion", "3 dog"), ("1 eel", "0 cat", "2 dog"), ("eel 1", "cat 0", "dog,2"),
         ("id\tname", "0\tcat", "1\tdog"),
-    ],
-)
-def test_names_of_a_class_map_beside_their_numbers_are_refused(names: tuple[str, ...]) -> None:
-    with pytest.raises(SourceError, match=r"names of c have their numbers beside .*write the name"):
-        require_names(names, ["dog"], "c")
-
-
-def test_names_of_a_class_map_may_have_numbers() -> None:
+    ):  # fmt: skip
+        match = r"names of c have their numbers beside .*write the name"
+        with pytest.raises(SourceError, match=match):
+            require_names(names, ["dog"], "c")
     require_names(("1 cat", "2 dog"), ["1 cat"], "c")  # as the source has it
     for names in ("1 cat", "3 dog"), ("2 cat", "3 dog"), ("tier 1", "tier 2"), ("A 319", "A 320"):
         require_names(names, [], "c")
@@ -290,6 +261,11 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", "are no plain names .* or lists such as"),
         ("a.jpg,\"('x', 'y')\"\nb.jpg,x\n", r"such as .\('x', 'y'\). are no plain names"),
         ("a.jpg,{'x': 1}\nb.jpg,x\n", r"such as .\{.x.: 1\}. are no plain names"),
+        ("a.jpg,x\nb.jpg,caf\u00e9\n".encode("cp1252"), r"of \d lines\. Save it as UTF-8"),
+        ("key,label\na.jpg,x\nb.jpg,x\na.jpg,y\n", "two labels: 'x' in line 2 and 'y' in line 4"),
+        ("1 1\n2 2\n", "as another file may give them by number"),
+        ("x y.jpg 3\nc d.jpg 5\n", "no key of .*write keys as the source has them"),
+        ("id,w,breed\nx,3,cat\ny,4,dog\n", "no key of .*write keys as the source has them"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(
@@ -298,28 +274,12 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     with pytest.raises(SourceError, match=error) as caught:
         relabel(["a.jpg", "b.jpg"], text)
     assert len(str(caught.value)) < 600
+    assert not ("no key of" in error and isinstance(caught.value, ChoiceError))
 
 
 def test_a_chosen_column_of_two_is_refused(relabel: Relabel) -> None:
     with pytest.raises(SourceError, match="has several columns 'label'; rename all but one"):
         relabel(["a.jpg"], "id,label,label\na.jpg,x,y\n", label_column="label")
-
-
-@pytest.mark.parametrize("text", ["a b.jpg 3\nc d.jpg 5\n", "id,w,breed\nx,3,cat\ny,4,dog\n"])
-def test_columns_of_which_none_has_the_keys_are_no_choice(relabel: Relabel, text: str) -> None:
-    with pytest.raises(
-        SourceError, match=r"no key of .*write keys as the source has them"
-    ) as refused:
-        relabel(["a b.jpg", "c d.jpg"], text)
-    assert not isinstance(refused.value, ChoiceError)
-
-
-@pytest.mark.parametrize("coding", ["cp1252", "utf-16-le"])
-def test_a_file_in_another_encoding_is_refused(coding: str, tmp_path: Path) -> None:
-    path, table = tmp_path / "my labels.csv", table_of(["a.jpg", "b.jpg"])
-    path.write_bytes("a.jpg,x\nb.jpg,caf\u00e9\n".encode(coding))
-    with pytest.raises(SourceError, match=r"of \d lines\. Save it as UTF-8"):
-        override_labels(table, str(path))
 
 
 def test_a_path_that_is_none_is_said() -> None:
@@ -389,30 +349,41 @@ def test_the_keys_of_a_dataset_are_its_indices(
     assert labels(tmp_path / "store") == {str(n): n % 3 for n in range(9)}
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ""])
-def test_a_path_below_the_source_names_what_lies_there_alone(suffix: str, relabel: Relabel) -> None:
-    """However keys end, and whatever of the source is gone."""
-    keys = ["2.jpg", "A/1.jpg", "train/A/1.jpg"]
-    text = f"/data/train/A/1{suffix},cat\n/data/train/gone/2{suffix},dog\n"
-    found = relabel(keys, text, source="/data/train", accept_unmatched=True)
-    assert found == {"2.jpg": None, "A/1.jpg": "cat", "train/A/1.jpg": None}
+HERE = "/data/train/"
 
 
-@pytest.mark.parametrize("folder", ["/mnt/data/train/", "D:\\data\\train\\"])
-def test_a_path_of_another_computer_that_may_be_of_two_samples_names_none(
-    folder: str, relabel: Relabel
+@pytest.mark.parametrize(
+    ("folder", "keys", "lines", "labels"),
+    [  # however keys end, and whatever of the source is gone
+        (HERE, "2.jpg A/1.jpg train/A/1.jpg", "A/1.jpg,cat gone/2.jpg,dog", [None, "cat", None]),
+        (HERE, "2.jpg A/1.jpg train/A/1.jpg", "A/1,cat gone/2,dog", [None, "cat", None]),
+        *(  # of another computer: what may be of two samples names none
+            (
+                folder,
+                "2.jpg A/1.jpg A/2.jpg train/A/1.jpg",
+                "2.jpg,cat A/1.jpg,cat A/2.jpg,dog",
+                ["cat", None, "dog", None],
+            )
+            for folder in ("/mnt/data/train/", "D:\\data\\train\\")
+        ),
+    ],
+)
+def test_a_path_names_the_one_sample_below_the_source_that_it_can_be_of(
+    relabel: Relabel, folder: str, keys: str, lines: str, labels: list[str | None]
 ) -> None:
-    keys = ["2.jpg", "A/1.jpg", "A/2.jpg", "train/A/1.jpg"]
-    text = f"{folder}2.jpg,cat\n{folder}A/1.jpg,cat\n{folder}A/2.jpg,dog\n"
-    found = relabel(keys, text, source="/data/train", accept_unmatched=True)
-    assert found == {"2.jpg": "cat", "A/1.jpg": None, "A/2.jpg": "dog", "train/A/1.jpg": None}
+    text = "".join(f"{folder}{line}\n" for line in lines.split())
+    found = relabel(keys.split(), text, source="/data/train", accept_unmatched=True)
+    assert [*found.values()] == labels
 
 
-def test_paths_of_several_folders_that_end_in_one_key_name_none(relabel: Relabel) -> None:
+def test_paths_of_several_folders_or_of_another_one_name_none(relabel: Relabel) -> None:
     """Even where they have one label: it is not known which folder the source is."""
     keys = [f"{number}.jpg" for number in range(9)]
-    text = "".join(f"/mnt/{folder}/{key},cat\n" for key in keys for folder in "ab")
-    with pytest.raises(SourceError, match=r"no key of .* is in the source"):
-        relabel(keys, text, source="/data/b")
-    found = relabel(keys, f"{text}/mnt/a/last.jpg,cat\n", source="/mnt/b", accept_unmatched=True)
+    several = "".join(f"/mnt/{folder}/{key},cat\n" for key in keys for folder in "ab")
+    folders = ("val/", "/data/val/", "C:\\val\\")
+    others = [f"{folder}0.jpg,cat\n{folder}1.jpg,dog\n" for folder in folders]
+    for text, source in ((several, "/data/b"), *((text, "/in/train") for text in others)):
+        with pytest.raises(SourceError, match=r"no key of .* is in the source"):
+            relabel(keys, text, source=source)
+    found = relabel(keys, f"{several}/mnt/a/last.jpg,cat\n", source="/mnt/b", accept_unmatched=True)
     assert found == dict.fromkeys(keys, "cat")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import precache
-from precache.cli.main import main
 from tests.support.building import (
     LONG_AGO,
     age,
@@ -158,13 +157,16 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_nothing_of_a_copied_source_is_decoded_again(
-    kind: str, source: Path, copy: Path, tmp_path: Path
+def test_nothing_of_a_copied_source_is_decoded_again_which_is_said(
+    kind: str, source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = build(source, tmp_path / "store", RECIPES[kind])
     assert len(CALLS) >= 29
-    second = build(copy, tmp_path / "store", RECIPES[kind])
+    second = build(copy, tmp_path / "store", RECIPES[kind], progress=True)
     assert CALLS == []
+    said = capsys.readouterr().err
+    assert re.search(r"Since version \w{8}: another source, 30 of the same names", said)
+    assert re.search(r"30 rows and \d whole shards were taken over from version", said)
     assert second.version != first.version
     assert (second.shards_reused, second.shards_skipped) == (second.shards, 0)
     assert [key for key, _ in second.holes] == ["dog/broken.jpg"]
@@ -173,45 +175,8 @@ def test_nothing_of_a_copied_source_is_decoded_again(
     assert_as_if_built_anew(second, copy, recipe=RECIPES[kind])
 
 
-def test_a_build_says_what_it_took_over(
-    source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8, "--address", "serial")
-    line = (*map(str, line), str(tmp_path / "store"))
-    assert main([*line[:1], str(source), line[-1], *line[1:-1]]) == 0
-    capsys.readouterr()
-    assert main([*line[:1], str(copy), line[-1], *line[1:-1]]) == 0
-    said = capsys.readouterr()
-    assert re.search(r"Since version \w{8}: another source, 30 of the same names", said.err)
-    assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
-    assert "4: 0 written, 4 reused, 0 already there" in said.out
-
-
 @pytest.mark.parametrize("draws", [False, True])
-def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
-    draws: bool, source: Path, tmp_path: Path
-) -> None:
-    recipe = recipe_of()
-    if draws:
-        fields = recipe.to_dict()["fields"]
-        fields["image"]["ops"].append({"op": "horizontal_flip"})
-        recipe = precache.Recipe.from_dict({"fields": fields})
-    build(source, tmp_path / "store", recipe)
-    (source / "cat").rename(source / "lion")
-    CALLS.clear()
-    second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
-    assert second.classes == ("dog", "lion")
-    assert second.failed == 1
-    assert (second.rows_reused == 30) == (CALLS == []) == (not draws)
-    fresh = build(source, tmp_path / "anew", recipe)
-    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
-    assert found.keys() == anew.keys()
-    assert all(np.array_equal(found[key], anew[key]) for key in anew)
-    assert (second.mean, second.std) == (fresh.mean, fresh.std)
-
-
-@pytest.mark.parametrize("draws", [False, True])
-def test_copies_under_other_names_are_not_decoded_again_unless_ops_draw_by_key(
+def test_copied_and_renamed_photos_are_not_decoded_again_unless_ops_draw_by_key(
     draws: bool, source: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of()
@@ -230,11 +195,14 @@ def test_copies_under_other_names_are_not_decoded_again_unless_ops_draw_by_key(
         build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
         assert (CALLS == []) == (not draws)
     (source / "dog/004.jpg").rename(source / "dog/moved.jpg")
+    (source / "cat").rename(source / "lion")
+    photo = source / "lion/001.jpg"
     CALLS.clear()
-    build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert (CALLS == []) == (not draws)
-    (source / "cat/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\1")
-    shutil.copystat(photo, source / "cat/new.jpg")
+    assert (second.classes, second.failed) == (("dog", "lion"), 1)
+    (source / "lion/new.jpg").write_bytes(photo.read_bytes()[:-1] + b"\1")
+    shutil.copystat(photo, source / "lion/new.jpg")
     CALLS.clear()
     second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert CALLS != []

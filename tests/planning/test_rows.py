@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -23,7 +21,6 @@ from precache_workers.planning.rows import (
     samples_read,
 )
 from precache_workers.sources.label_readings import by_number
-from tests.support.building import environment
 from tests.support.containers import located
 
 
@@ -55,13 +52,11 @@ def test_rows_are_a_permutation_that_keeps_samples_whole(count: int) -> None:
         assert rows.labels[row] == listing.labels[number]
 
 
-def test_the_order_is_always_the_same() -> None:
-    assert order_rows(table_of(100), False).keys == order_rows(table_of(100), False).keys
-    assert order_rows(table_of(100), False).keys != table_of(100).keys
-
-
-def test_every_run_of_rows_mixes_classes() -> None:
-    rows = order_rows(table_of(3000), keep_order=False)
+def test_the_order_is_always_the_same_and_mixes_classes_or_is_the_listings() -> None:
+    listing = table_of(3000)
+    rows = order_rows(listing, keep_order=False)
+    assert order_rows(table_of(3000), keep_order=False).keys == rows.keys != listing.keys
+    assert order_rows(listing, keep_order=True).keys == listing.keys
     for start in range(0, 3000, 300):
         found = Counter(rows.labels[start : start + 300].tolist())
         assert min(found[label] for label in range(3)) > 60
@@ -114,10 +109,6 @@ def test_each_unit_lies_in_about_one_shard(count: int, per_unit: int, nbytes: in
     assert len(pairs) <= 1.1 * units + 16 + 1  # but for those that lie across an end of a shard
 
 
-def test_the_listings_order_is_kept_where_asked() -> None:
-    assert order_rows(table_of(50), keep_order=True).keys == table_of(50).keys
-
-
 # --- ids ----------------------------------------------------------------------------------------
 
 
@@ -130,17 +121,8 @@ def test_an_id_depends_on_each_of_its_parts() -> None:
         version_id("recip", "erows", 8),
     }
     assert len(ids) == 5
-    assert version_id("recipe", "rows", 8) in ids
+    assert version_id("recipe", "rows", 8) == "ee43e4051cecc858e774f88a8ba011cd"  # in every process
     assert all(len(each) == 32 and int(each, 16) >= 0 for each in ids)
-
-
-def test_an_id_is_the_same_in_another_process() -> None:
-    code = "from precache.store import json_documents as d; print(d.version_id('recipe','rows',8))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=True, env=environment(PYTHONHASHSEED="7"),
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.stdout.strip() == version_id("recipe", "rows", 8)
 
 
 def test_a_row_table_tells_every_change_apart() -> None:
@@ -161,11 +143,9 @@ def test_a_row_table_tells_every_change_apart() -> None:
 # --- the probe -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "allowed"), [(1, 5), (499, 5), (500, 5), (600, 6), (1_281_167, 12_811)]
-)
-def test_failures_allowed_are_one_percent_and_at_least_five(rows: int, allowed: int) -> None:
-    assert default_max_failures(rows) == allowed
+def test_failures_allowed_are_one_percent_and_at_least_five() -> None:
+    allowed = {1: 5, 499: 5, 500: 5, 600: 6, 1_281_167: 12_811}
+    assert {rows: default_max_failures(rows) for rows in allowed} == allowed
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
@@ -186,17 +166,6 @@ def test_names_sort_by_the_numbers_in_them() -> None:
     ]  # fmt: skip
 
 
-def test_planning_loads_no_torch() -> None:
-    code = (
-        "import sys, precache_workers.driver.build, precache_workers.planning.target_version;"
-        "print({'torch', 'ray', 'PIL', 'zarr'} & set(sys.modules))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
-    )
-    assert ran.stdout.strip() == "set()"
-
-
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -207,7 +176,4 @@ def test_a_unit_that_is_read_forward_counts_up_to_the_last_sample() -> None:
     assert samples_read(table, [np.array(rows, np.int64) for rows in fetches]) == [
         0, 2, 1, 20, 1 + 3 + 5, 35,
     ]  # fmt: skip
-
-
-def test_samples_of_no_container_are_read_alone() -> None:
-    assert samples_read(table_of(9), [np.arange(3), np.arange(0)]) == [3, 0]
+    assert samples_read(table_of(9), [np.arange(3), np.arange(0)]) == [3, 0], "of no container"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,24 +102,16 @@ def test_beginning_again_keeps_the_row_table(tmp_path: Path) -> None:
     assert begun.table.digest == target.spec.rows_digest
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", "fields", "rows_per_shard"])
-def test_a_damaged_description_does_not_stop_a_build(tmp_path: Path, text: bytes | str) -> None:
-    """Also one without a part: what it says is computed from the source and the recipe again."""
+def test_damage_and_what_others_put_there_stop_no_build(tmp_path: Path) -> None:
+    """What a description says is computed from the source and the recipe again."""
     target = target_of(tmp_path)
     target.begin()
-    described = {name: part for name, part in target.describe().items() if name != text}
-    data = text if isinstance(text, bytes) else json.dumps(described).encode()
-    (target.folder.root / "_build/build.json").write_bytes(data)
-    assert find_target(open_folder(tmp_path), recipe_of(10), None) is None
-
-
-def test_a_damaged_version_is_made_again(tmp_path: Path) -> None:
-    target = target_of(tmp_path)
+    described = target.describe()
+    parts = [{n: part for n, part in described.items() if n != lost} for lost in described]
+    for data in (b"", b"[]", b"{}", *(json.dumps(each).encode() for each in parts)):
+        (target.folder.root / "_build/build.json").write_bytes(data)
+        assert find_target(open_folder(tmp_path), recipe_of(10), None) is None, data
     target.folder.put("zarr.json", [b"{"])
-    assert find_target(open_folder(tmp_path), recipe_of(10), None) is None
-
-
-def test_other_folders_of_a_store_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/zarr.txt").write_text("mine")
     (tmp_path / "README").write_text("mine")

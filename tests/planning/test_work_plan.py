@@ -13,7 +13,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache.errors import BuildError, UsageError
+from precache.errors import BuildError
 from tests.support.building import (
     LONG_AGO,
     ask,
@@ -110,25 +110,20 @@ def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path
     assert precache.verify(store).ok
 
 
-def test_what_is_built_next_takes_over_what_was_mended(source: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    build(source, store, recipe_of(tmp_path / "moods"))
-    (tmp_path / "moods/61").unlink()
-    build(source, store, recipe_of(tmp_path / "moods"), retry_failed=True)
-    write(source / "cat/new.jpg", encoded(cut(900)))
-    (tmp_path / "moods/62").unlink()
-    next_one = build(source, store, recipe_of(tmp_path / "moods"))
-    assert (next_one.failed, next_one.rows_reused) == (1, 30)
-
-
-def test_samples_are_tried_again_beside_what_changed(source: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    build(source, store, recipe_of(tmp_path / "moods"))
+def test_samples_are_tried_again_beside_what_changed_and_stay_mended(
+    source: Path, tmp_path: Path
+) -> None:
+    store, recipe = tmp_path / "store", recipe_of(tmp_path / "moods")
+    build(source, store, recipe)
     (tmp_path / "moods/61").unlink()
     write(source / "cat/new.jpg", encoded(cut(900)))
-    second = build(source, store, recipe_of(tmp_path / "moods"), retry_failed=True)
+    second = build(source, store, recipe, retry_failed=True)
     assert (second.samples, second.failed, second.mended) == (31, 1, 1)
     assert second.rows_reused == 28
+    write(source / "cat/newer.jpg", encoded(cut(901)))
+    (tmp_path / "moods/62").unlink()
+    third = build(source, store, recipe)
+    assert (third.failed, third.rows_reused) == (1, 31)
 
 
 def test_a_retry_that_was_killed_says_what_is_left_to_try(
@@ -212,11 +207,6 @@ def test_the_command_says_what_came_of_it(
     assert "0 failed, 1 mended" in capsys.readouterr().out
 
 
-def test_taking_nothing_over_and_all_but_what_failed_cannot_both_be(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="drop one"):
-        build(tmp_path, tmp_path / "s", precache.Recipe.image(), retry_failed=True, recompute=True)
-
-
 # --- rows of a shard ----------------------------------------------------------------------------
 
 
@@ -230,32 +220,19 @@ def files(folder: Path, some: range) -> Path:
     return folder
 
 
-def test_shards_of_a_trial_are_not_those_of_the_whole_set(tmp_path: Path) -> None:
+def test_shards_stay_where_rows_are_reused_and_are_chosen_anew_elsewhere(tmp_path: Path) -> None:
     source, store = files(tmp_path / "in", range(5)), tmp_path / "store"
     trial = precache.build(source, store, LARGE, address="serial")
     assert trial.shards == 5
     files(source, range(5, 100))
+    recipe = precache.Recipe.image(resize=160, crop=160)
+    assert precache.build(source, store, recipe, address="serial").shards == 17
     whole = precache.build(source, store, LARGE, address="serial")
     assert (whole.shards, whole.shards_reused, whole.rows_reused) == (17, 0, 5)
     assert list(precache.open(store).keys)[:5] == list(precache.open(trial.path).keys)
-
-
-def test_shards_stay_where_rows_are_reused(tmp_path: Path) -> None:
-    source, store = files(tmp_path / "in", range(40)), tmp_path / "store"
-    first = precache.build(source, store, LARGE, address="serial")
-    assert first.shards == 20
-    files(source, range(40, 100))
+    files(source, range(100, 110))
     grown = precache.build(source, store, LARGE, address="serial")
-    assert (grown.shards, grown.shards_reused) == (50, 20)
-
-
-def test_shards_are_chosen_anew_where_nothing_is_reused(tmp_path: Path) -> None:
-    source, store = files(tmp_path / "in", range(40)), tmp_path / "store"
-    precache.build(source, store, LARGE, address="serial", shard_samples=1)
-    other = precache.build(
-        source, store, precache.Recipe.image(resize=160, crop=160), address="serial"
-    )
-    assert other.shards == 20
+    assert (grown.shards, grown.shards_reused) == (19, 16)
 
 
 def test_a_plan_says_when_compact_would_help(

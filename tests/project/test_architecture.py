@@ -124,37 +124,39 @@ def test_a_training_node_needs_no_library_of_the_workers_at_import() -> None:
             assert not tops & extras, module
 
 
-LOADED = "import sys, {modules}\nprint(*sys.modules)"
+Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _loaded(run: Callable[..., subprocess.CompletedProcess[str]], modules: str) -> set[str]:
-    return set(run(LOADED.format(modules=modules)).stdout.split())
+def _loaded(run: Python, modules: str) -> set[str]:
+    return set(run(f"import sys, {modules}\nprint(*sys.modules)").stdout.split())
 
 
-def test_importing_precache_loads_no_heavy_library(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
+PLANNING = ", ".join(
+    f"precache_workers.{name}"
+    for name in ("driver.build", "driver.build_plan", "planning.target_version", "sources.base")
+)
+LOADING = "precache.loading.loader, precache.loading.dataset, precache.store.open"
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("precache", {"torch", "ray", "zarr", "PIL", "simplejpeg", "numpy", "pyarrow"}),
+        (PLANNING, {"torch", "ray", "zarr", "PIL", "simplejpeg"}),
+        ("precache_workers.shards.shard_task", {"torch"}),
+        (LOADING, {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"}),
+    ],
+    ids=["precache", "planning", "what a driver hands out", "opening and loading"],
+)
+def test_an_import_loads_no_library_that_it_does_not_need(
+    run_python: Python, modules: str, absent: set[str]
 ) -> None:
-    loaded = _loaded(run_python, "precache")
-    assert not loaded & {"torch", "ray", "zarr", "PIL", "simplejpeg", "numpy", "pyarrow"}
-
-
-def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    names = ("driver.build", "driver.build_plan", "planning.target_version", "sources.base")
-    loaded = _loaded(run_python, ", ".join(f"precache_workers.{name}" for name in names))
-    assert not loaded & {"torch", "ray", "zarr", "PIL", "simplejpeg"}
-
-
-def test_what_a_driver_hands_out_needs_no_torch(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    assert "torch" not in _loaded(run_python, "precache_workers.shards.shard_task")
+    assert not _loaded(run_python, modules) & absent
 
 
 @pytest.mark.heavy
 def test_every_benchmark_can_be_loaded(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    run_python: Python,
 ) -> None:
     folder = ROOT / "tests/bench"
     modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
@@ -197,7 +199,7 @@ def test_a_benchmark_measures(line: str) -> None:
 
 
 def test_an_import_registers_nothing_with_the_interpreter(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    run_python: Python,
 ) -> None:
     done = run_python(
         """
@@ -217,44 +219,26 @@ print(made, gc.callbacks == before)
     assert done.stdout == "[] True\n"
 
 
-def _loaded_by_commands(
-    run: Callable[..., subprocess.CompletedProcess[str]], *lines: str
-) -> set[str]:
-    """Return the modules that are loaded after command lines, one after another."""
+def test_commands_import_only_what_they_need(run_python: Python) -> None:
+    """None, those that are wrong, and those that only read a store, one after another."""
     code = (
         "import sys, precache.cli.main as m\nfor line in sys.argv[1:]:\n"
-        "    try: m.main(line.split())\n    except SystemExit: pass"
+        "    try: m.main(line.split())\n    except SystemExit: pass\n"
+        "    print(chr(10) + chr(31), *sys.modules)"
     )
-    return set(run(f"{code}\nprint(*sys.modules)", *lines).stdout.split())
-
-
-def test_without_a_command_no_library_is_imported(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    loaded = _loaded_by_commands(run_python, "", "--version", "--help", "biuld")
-    assert not loaded & {"numpy", "pydantic", "rich", "fsspec"}
+    none = "", "--version", "--help", "biuld"
+    reading = [f"{name} /nowhere" for name in ("info", "ls", "gc", "use", "verify")]
+    printed = run_python(code, *none, *reading).stdout.splitlines()
+    loaded = [{*line.split()} for line in printed if line.startswith("\x1f")]
+    assert len(loaded) == len(none) + len(reading)
+    without, last = loaded[len(none) - 1], loaded[-1]
+    assert not without & {"numpy", "pydantic", "rich", "fsspec"}
     if sys.version_info < (3, 14):  # from there on, argparse imports these two
-        assert not loaded & {"dataclasses", "inspect"}
+        assert not without & {"dataclasses", "inspect"}
+    assert not last & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
 
 
-def test_a_command_that_reads_imports_no_package_of_the_workers(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    commands = ("info", "ls", "gc", "use", "verify")
-    loaded = _loaded_by_commands(run_python, *(f"{name} /nowhere" for name in commands))
-    assert not loaded & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
-
-
-def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    loaded = _loaded(
-        run_python, "precache.loading.loader, precache.loading.dataset, precache.store.open"
-    )
-    assert not loaded & {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"}
-
-
-def test_type_checkers_see_the_names_that_are_exported_where_they_live() -> None:
+def test_type_checkers_see_the_names_that_are_exported_where_they_live_and_no_others() -> None:
     tree = ast.parse(Path(precache.__file__).with_suffix(".pyi").read_text("utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     seen = [(alias.name, alias.asname, node.module) for node in imports for alias in node.names]
@@ -264,8 +248,5 @@ def test_type_checkers_see_the_names_that_are_exported_where_they_live() -> None
         assert shown == name, "else it is private"
         value = getattr(precache, name)
         assert (value.__name__, value.__module__) == (name, home)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Caches'"):
         _ = precache.Caches  # type: ignore[attr-defined]  # it does not exist

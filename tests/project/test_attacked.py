@@ -6,6 +6,7 @@ import contextlib
 import errno
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -32,18 +33,24 @@ from tests.support.building import (
 OTHER = precache.Recipe.image(resize=16, crop=16)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_jpegs(tmp_path / "in", 6)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, and a store of two versions of it, the second of which is current."""
+    root = tmp_path_factory.mktemp("attacked")
+    source = write_jpegs(root / "in", 6)
+    build_here(source, root / "store", precache.Recipe.image(resize=24, crop=24))
+    build_here(source, root / "store", OTHER)
+    return root
 
 
 @pytest.fixture
-def store(source: Path, tmp_path: Path) -> Path:
-    """A store of two versions, the second of which is current."""
-    store = tmp_path / "store"
-    build_here(source, store, precache.Recipe.image(resize=24, crop=24))
-    build_here(source, store, OTHER)
-    return store
+def source(built: Path) -> Path:
+    return built / "in"
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built / "store", tmp_path / "store"))
 
 
 def versions(store: Path) -> tuple[Path, Path]:

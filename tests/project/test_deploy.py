@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -86,12 +87,19 @@ def test_plain_kinds_are_what_kubernetes_takes(document: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("template", pods())
-def test_pods_are_what_kubernetes_takes(template: dict[str, Any]) -> None:
+def test_pods_are_what_kubernetes_takes_and_keep_to_the_restricted_standard(
+    template: dict[str, Any],
+) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | {"name": "pod"}}
-    kubernetes_validate.validate(pod | {"spec": template["spec"]}, KUBERNETES, strict=True)
-    misspelt = template["spec"] | {"tolerationz": []}
+    spec = template["spec"]
+    kubernetes_validate.validate(pod | {"spec": spec}, KUBERNETES, strict=True)
+    misspelt = pod | {"spec": spec | {"tolerationz": []}}
     with pytest.raises(kubernetes_validate.ValidationError, match="tolerationz"):
-        kubernetes_validate.validate(pod | {"spec": misspelt}, KUBERNETES, strict=True)
+        kubernetes_validate.validate(misspelt, KUBERNETES, strict=True)
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert [bare(c["securityContext"]) for c in spec["containers"]] == [RESTRICTED]
+    assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "precache"
 
 
 @pytest.mark.parametrize("path", RAY_KINDS, ids=lambda path: path.stem)
@@ -124,15 +132,6 @@ def strict(schema: Any) -> Any:
     if "properties" in plain and not plain.get("x-kubernetes-preserve-unknown-fields"):
         plain.setdefault("additionalProperties", False)
     return plain
-
-
-@pytest.mark.parametrize("template", pods())
-def test_pods_keep_to_the_restricted_standard(template: dict[str, Any]) -> None:
-    spec = template["spec"]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert [bare(c["securityContext"]) for c in spec["containers"]] == [RESTRICTED]
-    assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "precache"
 
 
 ON_SPARE_NODES = ("serviceAccountName", "priorityClassName", "affinity", "tolerations", "volumes")
@@ -211,19 +210,16 @@ def test_every_place_has_the_settings_of_ray_env() -> None:
 
 
 def test_options_of_ray_start_exist() -> None:
-    code = (
-        "from ray.scripts.scripts import start; print(*(o for p in start.params for o in p.opts))"
-    )
-    known = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
+    from ray.scripts.scripts import start
+
+    known = {option for parameter in start.params for option in parameter.opts}
     used = {f"--{name}" for path in RAY_KINDS for name in start_parameters(cluster(path))}
     for path in (*UNITS, SCRIPT, DEPLOY / "gcp.yaml"):
         text = re.sub(r"\\\n|\n {4}(?=--)", " ", path.read_text())
         for line in re.findall(r"ray start[^\n;)]*|ray_start\[@\][^\n]*", text):
             used |= set(re.findall(r"(?<=\s)--[a-z-]+", line))
     assert {"--head", "--block", "--num-cpus", "--object-store-memory"} <= used
-    assert used <= set(known)
+    assert used <= known
 
 
 def start_parameters(spec: dict[str, Any]) -> Iterator[str]:
@@ -330,22 +326,11 @@ BATCH = r"slurm\.sbatch ([^\n\[]*/.*)$"
 VARIABLES = settings(DEPLOY / "systemd/photos.env")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(line, id=f"{path.relative_to(DEPLOY)}-{number}")
-        for path in sorted(DEPLOY.rglob("*"))
-        if path.is_file()
-        for number, line in enumerate(shown(path))
-    ],
-)
-def test_commands_are_what_the_command_line_takes(line: str) -> None:
-    options = parse(shlex.split(line))
-    assert getattr(options, "source", "") or line.startswith("refresh ")
-    assert options.store
-
-
-def test_commands_are_found_where_there_are_some() -> None:
-    with_commands = {path.name for path in DEPLOY.rglob("*") if path.is_file() and any(shown(path))}
+def test_commands_are_what_the_command_line_takes() -> None:
     places = {"README.md", "rayjob.yaml", "refresh.yaml", "slurm.sbatch", "precache-build@.service"}
-    assert with_commands == places
+    files = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()]
+    assert {path.name for path in files if any(shown(path))} == places
+    for line in itertools.chain(*map(shown, files)):
+        options = parse(shlex.split(line))
+        assert getattr(options, "source", "") or line.startswith("refresh "), line
+        assert options.store, line

@@ -108,7 +108,7 @@ def run_command(arguments: list[str]) -> None:
     if arguments[0] in ("build", "refresh", "plan", "doctor"):
         arguments += ["--address", "serial"]
     if arguments[0] == "doctor":
-        arguments += ["--samples", "32", "--seconds", "2"]
+        arguments += ["--samples", "16", "--seconds", "1"]
     assert command_line.main(arguments) == 0
 
 
@@ -191,7 +191,7 @@ def test_commands_print_what_the_documentation_shows(
     monkeypatch.chdir(changed)
     command = shlex.split(line)[1:]
     here = ["--address", "serial"] if command[0] in ("plan", "doctor") else []
-    short = ["--seconds", "8"] if command[0] == "doctor" else []
+    short = ["--seconds", "4"] if command[0] == "doctor" else []
     assert command_line.main([*command, *here, *short]) == 0
     shown, left_out, _ = expected.partition("…\n")
     printed = masked(capsys.readouterr().out)

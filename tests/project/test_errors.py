@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
@@ -35,21 +34,11 @@ def _drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_docstring_draws_the_tree() -> None:
+def test_the_docstring_draws_the_tree_and_wrong_requests_alone_exit_with_2() -> None:
     actual = {c.__name__: c.__base__.__name__ for c in CLASSES if c is not PrecacheError}
     assert _drawn() == actual
-
-
-def test_wrong_requests_exit_with_2_and_everything_else_with_1() -> None:
     for each in CLASSES:
         assert each.exit_status == (2 if issubclass(each, errors.UsageError) else 1)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_errors_travel_between_processes(kind: type[PrecacheError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("shard 3 is short")))
-    assert type(error) is kind
-    assert str(error) == "shard 3 is short"
 
 
 class Damaged(Dataset[int]):

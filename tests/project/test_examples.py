@@ -107,30 +107,21 @@ def require(module: str, extra: str = ".[frameworks]") -> None:
 RESNET = ["--depth", 18, "--width", 8, "--crop", 64, "--batch-size", BATCH, "--every", 1]
 
 
-@pytest.fixture(scope="module")
-def stopped(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a training of two processes that stops in its second epoch, after one step."""
-    folder = tmp_path_factory.mktemp("stopped")
-    run(folder, "imagenet.py", store, *RESNET, "--steps", EPOCH + 1, launcher=TORCHRUN)
-    return folder
-
-
 @pytest.mark.heavy
-def test_all_ranks_of_torchrun_together_see_each_sample_once(stopped: Path) -> None:
-    assert_whole_epochs(batches(stopped, ranks=2)[:EPOCH], 1)
+def test_all_ranks_together_see_each_sample_once_and_one_process_resumes_with_what_is_left(
+    store: Path, tmp_path: Path
+) -> None:
+    """Two processes stop in their second epoch, after one step."""
+    stopped, rest = tmp_path / "stopped", tmp_path / "rest"
+    run(stopped, "imagenet.py", store, *RESNET, "--steps", EPOCH + 1, launcher=TORCHRUN)
+    steps = batches(stopped, ranks=2)
+    assert_whole_epochs(steps[:EPOCH], 1)
     logged = [json.loads(line) for line in (stopped / "losses.jsonl").read_text().splitlines()]
     assert [step[:2] for step in logged] == [[0, 1], [0, 2], [0, 3], [1, 1]]
     assert all(math.isfinite(loss) for _, _, loss in logged)
-
-
-@pytest.mark.heavy
-def test_one_process_resumes_with_the_samples_that_are_left(
-    store: Path, stopped: Path, tmp_path: Path
-) -> None:
     checkpoint = ["--checkpoint", stopped / "checkpoint.pt", "--resume"]
-    run(tmp_path, "imagenet.py", store, *RESNET, *checkpoint, "--epochs", 3)
-    resumed = batches(tmp_path)
-    assert_whole_epochs([*batches(stopped, ranks=2)[EPOCH:], *resumed], 2)
+    run(rest, "imagenet.py", store, *RESNET, *checkpoint, "--epochs", 3)
+    assert_whole_epochs([*steps[EPOCH:], *batches(rest)], 2)
 
 
 @pytest.mark.heavy

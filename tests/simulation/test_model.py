@@ -117,7 +117,7 @@ def _chain(workers: int, room: int, load: float, step: float) -> tuple[float, fl
     return (1 - share[0]) / step, share[0]
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (1, 4), (3, 1), (7, 1)])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 2), (1, 4), (3, 1)])
 def test_exponential_times_agree_with_the_exact_chain(workers: int, prefetch: int) -> None:
     """Where no worker can be idle beside one with two batches to load."""
     rate, stall = _chain(workers, workers * (prefetch - 1), 0.1 * workers, 0.1)
@@ -160,8 +160,16 @@ def test_start_up_hand_over_and_copies_take_their_time() -> None:
 def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
     setting: dict[str, Any],
 ) -> None:
+    """The shares are what the times say, and the same seed makes the same, as JSON, too."""
     found = simulate(**setting)
+    values = found.to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
     batches = found.batches
+    rest = max(0.0, found.end - batches.done[found.order].max(initial=0))
+    waited = found.waits[1:].sum() + rest
+    if len(found.order):
+        assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
+    assert 0 <= found.stall_share <= 1
     assert (batches.begun >= batches.asked).all()
     assert batches.ready == pytest.approx(batches.begun + found.load)
     for worker in range(found.setting.lanes):
@@ -190,27 +198,10 @@ def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str,
     assert (more[: len(few)] <= few).all()
 
 
-@given(SETTINGS)
-def test_the_same_seed_makes_the_same_and_it_is_json(setting: dict[str, Any]) -> None:
-    values = simulate(**setting).to_dict()
-    assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
-
-
-@given(SETTINGS)
-def test_the_shares_are_what_the_times_say(setting: dict[str, Any]) -> None:
-    found = simulate(**setting)
-    waited = found.waits[1:].sum() + max(
-        0.0, found.end - found.batches.done[found.order].max(initial=0)
-    )
-    if len(found.order):
-        assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
-    assert 0 <= found.stall_share <= 1
-
-
 TIMES = st.floats(0, 1e13) | st.floats(1e-9, 10) | st.lists(st.floats(0, 1e12), max_size=4)
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=60)
+@settings(suppress_health_check=list(HealthCheck), max_examples=40)
 @given(
     setting=st.fixed_dictionaries(
         {

@@ -82,7 +82,7 @@ def _said(tab: Tab) -> str:
     return str(tab.run("document.querySelector('#now').textContent"))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["varied", "no workers", "nothing came", "many workers"])
 def test_every_page_is_fine_and_drawn(tab: Tab, tmp_path: Path, name: str) -> None:
     tab.fine(_written(SETTINGS[name], tmp_path))
     for _ in range(3):
