@@ -25,7 +25,6 @@ from precache.transforms import (
     PLACES,
     CenterCrop,
     Compose,
-    Draw,
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
@@ -34,7 +33,6 @@ from precache.transforms import (
     WindowSteps,
 )
 from precache_workers.ops.kinds import value_of
-from tests.support.building import encoded
 from tests.support.device import unpacked
 
 SOURCE = f"python:{__name__}:Scenes"
@@ -516,102 +514,3 @@ def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
             images.append(torch.cat([batch["image"] for batch in loader]))
     assert torch.equal(images[0], images[1])
     assert torch.equal(images[0], images[2])
-
-
-# --- a detection ---------------------------------------------------------------------------------
-
-CROP, FLIP, SEED, SIDE = RandomResizedCrop(32, (0.4, 1)), HorizontalFlip(), 4, 32
-
-
-class Squares:
-    """Noise with up to three coloured squares, whose colours are their categories."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        random = np.random.default_rng(number)
-        height, width = random.integers(40, 60, 2).tolist()
-        pixels = random.integers(0, 60, (height, width, 3)).astype(np.uint8)
-        boxes, categories = [], []
-        for _ in range(number % 4):
-            x, y, size = *random.integers(0, 28, 2).tolist(), int(random.integers(7, 13))
-            category = int(random.integers(0, 3))
-            pixels[y : y + size, x : x + size, category] = 255
-            boxes.append([x, y, x + size, y + size])
-            categories.append(category)
-        picture = encoded(Image.fromarray(pixels), "PNG")
-        return {"image": picture, "boxes": boxes, "category": categories, "label": 0}
-
-
-class CroppedSquares:
-    """Squares decoded by Pillow, cropped and mirrored as a loader draws it for a row of a store."""
-
-    def __init__(self, keys: list[str], epoch: int) -> None:
-        self._keys, self._epoch = keys, epoch
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        sample, draw = Squares()[int(self._keys[row])], Draw((SEED, self._epoch), 0, _one(row))
-        pixels = np.asarray(Image.open(io.BytesIO(sample["image"])))
-        sizes = (_one(size).float() for size in pixels.shape[:2])
-        top, left, high, wide = CROP.boxes(*sizes, draw.inside(0))[0].long().tolist()
-        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
-        image = torch.nn.functional.interpolate(
-            part.permute(2, 0, 1)[None].double(), (SIDE, SIDE), mode="bilinear", antialias=True
-        )[0]
-        flips = draw.inside(1).uniform(1).item() < FLIP.p
-        boxes = []
-        for (x1, y1, x2, y2), category in zip(sample["boxes"], sample["category"], strict=True):
-            across = [min(max((x - left) * SIDE / wide, 0), SIDE) for x in (x1, x2)]
-            down = [min(max((y - top) * SIDE / high, 0), SIDE) for y in (y1, y2)]
-            if flips:
-                across = [SIDE - x for x in reversed(across)]
-            if min(across[1] - across[0], down[1] - down[0]) >= 1:
-                boxes.append([across[0], down[0], across[1], down[1], category])
-        return {"image": (image.flip(2) if flips else image).round().byte(), "boxes": boxes}
-
-
-def _one(number: int) -> torch.Tensor:
-    return torch.tensor([number])
-
-
-def targets(batch: list[dict[str, Any]]) -> dict[str, Any]:
-    """Collate samples: images, and (n, 6) number in the batch, corners and category."""
-    boxes = [[n, *box] for n, sample in enumerate(batch) for box in sample["boxes"]]
-    images = torch.stack([sample["image"] for sample in batch])
-    return {"image": images, "targets": torch.tensor(boxes).reshape(-1, 6)}
-
-
-def unpadded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a batch of a loader as `targets` makes one."""
-    boxes, lengths = batch["boxes"], batch["boxes.length"]
-    number, place = torch.nonzero(torch.arange(boxes.shape[1]) < lengths[:, None]).T
-    columns = number[:, None], boxes[number, place], batch["category"][number, place][:, None]
-    return {"image": batch["image"], "row": batch["row"], "targets": torch.cat(columns, 1)}
-
-
-def test_batches_of_a_detection_are_those_of_the_files(tmp_path: Path) -> None:
-    built = Recipe.from_dict(
-        {
-            "fields": {
-                "image": {"ops": [{**DECODE, "mode": "RGB"}], "codec": "raw"},
-                "boxes": {"kind": "boxes"},
-                "category": {"kind": "ragged", "of": "boxes"},
-            }
-        }
-    )
-    build(tmp_path, built, f"python:{__name__}:Squares")
-    keys, boxes = list(precache.open(tmp_path).keys), 0
-    transform = Compose([CROP, FLIP])
-    with precache.Loader(tmp_path, 8, device="cpu", seed=SEED, transform=transform) as loader:
-        for epoch in range(3):
-            for batch in map(unpadded, loader):
-                squares = CroppedSquares(keys, epoch)
-                plain = targets([squares[int(row)] for row in batch["row"]])
-                torch.testing.assert_close(
-                    batch["targets"], plain["targets"], rtol=0, atol=1e-3, check_dtype=False
-                )
-                apart = batch["image"].int() - plain["image"].int()
-                assert apart.abs().max() <= 1
-                boxes += len(plain["targets"])
-    assert boxes > 150
