@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 import precache
 from tests.support.building import write
-from tests.support.layouts import Builds, Labels, photo, put, put_csv
+from tests.support.layouts import ANIMALS, Builds, Labels, photo, put, put_csv
 
 Case = Callable[[Path], str]
 """Writes a source; returns the arguments of the build that reads it."""
 
-IN_CLASSES = "{0}/cat/a1.png {0}/dog/a2.png {0}/cat/b1.png {0}/eel/b2.png"
-ANIMALS = "a1=cat a2=dog b1=cat b2=eel"
+IN_CLASSES = " ".join(f"{{0}}/{label}/{name}.png" for name, label in ANIMALS.items())
+READ_ANIMALS = " ".join(f"{name}={label}" for name, label in ANIMALS.items())
 
 
 def read(text: str) -> Labels:

@@ -27,8 +27,16 @@ from precache.store.columns import Texts
 from precache_workers.sources.base import LabelRules
 from precache_workers.sources.label_readings import read_folders
 from precache_workers.sources.splits import differing_in
-from tests.building.cases import ANIMALS as ANIMALS_READ
-from tests.building.cases import IN_CLASSES, Case, Reading, files, packed, parquet, tar
+from tests.building.cases import (
+    IN_CLASSES,
+    READ_ANIMALS,
+    Case,
+    Reading,
+    files,
+    packed,
+    parquet,
+    tar,
+)
 from tests.support.building import write
 from tests.support.containers import lmdb_of, quiet_datasets, write_tar
 from tests.support.layouts import (
@@ -82,7 +90,7 @@ REFUSED: dict[str, Reading] = {
     ),
     "a folder whose name begins with a dash": Reading(
         files(f"{IN_CLASSES} {IN_CLASSES.replace('{0}', '{1}')}".format("-in/train", "-in/val"),
-              "./-in"), f"{ANIMALS_READ} | * | * | *",
+              "./-in"), f"{READ_ANIMALS} | * | * | *",
     ),
     "names that look alike": Reading(
         files("in/01/0.png in/1/1.png", "in"), "0='01' 1='1'", "rename one; or list the names",
@@ -239,7 +247,7 @@ BUILT: dict[str, Reading] = {
     ) for flags, labels in (("2", "a=cat b"), ("0", "a b"), ("1 --no-label y", "a=x b"))},
     "a validation set of the same classes": Reading(
         files(" ".join(IN_CLASSES.format(f"photos/{split}") for split in ("train", "val"))
-              + " photos/dev/1/x.png photos/dev/2/y.png", "photos/val"), ANIMALS_READ, "!--classes",
+              + " photos/dev/1/x.png photos/dev/2/y.png", "photos/val"), READ_ANIMALS, "!--classes",
     ),
     "a flat test set": Reading(files(f"{TRAIN} photos/test/x.png", "photos/test"), "x"),
     "names in upper and lower case that are listed": Reading(

@@ -12,18 +12,17 @@ import datasets
 import pytest
 
 import precache
-from tests.building.cases import ANIMALS, IN_CLASSES, Case, files, packed, parquet, read, tar
+from tests.building.cases import IN_CLASSES, READ_ANIMALS, Case, files, packed, parquet, read, tar
 from tests.support.containers import quiet_datasets
-from tests.support.layouts import Builds, photo, put, put_csv
+from tests.support.layouts import ANIMALS, Builds, photo, put, put_csv
 
-LABELS = dict(word.split("=") for word in ANIMALS.split())
-FLAT = " ".join(f"{{0}}/{name}.png" for name in LABELS)
-LINES = " ".join(f"{name}.png,{label}" for name, label in LABELS.items())
+FLAT = " ".join(f"{{0}}/{name}.png" for name in ANIMALS)
+LINES = " ".join(f"{name}.png,{label}" for name, label in ANIMALS.items())
 NO_SUFFIX = LINES.replace(".png", "")
 SPLITS = " ".join(IN_CLASSES.format(f"photos/{split}") for split in ("train", "val"))
 CITIES = [f"{city}_{number}_19" for city in ("aachen", "bochum") for number in range(2)]
 METADATA = (
-    json.dumps({"file_name": f"{n}.png", "label": c, "text": "t"}) for n, c in LABELS.items()
+    json.dumps({"file_name": f"{n}.png", "label": c, "text": "t"}) for n, c in ANIMALS.items()
 )
 
 
@@ -42,8 +41,8 @@ def img2dataset_tars(root: Path) -> str:
 def hub_parquet(root: Path) -> str:
     names = ["eel", "cat", "dog"]
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
-    images = [{"bytes": photo(name), "path": f"{name}.png"} for name in LABELS]
-    numbers = [names.index(label) for label in LABELS.values()]
+    images = [{"bytes": photo(name), "path": f"{name}.png"} for name in ANIMALS]
+    numbers = [names.index(label) for label in ANIMALS.values()]
     with quiet_datasets():
         data = datasets.Dataset.from_dict(
             {"image": images, "label": numbers}, datasets.Features(features)
@@ -54,7 +53,7 @@ def hub_parquet(root: Path) -> str:
 
 def mac_zip(root: Path) -> str:
     with zipfile.ZipFile(root / "photos.zip", "w") as archive:
-        for name, label in LABELS.items():
+        for name, label in ANIMALS.items():
             archive.writestr(f"photos/{label}/{name}.png", photo(name))
             archive.writestr(f"__MACOSX/photos/{label}/._{name}.png", b"\0\5\x16\7")
             archive.writestr(f"__MACOSX/photos/{label}/{name}.png", b"\0\5\x16\7")
@@ -63,8 +62,8 @@ def mac_zip(root: Path) -> str:
 
 
 PLAIN: dict[str, tuple[Case, str]] = {
-    "image folder": (files(IN_CLASSES.format("photos"), "photos"), ANIMALS),
-    "one split": (files(SPLITS, "photos/train"), ANIMALS),
+    "image folder": (files(IN_CLASSES.format("photos"), "photos"), READ_ANIMALS),
+    "one split": (files(SPLITS, "photos/train"), READ_ANIMALS),
     "flat folder": (files("photos/a.png photos/b.png photos/c.png", "photos"), "a b c"),
     "nested classes": (
         files("in/animal/cat/a.png in/animal/dog/b.png in/plant/oak/c.png", "in"),
@@ -75,8 +74,8 @@ PLAIN: dict[str, tuple[Case, str]] = {
         tar("train/s1.png train/s2.png train/s3.png",
             {"train/s1": "3", "train/s2": "0", "train/s3": "11"}), "s1=3 s2=0 s3=11",
     ),
-    "tar of a folder": (packed(files(IN_CLASSES.format("in/photos"), "in"), "tar"), ANIMALS),
-    "Parquet of the Hub": (hub_parquet, ANIMALS),
+    "tar of a folder": (packed(files(IN_CLASSES.format("in/photos"), "in"), "tar"), READ_ANIMALS),
+    "Parquet of the Hub": (hub_parquet, READ_ANIMALS),
     "VOC": (
         files("VOC2012/JPEGImages/a.png VOC2012/JPEGImages/b.png VOC2012/SegmentationClass/a.png",
               "VOC2012/JPEGImages", {"VOC2012/Annotations/a.xml": "<annotation/>"}), "a b",
@@ -101,37 +100,37 @@ PLAIN: dict[str, tuple[Case, str]] = {
     ),
     "semicolons": (
         files(FLAT.replace("{0}/", ""), "list.csv",
-              {"list.csv": f"path;label {LINES.replace(',', ';')}"}), ANIMALS,
+              {"list.csv": f"path;label {LINES.replace(',', ';')}"}), READ_ANIMALS,
     ),
     "labels beside": (
         files(FLAT.format("photos"), "photos --labels labels.csv",
-              {"labels.csv": f"filename,label {LINES}"}), ANIMALS,
+              {"labels.csv": f"filename,label {LINES}"}), READ_ANIMALS,
     ),
     "Kaggle": (
         files(FLAT.format("kaggle/train") + " kaggle/test/t.png",
               "kaggle/train --labels kaggle/train.csv",
-              {"kaggle/train.csv": f"id,label {NO_SUFFIX}"}), ANIMALS,
+              {"kaggle/train.csv": f"id,label {NO_SUFFIX}"}), READ_ANIMALS,
     ),
-    "zip of a Mac": (mac_zip, ANIMALS),
+    "zip of a Mac": (mac_zip, READ_ANIMALS),
     "regression": (
         files("a.png b.png c.png", "list.csv",
               {"list.csv": "path,target a.png,0.5 b.png, c.png,-2"}), "a=0.5 b c=-2.0",
     ),
     "lines of metadata": (
         files(FLAT.format("photos"), "photos/metadata.jsonl",
-              {"photos/metadata.jsonl": "\n".join(METADATA)}), ANIMALS,
+              {"photos/metadata.jsonl": "\n".join(METADATA)}), READ_ANIMALS,
     ),
     "Parquet": (parquet(label=["cat", None, "dog"]), "a=cat b c=dog"),
     "food": (
         files(IN_CLASSES.format("food/images"), "food",
               {"food/meta/train.txt": "cat/a1 eel/b2", "food/meta/classes.txt": "cat dog eel"}),
-        ANIMALS,
+        READ_ANIMALS,
     ),
     "splits with metadata": (
         files(FLAT.format("hub/train") + " " + FLAT.format("hub/test"), "hub/train/metadata.csv",
               {f"hub/{split}/metadata.csv":
                "file_name,label,additional " + " ".join(f"{line},x" for line in LINES.split())
-               for split in ("train", "test")}), ANIMALS,
+               for split in ("train", "test")}), READ_ANIMALS,
     ),
 }  # fmt: skip
 
@@ -145,7 +144,7 @@ FINDINGS: tuple[str, dict[str, str]] = (
 )  # fmt: skip
 
 REFUSED: dict[str, tuple[Case, str]] = {
-    "splits": (files(SPLITS.replace("val/cat/a1", "val/cat/v1"), "photos"), ANIMALS),
+    "splits": (files(SPLITS.replace("val/cat/a1", "val/cat/v1"), "photos"), READ_ANIMALS),
     "masks": (
         files("data/images/a.png data/images/b.png data/masks/a.png data/masks/b.png", "data"),
         "a b",
@@ -183,13 +182,13 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "land use": (
         files(IN_CLASSES.format("EuroSAT/2750"), "EuroSAT/train.csv --label-column ClassName",
               {"EuroSAT/train.csv": ",Filename,ClassName " + " ".join(
-                  f"{n},{c}/{name}.png,{c}" for n, (name, c) in enumerate(LABELS.items()))}),
-        ANIMALS,
+                  f"{n},{c}/{name}.png,{c}" for n, (name, c) in enumerate(ANIMALS.items()))}),
+        READ_ANIMALS,
     ),
     "splits with labels": (
         files(FLAT.format("kaggle/train") + " kaggle/test/t.png kaggle/test/u.png",
               "kaggle --labels kaggle/train.csv", {"kaggle/train.csv": f"id,label {NO_SUFFIX}"}),
-        ANIMALS,
+        READ_ANIMALS,
     ),
     "eyes": (
         files(" ".join(f"eyes/train/{n}_{side}.png" for n in range(3) for side in "lr"),
@@ -200,7 +199,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "lesions": (
         files(FLAT.format("ham/part_1").replace("part_1/b", "part_2/b"), "ham/metadata.csv",
               {"ham/metadata.csv": "image_id,dx,dx_type " + " ".join(
-                  f"{line},histo" for line in NO_SUFFIX.split())}), ANIMALS,
+                  f"{line},histo" for line in NO_SUFFIX.split())}), READ_ANIMALS,
     ),
     "pets": (
         files(" ".join(f"pets/images/{b}_{n}.png" for b in ("Bengal", "boxer") for n in range(3)),
@@ -229,7 +228,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         files(FLAT.format("sheet"), "sheet --labels sheet/list.csv",
               {"sheet/list.csv": "\ufeffDateiname;Klasse;Gewicht " + " ".join(
                   f"{line.replace(',', ';')};{n},5" for n, line in enumerate(LINES.split()))}),
-        ANIMALS,
+        READ_ANIMALS,
     ),
 }  # fmt: skip
 
