@@ -18,7 +18,8 @@ from precache.cli import remedies
 from precache_workers.sources import label_readings
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.evidence import Rule
-from tests.building.cases import Case, files, labels, packed, parquet, tar, two_archives
+from tests.building.cases import Case, files, labels, packed, tar, two_archives
+from tests.building.test_label_readings import REFUSED
 from tests.support.building import REPOSITORY, cut, encoded, write
 from tests.support.layouts import Builds, commands_in, photo, put
 
@@ -68,6 +69,10 @@ THREE = "in/0.png in/1.png in/2.png"
 
 REFUSALS: dict[str, tuple[Case, int]] = {
     # folders
+    "images beside folders": (files("in/x/a.png in/x/cat/b.png", "in"), 2),
+    "folders of the same names": (
+        files("in/k0/cat/a.png in/k0/dog/b.png in/k1/cat/c.png in/k1/dog/d.png", "in"), 3,
+    ),
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
     "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
@@ -181,6 +186,13 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               {"in/list.csv": "path,label /x/photos/a.png,cat"}), 0,
     ),
     # columns
+    "two columns of numbers as keys": (
+        files(THREE, "in --labels l.csv",
+              {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}), 2,
+    ),
+    "a file of splits alone": (
+        files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}), 1,
+    ),
     "several columns of labels": (
         files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
     ),
@@ -217,46 +229,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "dates": (labels("2024-05-01", "2024-06-11"), 1),
 }  # fmt: skip
 """Sources that are refused, and how many commands the refusal prints."""
-
-READINGS: list[Case] = [
-    files("in/x/a.png in/x/cat/b.png", "in"),
-    files("in/a/1.png in/c/2.png", "in", {"in/b/x.jxl": "x"}),
-    files("in/cat/a.png in/dog/b.png", "in --label-level 3"),
-    files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in"),
-    MASKS,
-    files("in/k0/cat/a.png in/k0/dog/b.png in/k1/cat/c.png in/k1/dog/d.png", "in"),
-    files("in/01/a.png in/1/b.png", "in"),
-    PAIRS,
-    COPIES,
-    files(" ".join(f"in/{n}{end}.png" for n in "ab" for end in ("", "@2x")), "in"),
-    parquet(label=["cat", "dog", "cat"], split=["train", "val", "val"]),
-    parquet(eel=[0, 1], cat=[1, 0]),
-    parquet(label=["x", "y"], **{"class": ["z", "z"]}),
-    parquet(label=pa.array([1, 2], pa.date32())),
-    files(THREE, "in --labels l.csv", {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}),
-    files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}),
-    labels('{"id": 1, "name": "cat"}', '{"id": 2, "name": "dog"}'),
-    files(
-        "in/a.png in/b.png",
-        "in/l.csv --label-column x,y",
-        {"in/l.csv": "path,x,y a.png,0,1 b.png,-1,1"},
-    ),
-    labels("1E5", "2E3"),
-    labels("0", str(2**66), "1"),
-    labels("0.0", "", "2.0"),
-    labels("007", "010"),
-    labels("-99", "0", "1"),
-    labels("1", "-1"),
-    labels(*map(str, range(100, 125)), source=" --labels in/list.csv"),
-    labels("2", "10", source=" --labels in/list.csv"),
-    labels("cat", "NaN", "null"),
-    labels("a|b", "a"),
-    labels(*(f"a photo of {n}" for n in range(25))),
-    labels("0,5", "1,5"),
-    labels("10%", "20%"),
-    labels("1 2", "3 4"),
-]
-"""Sources whose refusals test_label_readings holds, with the labels of each command."""
 
 
 def group_of(rules: Rule | list[Rule]) -> list[Rule]:
@@ -322,7 +294,7 @@ def test_no_doubt_is_without_a_case(
 
     monkeypatch.setattr(Doubt, "of", classmethod(recording))
     monkeypatch.setattr(remedies, "SECONDS", 0)  # no command is planned
-    cases = [*READINGS, *(case for case, _ in REFUSALS.values())]
+    cases = [case for case, _ in REFUSALS.values()] + [each.case for each in REFUSED.values()]
     for number, case in enumerate(cases):
         (root := tmp_path / str(number)).mkdir()
         monkeypatch.chdir(root)
