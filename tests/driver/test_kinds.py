@@ -304,7 +304,6 @@ def test_a_subclass_gives_what_it_makes(built: Path) -> None:
         (lambda tokens, row: tokens.int() if row % 2 else tokens, "a batch has one"),
         (lambda tokens, row: tokens.view(-1, 1) if row % 2 else tokens, "a batch has one"),
         (lambda tokens, row: tokens.sum(), (5,)),
-        (lambda _, row: row, (5,)),
         (lambda tokens, row: tokens.bfloat16(), (5, 12)),
     ],
 )
