@@ -272,13 +272,14 @@ def test_a_function_that_seems_to_return_channels_first_is_warned_of(
 
 def test_a_function_that_returns_what_cannot_be_stored(tmp_path: Path, source: Path) -> None:
     declared = {"dtype": "float16", "shape": [3, 48, 64]}
-    for name, more, text in (
-        ("nothing", {}, "returned None"),
-        ("as_complex", {}, "complex64"),
-        ("as_float", declared, "float16.*float32|float32.*float16"),
+    for name, more, codec, text in (
+        ("nothing", {}, "raw", "returned None"),
+        ("as_complex", {}, "raw", "complex64"),
+        ("as_float", declared, "raw", "float16.*float32|float32.*float16"),
+        ("as_float", {}, "image", "float32"),
     ):
         op = function(f"{__name__}:{name}", **more)
-        recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+        recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": codec})
         with pytest.raises(UsageError, match=text):
             build(source, tmp_path / "store", recipe)
         assert not (tmp_path / "store/commits").exists()

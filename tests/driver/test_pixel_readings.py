@@ -754,6 +754,20 @@ def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     assert pixels(store)["b12.png"].max() > 99
 
 
+def test_more_images_of_sixteen_bits_than_may_fail_stop_a_build_and_the_way_out_builds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store = folder_of(tmp_path / "in", photo, 60), tmp_path / "store"
+    folder_of(source / "wide", wide(4095), 6)
+    recipe = ("--resize", "40x40", *HERE)
+    status, text = run(capfd, "build", source, store, *recipe)
+    assert status
+    assert "6 of 66 samples failed" in text
+    status, text = run(capfd, "build", source, store, *recipe, "--bits", "16")
+    assert status == 0, text
+    assert len(pixels(store)) == 66
+
+
 # --- samples that a version lacks -----------------------------------------------------------------
 
 
