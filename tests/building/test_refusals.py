@@ -174,6 +174,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         files("in/photos/a.png in/photos/b.png", "in/list.csv",
               {"in/list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
     ),
+    "a table of another machine with numbers": (
+        files("in/photos/a.png in/photos/b.png", "in/list.csv",
+              {"in/list.csv": "path,label /x/photos/a.png,2 /x/photos/b.png,10"}), 1,
+    ),
     "a table of another machine, beside the store": (
         files("photos/a.png photos/b.png", "list.csv",
               {"list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
