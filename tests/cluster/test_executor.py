@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -43,46 +42,39 @@ LARGE = precache.Recipe.image(resize=160, crop=150)
 
 
 def test_the_serial_executor_gives_results_in_order_and_errors_as_values() -> None:
-    def work(item: int) -> int:
-        if item == 2:
-            raise FetchError("two")
-        return item * 10
-
-    outcomes = list(run_serial(work, iter([1, 2, 3])))
-    assert [item for item, _ in outcomes] == [1, 2, 3]
-    assert [outcome for _, outcome in outcomes if isinstance(outcome, int)] == [10, 30]
-    assert isinstance(outcomes[1][1], FetchError)
-
-
-def test_the_serial_executor_takes_one_item_at_a_time() -> None:
     taken: list[int] = []
 
     def items() -> Iterator[int]:
-        for item in range(3):
+        for item in range(1, 5):
             taken.append(item)
             yield item
 
-    run = run_serial(lambda item: item, items())
-    next(run)
-    assert taken == [0]
+    def work(item: int) -> int:
+        if item == 2:
+            raise FetchError("two")
+        return item // (item < 4) * 10
+
+    run = run_serial(work, items())
+    assert (next(run), taken) == ((1, 10), [1])
+    item, error = next(run)
+    assert (item, type(error)) == (2, FetchError)
+    assert next(run) == (3, 30)
+    with pytest.raises(ZeroDivisionError):  # not ours
+        next(run)
 
 
-def test_errors_that_are_not_ours_are_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        list(run_serial(lambda item: item / 0, [1]))
-
-
-def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
+def test_the_serial_executor_imports_no_ray_and_pyarrow_no_pandas(tmp_path: Path) -> None:
+    """The latter takes 0.2 s of CPU time, a tenth of a small build."""
     source = str(write_jpegs(tmp_path / "data/in", 3))
     code = (
         "import sys, precache\n"
         f"precache.build({source!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
-        "print('ray' in sys.modules)"
+        "print({'ray', 'pandas'} & {*sys.modules})"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
     )
-    assert ran.stdout == "False\n"
+    assert ran.stdout == "set()\n"
 
 
 # --- worker processes ---------------------------------------------------------------------------
@@ -228,17 +220,6 @@ def test_an_interrupted_build_ends_its_workers_and_says_how_to_go_on(tmp_path: P
 
 
 @pytest.mark.heavy
-def test_a_build_over_the_failure_limit_ends(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "data/in", 40)
-    for number in range(8):
-        write(tmp_path / f"data/in/cat/x{number}.jpg", b"none")
-    ran = cli("build", tmp_path / "data/in", tmp_path / "store", *FLAGS, "--no-progress", "--json")
-    assert ran.returncode == 1
-    assert ran.stdout == ""
-    assert re.fullmatch(r"precache: \d of 48 samples failed .*\n", ran.stderr), ran.stderr
-
-
-@pytest.mark.heavy
 def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> None:
     """As a decoder that crashes would; it is tried a few times and then named."""
     write_jpegs(tmp_path / "data/in", 4)
@@ -298,25 +279,22 @@ def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) 
 # --- a cluster that runs already ----------------------------------------------------------------
 
 
-def test_no_cluster_to_join_is_a_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["auto", pytest.param("ray://", marks=pytest.mark.heavy)])
+def test_no_cluster_to_join_is_a_clear_error(address: str, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "data/in", 3)
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    address += nowhere if address == "ray://" else ""
     ran = cli(
-        *(
-            "build",
-            tmp_path / "data/in",
-            tmp_path / "store",
-            *FLAGS,
-            "--address",
-            "auto",
-            "--no-progress",
-        ),
+        *("build", tmp_path / "data/in", tmp_path / "store", *FLAGS, "--address", address),
+        "--no-progress",
         env=environment(RAY_ADDRESS=nowhere, RAY_gcs_rpc_server_reconnect_timeout_s="1"),
     )
     assert ran.returncode == 1
-    assert "cannot reach the Ray cluster at auto" in ran.stderr
+    *first, last = ran.stderr.splitlines()
+    assert last.startswith("precache: ")
+    assert all("each folder is a class" in line for line in first), "nothing of Ray's own"
+    assert f"cannot reach the Ray cluster at {address}" in ran.stderr
     assert "start one with `ray start --head`, or use --address local" in ran.stderr
-    assert "Traceback" not in ran.stderr
     assert not (tmp_path / "store").exists()
 
 
@@ -378,18 +356,6 @@ def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_pa
     build_here(tmp_path / "data/in", tmp_path / "serial", LARGE, {"shard_samples": 2})
     assert contents(tmp_path / "one") == contents(tmp_path / "serial")
     assert contents(tmp_path / "two") == contents(tmp_path / "serial")
-
-
-@pytest.mark.heavy
-def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "data/in", 3)
-    address = f"ray://127.0.0.1:{free_ports(1)[0]}"
-    ran = cli(
-        "build", tmp_path / "data/in", tmp_path / "store", "--address", address, "--no-progress"
-    )
-    assert ran.returncode == 1
-    assert f"cannot reach the Ray cluster at {address}" in ran.stderr
-    assert re.fullmatch(r"(precache: .*\n)", ran.stderr), "nothing of Ray's own"
 
 
 @pytest.mark.heavy

@@ -14,19 +14,14 @@ import pytest
 import precache
 from precache_workers.cluster.placement import Placement
 from tests.support.building import (
-    build_here,
     cli,
-    contents,
     cut,
     encoded,
-    remains,
     write,
     write_jpegs,
 )
+from tests.support.command_line import Run
 from tests.support.raycluster import Cluster
-
-LARGE = precache.Recipe.image(resize=160, crop=150)
-FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "4", "--address", "auto")
 
 
 def node(
@@ -58,10 +53,10 @@ def test_slots_follow_from_what_the_nodes_have(
     assert placement.slots(nodes, memory) == slots
 
 
-def test_placement_without_a_cluster_is_refused(tmp_path: Path) -> None:
-    ran = cli("build", tmp_path, tmp_path / "store", "--node-resources", "spare=1")
-    assert ran.returncode == 2
-    assert "--node-resources is for a cluster that is joined, and address is 'local'" in ran.stderr
+def test_placement_without_a_cluster_is_refused(tmp_path: Path, run: Run) -> None:
+    ran = run("build", tmp_path, tmp_path / "store", "--node-resources", "spare=1")
+    assert ran.status == 2
+    assert "--node-resources is for a cluster that is joined, and address is 'local'" in ran.err
 
 
 @pytest.fixture(scope="module")
@@ -148,18 +143,6 @@ def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path
     version = precache.open(tmp_path / "store")
     assert int(np.sum(version.valid)) == 38
     assert precache.verify(tmp_path / "store").ok
-
-
-@pytest.mark.heavy
-def test_a_cluster_makes_the_bytes_that_a_process_makes(cluster: Cluster, tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 30)
-    ran = cli(
-        "build", tmp_path / "in", tmp_path / "store", *FLAGS, "--no-progress", env=cluster.env
-    )
-    assert ran.returncode == 0, ran.stderr
-    build_here(tmp_path / "in", tmp_path / "serial", LARGE, {"shard_samples": 4})
-    assert contents(tmp_path / "store") == contents(tmp_path / "serial")
-    assert remains(tmp_path / "store") == []
 
 
 HELD = """

@@ -6,7 +6,7 @@ import enum
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
 
 import precache
 from precache.errors import RecipeError, SampleError, UsageError
@@ -26,7 +25,6 @@ from precache.transforms import (
     PLACES,
     CenterCrop,
     Compose,
-    Draw,
     HorizontalFlip,
     RandomCrop,
     RandomResizedCrop,
@@ -35,7 +33,6 @@ from precache.transforms import (
     WindowSteps,
 )
 from precache_workers.ops.kinds import value_of
-from tests.support.building import encoded
 from tests.support.device import unpacked
 
 SOURCE = f"python:{__name__}:Scenes"
@@ -124,10 +121,6 @@ def fractional_corners() -> Scenes:
         return {"corners": [[[0, 0, 0]] * 2] if number == 8 else points}
 
     return _Changed(divided)
-
-
-def upright_or_stored() -> Scenes:
-    return Scenes()
 
 
 def reaching_outside() -> Scenes:
@@ -226,9 +219,9 @@ def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None
     assert dropped
 
 
-def test_corners_are_the_first_and_last_pixels_of_boxes(tmp_path: Path) -> None:
-    build(tmp_path, RECIPES["shrunk"])
-    dataset = precache.CachedDataset(tmp_path)
+@pytest.mark.parametrize("store", ["shrunk"], indirect=True)
+def test_corners_are_the_first_and_last_pixels_of_boxes(store: Path) -> None:
+    dataset = precache.CachedDataset(store)
     for sample in (dataset[number] for number in range(len(dataset))):
         if len(sample["number"]):
             before = upright(int(sample["number"]))[0].shape[1::-1]
@@ -261,35 +254,35 @@ def test_bad_entries_make_a_hole_with_its_reason(tmp_path: Path) -> None:
         assert re.search(reason, holes[number])
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (fractions, r"23 of 23 .* as fractions are: 0 has \[0\.\d+, .*: multiply x by the width"),
-        (upright_or_stored, r"8 of \d+ samples .*EXIF turns.*: 0 has EXIF orientation 6\. State"),
-    ],
+RESIZE: dict[str, Any] = {"op": "resize", "size": 50, **NEAREST}
+OPEN = recipe(RESIZE, decode={"op": "decode"})
+POINTS = Recipe.from_dict(
+    {
+        "fields": {
+            "image": {"ops": [{"op": "decode"}]},
+            "corners": {"kind": "keypoints", "of": "image"},
+        }
+    }
 )
-def test_boxes_of_two_readings_are_refused(
-    changed: Callable[[], Scenes], message: str, tmp_path: Path
-) -> None:
-    open_recipe = recipe({"op": "resize", "size": 50, **NEAREST}, decode={"op": "decode"})
-    with pytest.raises(RecipeError, match=message):
-        build(tmp_path, open_recipe, f"python:{__name__}:{changed.__name__}")
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("built", "source", "message"),
     [
-        (fractional_corners, r"corners: 22 of 22 .* keypoints of 0 to 1, .* multiply x by the wid"),
-        (upright_or_stored, r"corners: 8 of .*EXIF turns.* on which pixels keypoints were drawn"),
+        (OPEN, "fractions", r"23 of 23 .* as fractions are: 0 has \[0\.\d+, .*: multiply x by the"),
+        (OPEN, "Scenes", r"8 of \d+ samples .*EXIF turns.*: 0 has EXIF orientation 6\. State"),
+        (
+            POINTS, "fractional_corners",
+            r"corners: 22 of 22 .* keypoints of 0 to 1, .* multiply x by the wid",
+        ),
+        (POINTS, "Scenes", r"corners: 8 of .*EXIF turns.* on which pixels keypoints were drawn"),
     ],
-)
-def test_keypoints_of_two_readings_are_refused(
-    changed: Callable[[], Scenes], message: str, tmp_path: Path
+)  # fmt: skip
+def test_places_of_two_readings_are_refused(
+    built: Recipe, source: str, message: str, tmp_path: Path
 ) -> None:
-    fields = {"image": {"ops": [{"op": "decode"}]}, "corners": {"kind": "keypoints", "of": "image"}}
-    built = Recipe.from_dict({"fields": fields})
     with pytest.raises(RecipeError, match=message):
-        build(tmp_path, built, f"python:{__name__}:{changed.__name__}")
+        build(tmp_path, built, f"python:{__name__}:{source}")
 
 
 def test_places_outside_of_pictures_are_said(
@@ -301,14 +294,18 @@ def test_places_outside_of_pictures_are_said(
     assert re.search(tried.format("corners", "keypoints"), caplog.text)
 
 
-def test_entries_that_may_belong_to_boxes_are_said(
+def test_entries_that_may_belong_to_boxes_are_said_and_not_taken_for_those_that_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = RECIPES["resized"].as_stated()
-    del data["fields"]["number"]["of"]
-    build(tmp_path, Recipe.from_dict(data))
+    crop = {"op": "center_crop", "size": 40}
+    build(tmp_path / "said", recipe(RESIZE, crop, number={"of": None}))
     assert "number are as many as those of boxes" in caplog.text
     assert 'if entry i belongs to box i, state of = "boxes"' in caplog.text
+    for of in (None, "boxes"):
+        build(tmp_path / "store", recipe(crop, number={"of": of}))
+    dataset = precache.CachedDataset(tmp_path / "store")
+    for sample in (dataset[number] for number in range(len(dataset))):
+        assert len(sample["number"]) == len(sample["boxes"])
 
 
 @pytest.mark.parametrize(
@@ -364,14 +361,13 @@ def test_boxes_that_say_their_format_are_corners(form: str, fits: bool) -> None:
 
 
 def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) -> None:
-    before = build(tmp_path, RECIPES["resized"])
-    assert build(tmp_path, RECIPES["resized"]).version == before.version
-    resize = {"op": "resize", "size": 50, **NEAREST}
     sizes = {}
     for size in (40, 36):
-        build(tmp_path, recipe(resize, {"op": "center_crop", "size": size}))
+        cropped = recipe(RESIZE, {"op": "center_crop", "size": size})
+        version = build(tmp_path, cropped).version
+        assert build(tmp_path, cropped).version == version
         fresh = tmp_path.with_name(f"{tmp_path.name}-{size}")
-        build(fresh, recipe(resize, {"op": "center_crop", "size": size}))
+        build(fresh, cropped)
         one, other = precache.CachedDataset(tmp_path), precache.CachedDataset(fresh)
         rows = [{str(d.keys[n]): d[n] for n in range(len(d))} for d in (one, other)]
         for key, sample in rows[0].items():
@@ -379,15 +375,6 @@ def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) ->
                 assert sample[field].tolist() == rows[1][key][field].tolist()
         sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
     assert sizes[40] != sizes[36]
-
-
-def test_entries_that_belonged_to_nothing_are_not_taken_for_those_that_do(tmp_path: Path) -> None:
-    crop = {"op": "center_crop", "size": 40}
-    for of in (None, "boxes"):
-        build(tmp_path / "store", recipe(crop, number={**ABOVE_99, "of": of}))
-    dataset = precache.CachedDataset(tmp_path / "store")
-    for sample in (dataset[number] for number in range(len(dataset))):
-        assert len(sample["number"]) == len(sample["boxes"])
 
 
 def test_what_belongs_to_boxes_that_draw_has_their_variants(tmp_path: Path) -> None:
@@ -489,9 +476,9 @@ def test_a_loader_moves_boxes_with_the_pixels_that_it_reads(read_store: Path, na
     assert seen > 2 * dropped > 0
 
 
-def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
-    build(tmp_path, RECIPES["shrunk"])
-    reader, rows = VersionReader(str(tmp_path), ("image", "boxes")), np.arange(8)
+@pytest.mark.parametrize("store", ["shrunk"], indirect=True)
+def test_slots_of_a_device_tell_where_windows_lie(store: Path) -> None:
+    reader, rows = VersionReader(str(store), ("image", "boxes")), np.arange(8)
 
     class Corner(WindowSteps):
         def __call__(self, sizes: np.ndarray, draw: Any) -> View:
@@ -503,168 +490,27 @@ def test_slots_of_a_device_tell_where_windows_lie(tmp_path: Path) -> None:
     assert batch[PLACES].tolist() == [[3, 3, 1, 1, 0, 0]] * 8
 
 
-@pytest.mark.parametrize("form", ["list", "jagged"])
-def test_boxes_that_are_not_padded_do_not_follow(read_store: Path, form: Any) -> None:
-    options: dict[str, Any] = {"device": "cpu", "output": {"boxes": form}}
-    with pytest.raises(UsageError, match=r"boxes follows image in padded rows alone: leave boxes"):
-        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": {"boxes": "list"}}, r"boxes follows image in padded rows alone: leave boxes"),
+        ({"output": {"boxes": "jagged"}}, r"boxes follows image in padded rows alone: leave box"),
+        ({"fields": ("image", "number")}, r"number belongs to boxes, .* Name boxes in fields="),
+        ({"fields": ("image", "corners")}, r"corners belongs to boxes, .* Name boxes in fields="),
+    ],
+)
+def test_what_cannot_follow_a_crop_is_refused(
+    read_store: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], device="cpu", **options)
 
 
 def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
-    options: dict[str, Any] = {"device": "cpu", "fields": ("image", "label"), "seed": 5}
-    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
-        without = list(loader)
-    options["fields"] = None
-    with precache.Loader(read_store, 7, transform=TRANSFORMS["windows"], **options) as loader:
-        for one, other in zip(without, loader, strict=True):
-            assert torch.equal(one["image"], other["image"])
-
-
-@pytest.mark.parametrize("entries", ["number", "corners"])
-def test_entries_without_their_boxes_are_not_cropped(read_store: Path, entries: str) -> None:
-    options: dict[str, Any] = {"device": "cpu", "fields": ("image", entries)}
-    with pytest.raises(UsageError, match=rf"{entries} belongs to boxes, .* Name boxes in fields="):
-        precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options)
-    options["fields"] = ("image", "boxes", entries)
-    precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], **options).close()
-
-
-def test_a_loader_that_refreshes_goes_on_with_boxes(tmp_path: Path) -> None:
-    build(tmp_path, RECIPES["drawn"])
-    options: dict[str, Any] = {"device": "cpu", "shuffle": False, "refresh": "epoch"}
-    with precache.Loader(tmp_path, 24, transform=HorizontalFlip(), **options) as loader:
-        [before] = list(loader)
-        precache.refresh(tmp_path, run_functions=True, address="serial", progress=False)
-        after = [batch for _ in range(3) for batch in loader]
-    assert not any(torch.equal(before["boxes"], batch["boxes"]) for batch in after)
-
-
-# --- a training ----------------------------------------------------------------------------------
-
-CROP, FLIP, SEED, EPOCHS, SIDE = RandomResizedCrop(32, (0.4, 1)), HorizontalFlip(), 4, 12, 32
-
-
-class Squares:
-    """Noise with up to three coloured squares, whose colours are their categories."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        random = np.random.default_rng(number)
-        height, width = random.integers(40, 60, 2).tolist()
-        pixels = random.integers(0, 60, (height, width, 3)).astype(np.uint8)
-        boxes, categories = [], []
-        for _ in range(number % 4):
-            x, y, size = *random.integers(0, 28, 2).tolist(), int(random.integers(7, 13))
-            category = int(random.integers(0, 3))
-            pixels[y : y + size, x : x + size, category] = 255
-            boxes.append([x, y, x + size, y + size])
-            categories.append(category)
-        picture = encoded(Image.fromarray(pixels), "PNG")
-        return {"image": picture, "boxes": boxes, "category": categories, "label": 0}
-
-
-class CroppedSquares(Dataset[dict[str, torch.Tensor]]):
-    """Squares decoded by Pillow, cropped and mirrored as a loader draws it for a row of a store."""
-
-    def __init__(self, keys: list[str], epoch: int) -> None:
-        self._keys, self._epoch = keys, epoch
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        sample, draw = Squares()[int(self._keys[row])], Draw((SEED, self._epoch), 0, _one(row))
-        pixels = np.asarray(Image.open(io.BytesIO(sample["image"])))
-        sizes = (_one(size).float() for size in pixels.shape[:2])
-        top, left, high, wide = CROP.boxes(*sizes, draw.inside(0))[0].long().tolist()
-        part = torch.from_numpy(pixels[top : top + high, left : left + wide].copy())
-        image = torch.nn.functional.interpolate(
-            part.permute(2, 0, 1)[None].double(), (SIDE, SIDE), mode="bilinear", antialias=True
-        )[0]
-        flips = draw.inside(1).uniform(1).item() < FLIP.p
-        boxes = []
-        for (x1, y1, x2, y2), category in zip(sample["boxes"], sample["category"], strict=True):
-            across = [min(max((x - left) * SIDE / wide, 0), SIDE) for x in (x1, x2)]
-            down = [min(max((y - top) * SIDE / high, 0), SIDE) for y in (y1, y2)]
-            if flips:
-                across = [SIDE - x for x in reversed(across)]
-            if min(across[1] - across[0], down[1] - down[0]) >= 1:
-                boxes.append([across[0], down[0], across[1], down[1], category])
-        return {"image": (image.flip(2) if flips else image).round().byte(), "boxes": boxes}
-
-
-def _one(number: int) -> torch.Tensor:
-    return torch.tensor([number])
-
-
-def targets(batch: list[dict[str, Any]]) -> dict[str, Any]:
-    """Collate samples: images, and (n, 6) number in the batch, corners and category."""
-    boxes = [[n, *box] for n, sample in enumerate(batch) for box in sample["boxes"]]
-    images = torch.stack([sample["image"] for sample in batch])
-    return {"image": images, "targets": torch.tensor(boxes).reshape(-1, 6)}
-
-
-def unpadded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a batch of a loader as `targets` makes one."""
-    boxes, lengths = batch["boxes"], batch["boxes.length"]
-    number, place = torch.nonzero(torch.arange(boxes.shape[1]) < lengths[:, None]).T
-    columns = number[:, None], boxes[number, place], batch["category"][number, place][:, None]
-    return {"image": batch["image"], "row": batch["row"], "targets": torch.cat(columns, 1)}
-
-
-def losses(batches: Iterable[dict[str, torch.Tensor]]) -> list[float]:
-    """Train a net that finds corners and categories in the cells of the boxes' centres."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 8, stride=8),
-        torch.nn.Softplus(),
-        torch.nn.Conv2d(16, 8, 3, padding=1),
-    )
-    optimizer, curve = torch.optim.SGD(net.parameters(), 0.004, momentum=0.9), []
-    for batch in batches:
-        scores, found = net(batch["image"].float() / 255 - 0.5), torch.zeros(8, 4, 4)
-        number, corners, category = batch["targets"].split([1, 4, 1], 1)
-        centres = (corners[:, :2] + corners[:, 2:]) / 16 + 1e-3  # some lie between two cells
-        centres = centres.long().clamp(max=3)
-        cells = number[:, 0].long(), centres[:, 1], centres[:, 0]
-        found[cells] = 1
-        own = scores.permute(0, 2, 3, 1)[cells]
-        loss = (
-            torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], found[: len(scores)])
-            + (own[:, 1:5] - corners / SIDE).square().sum() / 8
-            + torch.nn.functional.cross_entropy(
-                own[:, 5:], category[:, 0].long(), reduction="sum"
-            ) / 8
-        )  # fmt: skip
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
-def test_a_detection_learns_as_from_the_files(tmp_path: Path) -> None:
-    built = Recipe.from_dict(
-        {
-            "fields": {
-                "image": {"ops": [{**DECODE, "mode": "RGB"}], "codec": "raw"},
-                "boxes": {"kind": "boxes"},
-                "category": {"kind": "ragged", "of": "boxes"},
-            }
-        }
-    )
-    build(tmp_path, built, f"python:{__name__}:Squares")
-    keys = list(precache.open(tmp_path).keys)
-    options: dict[str, Any] = {"device": "cpu", "seed": SEED, "drop_last": True}
-    with precache.Loader(tmp_path, 8, transform=Compose([CROP, FLIP]), **options) as loader:
-        read = [[*map(unpadded, loader)] for _ in range(EPOCHS)]
-
-    def from_files() -> Iterator[dict[str, torch.Tensor]]:
-        for epoch, batches in enumerate(read):
-            rows = [batch["row"].tolist() for batch in batches]
-            squares = CroppedSquares(keys, epoch)
-            yield from DataLoader(squares, batch_sampler=rows, collate_fn=targets)
-
-    cached, plain = losses(itertools.chain(*read)), losses(from_files())
-    assert cached == pytest.approx(plain, rel=1e-3)
-    assert np.mean(cached[-7:]) < np.mean(cached[:7]) / 2
-    assert len({*cached}) == len(cached)
+    options: dict[str, Any] = {"device": "cpu", "transform": TRANSFORMS["windows"], "seed": 5}
+    images = []
+    for fields in (("image", "label"), ("image", "boxes", "number"), None):
+        with precache.Loader(read_store, 7, fields=fields, **options) as loader:
+            images.append(torch.cat([batch["image"] for batch in loader]))
+    assert torch.equal(images[0], images[1])
+    assert torch.equal(images[0], images[2])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import precache
@@ -14,11 +16,10 @@ from precache.storage.open import open_folder
 from precache.store.commit_log import read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import narrow
-from precache.store.receipts import ChannelSums, Receipt
+from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
-from tests.conftest import BuiltStore
 from tests.support.building import (
     append_commit,
     build_here,
@@ -47,16 +48,10 @@ def receipt(shard: int, failed: dict[int, str]) -> Receipt:
 @pytest.mark.parametrize(
     ("top", "dtype"),
     [
-        (-1, "int8"),
-        (0, "int8"),
-        (127, "int8"),
-        (128, "int16"),
-        (32767, "int16"),
-        (32768, "int32"),
-        (2**31 - 1, "int32"),
-        (2**31, "int64"),
+        (-1, "int8"), (127, "int8"), (128, "int16"), (32767, "int16"), (32768, "int32"),
+        (2**31 - 1, "int32"), (2**31, "int64"),
     ],
-)
+)  # fmt: skip
 def test_labels_take_the_narrowest_type_with_room_for_none(top: int, dtype: str) -> None:
     found = narrow(np.array([-1, top], np.int64))
     assert found.dtype.name == dtype
@@ -68,15 +63,6 @@ def test_holes_come_in_row_order() -> None:
     assert list(found.items()) == [(3, "c"), (5, "a"), (9, "b")]
 
 
-def test_statistics_are_weighted_by_pixels() -> None:
-    values = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
-    parts = [ChannelSums(len(v), [v.sum()], [(v**2).sum()]) for v in values]
-    mean, std = channel_statistics({"image": np.array([part.flat() for part in parts])})
-    everything = np.concatenate(values)
-    assert mean["image"] == pytest.approx([everything.mean()])
-    assert std["image"] == pytest.approx([everything.std()])
-
-
 def test_statistics_of_nothing_are_none() -> None:
     assert channel_statistics({"image": np.zeros((1, 3))}) == ({}, {})
 
@@ -84,60 +70,37 @@ def test_statistics_of_nothing_are_none() -> None:
 # --- a whole version ----------------------------------------------------------------------------
 
 
-def test_the_statistics_are_those_of_the_valid_rows(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 20)
-    write(tmp_path / "in/cat/broken.jpg", b"none")
-    result = build_here(tmp_path / "in", tmp_path / "store", RECIPE, {"shard_samples": 8})
+def test_a_version_says_what_it_has_and_what_made_it(tmp_path: Path) -> None:
+    """It travels, and is the same wherever its samples lay; the log alone says where."""
+    source = write_jpegs(tmp_path / "a-secret-place", 20)
+    write(source / "cat/broken.jpg", b"none")
+    result = build_here(source, tmp_path / "store", RECIPE, {"shard_samples": 8})
     rows = np.stack(list(pixels(tmp_path / "store").values())).astype(np.float64)
-    assert len(rows) == 20
     version = precache.open(tmp_path / "store")
     for found in (result, version):
         assert found.mean["image"] == pytest.approx(rows.mean((0, 2, 3)), rel=1e-6)
         assert found.std["image"] == pytest.approx(rows.std((0, 2, 3)), rel=1e-6)
 
-
-def test_the_row_table_tells_sample_hole_and_content(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 6)
-    write(tmp_path / "in/dog/broken.jpg", b"none")
-    build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    version = precache.open(tmp_path / "store")
     [path] = Path(version.path).glob("rows/c/0")
     table = RowTable.from_parquet(path.read_bytes(), str(path))
     assert list(table.keys) == list(version.keys)
     assert table.classes == version.classes == ("cat", "dog", "eel")
     assert table.labels.tolist() == version.labels.tolist()
     for key, size in zip(table.keys, table.sizes.tolist(), strict=True):
-        assert (tmp_path / "in" / key).stat().st_size == size
+        assert (source / key).stat().st_size == size
+    content = pq.read_table(path).to_pydict()["content"]
+    assert len(set(content)) == 21
+    assert {len(digest) for digest in content} == {32}
 
-    import pyarrow.parquet as pq
-
-    columns = pq.read_table(path).to_pydict()
-    assert len(set(columns["content"])) == 7
-    assert {len(digest) for digest in columns["content"]} == {32}
-
-
-def test_the_metadata_says_what_made_it(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 5)
-    result = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
     assert attributes["format"] == FORMAT
     assert f"{attributes['version']}.1" == result.version == Path(result.path).name
-    assert attributes["rows"] == 5
-    assert attributes["holes"] == 0
+    assert (attributes["rows"], attributes["holes"]) == (21, 1)
     assert attributes["classes"] == ["cat", "dog", "eel"]
     assert precache.Recipe.from_dict(attributes["recipe"]) == RECIPE
     assert {"precache", "torch", "pillow", "simplejpeg"} <= set(attributes["libraries"])
     assert attributes["fields"]["image"]["stored"] == result.stored_bytes
-
-
-def test_nothing_of_the_build_stays(image_store: BuiltStore) -> None:
-    assert remains(image_store.path) == []
-
-
-def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
-    """A version travels, and is the same wherever its samples lay; the log alone says where."""
-    write_jpegs(tmp_path / "a-secret-place", 4)
-    result = build_here(tmp_path / "a-secret-place", tmp_path / "store", RECIPE)
+    assert remains(tmp_path / "store") == []
     for path in Path(result.path).rglob("*"):
         assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
 
@@ -146,28 +109,31 @@ def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
 
 
 def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
+    """Going back to an old one only commits it again."""
     write_jpegs(tmp_path / "in", 4)
-    first = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    again = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    assert again.version == first.version
-    second = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=20))
-    log = read_log(open_folder(tmp_path / "store")).commits
-    assert [(c.number, c.version, c.parent) for c in log] == [
-        (1, first.version, None),
-        (2, second.version, first.version),
-    ]
+
+    def build(recipe: precache.Recipe = RECIPE) -> Any:
+        return build_here(tmp_path / "in", tmp_path / "store", recipe)
+
+    first = build()
+    assert build().version == first.version
+    second = build(precache.Recipe.image(resize=20))
     assert precache.open(tmp_path / "store").id == second.version
-
-
-def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
-    other = precache.Recipe.image(resize=20)
-    first = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    build_here(tmp_path / "in", tmp_path / "store", other)
-    back = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
-    assert back.shards_skipped == back.shards == first.shards
-    assert precache.open(tmp_path / "store").id == first.version
-    assert len(read_log(open_folder(tmp_path / "store")).commits) == 3
+    back = build()
+    assert (back.version, back.shards_skipped) == (first.version, first.shards)
+    write(tmp_path / "in/cat/new.jpg", encoded(cut(99)))
+    third = build()
+    (tmp_path / "in/cat/0000.jpg").unlink()
+    fourth = build()
+    log = read_log(open_folder(tmp_path / "store")).commits
+    versions = [each.version for each in (first, second, first, third, fourth)]
+    assert len({*versions}) == 4
+    assert [(c.number, c.version, c.parent) for c in log] == [
+        *zip(itertools.count(1), versions, [None, *versions[:-1]], strict=False)
+    ]
+    version = precache.open(tmp_path / "store")
+    assert len(version.keys) == 5
+    assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}
 
 
 def commit_many(store: Path, version: str, times: int) -> None:
@@ -184,16 +150,3 @@ def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
     assert len({commit.version for commit in log}) == 90
     for before, after in itertools.pairwise(log):
         assert after.parent == before.version
-
-
-def test_a_sample_removed_or_added_is_another_version(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
-    ids = {build_here(tmp_path / "in", tmp_path / "store", RECIPE).version}
-    write(tmp_path / "in/cat/new.jpg", encoded(cut(99)))
-    ids.add(build_here(tmp_path / "in", tmp_path / "store", RECIPE).version)
-    (tmp_path / "in/cat/0000.jpg").unlink()
-    ids.add(build_here(tmp_path / "in", tmp_path / "store", RECIPE).version)
-    assert len(ids) == 3
-    version = precache.open(tmp_path / "store")
-    assert len(version.keys) == 5
-    assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ some_rows = st.lists(
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=some_rows, codec=st.sampled_from(["raw", "zstd"]))
 def test_rows_are_those_of_the_dataset(
@@ -155,7 +156,7 @@ def test_a_killed_build_goes_on(tmp_path: Path) -> None:
     rows, fresh = [row(number) for number in range(12)], tmp_path / "fresh"
     build(rows, fresh)
     source: Any = kinds.SOURCE
-    for change in (12, 25, 40):
+    for change in (12, 40):
         store = tmp_path / f"killed{change}"
         assert end(start(_build_until, change, tmp_path / "rows.pickle", source, store)) == -9
         build(rows, store)
@@ -241,9 +242,9 @@ def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
     )
 
 
-def test_damage_is_found_and_repaired(tmp_path: Path) -> None:
-    rows, store = [row(number) for number in range(12)], tmp_path / "store"
-    build(rows, store)
+def test_damage_is_found_and_repaired(built: Path, tmp_path: Path) -> None:
+    store, rows = tmp_path / "store", [row(number) for number in range(20)]
+    shutil.copytree(built, store)
     version = Path(precache.open(store).path)
     for name in ("caption/c/1", "tokens/c/0"):
         flip(version / name, 0.2)
@@ -251,24 +252,19 @@ def test_damage_is_found_and_repaired(tmp_path: Path) -> None:
     damage = {damaged.shard for damaged in precache.verify(store).damage}
     assert damage == {"caption/c/1", "tokens/c/0", "boxes/c/2"}
     build(rows, store, verify=True)
-    assert_holds(store, rows)
+    precache.push(store, tmp_path / "pushed")
+    assert_holds(tmp_path / "pushed", rows)
 
 
-def test_the_viewer_shows_texts_and_lengths(built: Path) -> None:
+def test_the_viewer_and_info_show_kinds_texts_and_lengths(built: Path) -> None:
     [card] = Cards(Catalogue(str(built))).page([2])
     given = row(int(card.key.split()[1]))
     shown = dict(card.numbers)
     assert shown["caption"] == given["caption"]
     assert shown["tokens"].startswith(f"int64 ({len(given['tokens'])},)")
-
-
-def test_info_names_the_kinds(built: Path, tmp_path: Path) -> None:
     text = str(precache.info(built))
     assert "caption          text, codec zstd" in text
     assert "points           ragged float32 (n, 3), codec zstd" in text
-    pushed = tmp_path / "pushed"
-    precache.push(built, pushed)
-    assert_holds(pushed, [row(number) for number in range(20)])
 
 
 # --- batches of a DataLoader --------------------------------------------------------------------
@@ -308,7 +304,6 @@ def test_a_subclass_gives_what_it_makes(built: Path) -> None:
         (lambda tokens, row: tokens.int() if row % 2 else tokens, "a batch has one"),
         (lambda tokens, row: tokens.view(-1, 1) if row % 2 else tokens, "a batch has one"),
         (lambda tokens, row: tokens.sum(), (5,)),
-        (lambda _, row: row, (5,)),
         (lambda tokens, row: tokens.bfloat16(), (5, 12)),
     ],
 )
@@ -497,15 +492,15 @@ def _peak_of_reading(store: Path) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with precache.Loader(store, 4, device="cpu") as loader:
         [batch] = loader
-    assert max(map(len, batch["caption"])) == 100_000_000
+    assert max(map(len, batch["caption"])) == 40_000_000
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
-def test_a_row_of_100_megabytes_takes_three_times_its_memory(tmp_path: Path) -> None:
-    digits = np.random.default_rng(0).integers(48, 58, 100_000_000, np.uint8).tobytes().decode()
+def test_a_row_of_40_megabytes_takes_three_times_its_memory(tmp_path: Path) -> None:
+    digits = np.random.default_rng(0).integers(48, 58, 40_000_000, np.uint8).tobytes().decode()
     rows = [row(1), row(2), row(3), row(4, caption=digits)]
     build(rows, tmp_path / "store", recipe("caption", caption={"variants": 1}))  # made once
-    assert ask(_peak_of_reading, tmp_path / "store") < 310 << 10  # in KiB
+    assert ask(_peak_of_reading, tmp_path / "store") < 130 << 10  # in KiB
 
 
 def test_a_row_that_no_reader_would_believe_is_a_hole_and_raw_stores_it(

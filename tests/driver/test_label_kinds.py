@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import zarr
 import precache
 from precache.errors import DamageError, SourceError, StoreError, UsageError
 from precache.viewer.search import Catalogue, Query
+from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels, write
 from tests.support.forging import settle
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 NUMBERS = [0.5, None, -2.0, 0.001, 3.5, 4.0, 5.5, 6.0]
@@ -46,7 +49,7 @@ def by_key(store: Path) -> dict[str, Any]:
     return dict(zip(version.keys, version.labels.tolist(), strict=True))
 
 
-@pytest.fixture(params=["numbers", "several"])
+@pytest.fixture(scope="module", params=["numbers", "several"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -56,9 +59,18 @@ def labels(kind: str) -> list[Any]:
     return list(NUMBERS if kind == "numbers" else SEVERAL)
 
 
+@pytest.fixture(scope="module")
+def built(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store, beside the folder of its source."""
+    root = tmp_path_factory.mktemp("kinds")
+    build(write_table(root / "in", NUMBERS if kind == "numbers" else SEVERAL), root / "a.store")
+    return root / "a.store"
+
+
 @pytest.fixture
-def store(tmp_path: Path, labels: list[Any]) -> Path:
-    build(write_table(tmp_path / "in", labels), tmp_path / "a.store")
+def store(built: Path, tmp_path: Path) -> Path:
+    """A copy of the store and of its source."""
+    shutil.copytree(built.parent, tmp_path, dirs_exist_ok=True)
     return tmp_path / "a.store"
 
 
@@ -69,17 +81,41 @@ def expected(number: int, kind: str) -> Any:
     return np.array([name in SEVERAL[number] for name in ("ant", "cat", "dog")], np.uint8)
 
 
-def test_a_loader_yields_them_in_their_shape(store: Path, kind: str) -> None:
-    with precache.Loader(store, batch_size=4, output="tuple", device="cpu", seed=1) as loader:
+def test_they_are_read_in_their_shape(built: Path, kind: str, tmp_path: Path) -> None:
+    version = precache.open(built)
+    with precache.Loader(built, batch_size=4, output="tuple", device="cpu", seed=1) as loader:
         batches = list(loader)
         rows = [loader.rows_of_batch(0, number) for number in range(2)]
     label = batches[0][1]
     assert label.dtype == (torch.float32 if kind == "numbers" else torch.uint8)
     assert tuple(label.shape) == ((4,) if kind == "numbers" else (4, 3))
-    keys = precache.open(store).keys
     for (_, label), numbers in zip(batches, rows, strict=True):
         for got, row in zip(label.numpy(), numbers, strict=True):
-            np.testing.assert_array_equal(got, expected(int(keys[row][0]), kind))
+            np.testing.assert_array_equal(got, expected(int(version.keys[row][0]), kind))
+    array = zarr.open_group(version.path, mode="r")["label"]
+    np.testing.assert_array_equal(array[:], version.labels)
+    precache.pull(built, tmp_path / "here")
+    np.testing.assert_array_equal(precache.open(tmp_path / "here").labels, version.labels)
+    why = "labels of float32 " if kind == "numbers" else r"labels of uint8 \(3,\)"
+    mixing = precache.transforms.MixUp(classes=3)
+    with pytest.raises(UsageError, match=why + ".*MixUp takes a class number"):
+        precache.Loader(built, batch_size=4, device="cpu", transform=mixing)
+
+
+def test_the_viewer_shows_them(built: Path, kind: str) -> None:
+    catalogue = Catalogue(str(built))
+    row = list(precache.open(built).keys).index("0.jpg")
+    assert catalogue.labels(row) == (["0.5"] if kind == "numbers" else ["cat", "dog"])
+    [bare] = catalogue.find(Query(label="-1"), 0, 10).rows
+    assert catalogue.key(bare) == "1.jpg"
+    if kind == "numbers":
+        assert catalogue.counts == []
+        assert catalogue.find(Query(label="0.5"), 0, 10).rows == [row]
+    else:
+        assert catalogue.counts == [(0, "ant", 2), (1, "cat", 3), (2, "dog", 3)]
+        rows = catalogue.find(Query(label="cat"), 0, 10).rows
+        assert rows == precache.open(built).rows_of_classes("cat").tolist()
+        assert len(rows) == 3
 
 
 def test_kept_labels_of_many_classes_keep_no_images(tmp_path: Path) -> None:
@@ -92,13 +128,7 @@ def test_kept_labels_of_many_classes_keep_no_images(tmp_path: Path) -> None:
     assert len({address for _, address in kept}) < len(kept) // 2
 
 
-def test_zarr_reads_them(store: Path) -> None:
-    version = precache.open(store)
-    array = zarr.open_group(version.path, mode="r")["label"]
-    np.testing.assert_array_equal(array[:], version.labels)
-
-
-def test_the_build_and_the_plan_say_which_kind_they_are(
+def test_the_build_and_the_plan_say_which_ofthey_are(
     tmp_path: Path, labels: list[Any], kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = write_table(tmp_path / "in", labels)
@@ -115,7 +145,10 @@ def _line(kind: str) -> str:
     return "Labels are numbers" if kind == "numbers" else "Labels are multi-hot: several of 3"
 
 
-def test_changed_labels_cost_no_photo(store: Path, tmp_path: Path, labels: list[Any]) -> None:
+def test_changed_labels_cost_no_photo(
+    store: Path, tmp_path: Path, labels: list[Any], kind: str
+) -> None:
+    """Nor do labels of another kind; a removed sample leaves a hole without a label."""
     images = pixels(store)
     old = precache.open(store).id
     labels[3] = labels[0]
@@ -124,26 +157,14 @@ def test_changed_labels_cost_no_photo(store: Path, tmp_path: Path, labels: list[
     assert plan.differences is not None
     assert plan.differences.source is not None
     assert plan.differences.source.relabelled.count == 1
-    result = build(source, store)
-    assert result.rows_reused == 8
+    assert build(source, store).rows_reused == 8
     assert by_key(store)["3.jpg"] == by_key(store)["0.jpg"]
     np.testing.assert_equal(pixels(store), images)
-    difference = precache.diff(f"{store}@{old}", store)
-    assert difference.samples.relabelled.count == 1
-    assert precache.verify(store).ok
-
-
-def test_another_kind_of_labels_costs_no_photo(store: Path, tmp_path: Path, kind: str) -> None:
-    old = precache.open(store).id
+    assert precache.diff(f"{store}@{old}", store).samples.relabelled.count == 1
     source = write_table(tmp_path / "in", SEVERAL if kind == "numbers" else NUMBERS)
     assert build(source, store).rows_reused == 8
     assert precache.open(store).labels.ndim == (2 if kind == "numbers" else 1)
     assert any(change.what == "labels" for change in precache.diff(f"{store}@{old}", store).layout)
-
-
-def test_a_removed_sample_leaves_a_hole_without_a_label(
-    store: Path, tmp_path: Path, labels: list[Any]
-) -> None:
     build(write_table(tmp_path / "in", labels[:-1]), store)
     version = precache.open(store)
     [row] = version.hole_rows.tolist()
@@ -153,65 +174,28 @@ def test_a_removed_sample_leaves_a_hole_without_a_label(
     assert precache.verify(store).ok
 
 
-def test_a_build_that_was_cut_off_is_finished(
+def test_lost_and_damaged_labels_are_found_and_mended(
     store: Path, tmp_path: Path, labels: list[Any]
 ) -> None:
-    version = Path(precache.open(store).path)
-    (version / "zarr.json").unlink()
-    build(write_table(tmp_path / "in", labels), store)
-    assert precache.verify(store).ok
-
-
-@pytest.mark.parametrize("damage", [b"", b"x" * 40])
-def test_damaged_labels_are_found_and_mended(
-    store: Path, tmp_path: Path, labels: list[Any], damage: bytes
-) -> None:
-    good = precache.open(store).labels
-    [chunk] = [path for path in (Path(precache.open(store).path) / "label/c").rglob("*")
-               if path.is_file()]  # fmt: skip
-    chunk.write_bytes(damage)
-    assert not precache.verify(store).ok
-    build(write_table(tmp_path / "in", labels), store)
-    np.testing.assert_array_equal(precache.open(store).labels, good)
-    assert precache.verify(store).ok
-
-
-def test_other_labels_of_the_same_form_are_found(store: Path) -> None:
+    """Others of the same form, too."""
+    source = write_table(tmp_path / "in", labels)
+    build(source, store)  # of where the source lies now
     version = precache.open(store)
-    rolled = np.roll(version.labels, 1, axis=0)
-    zarr.open_group(version.path, mode="r+")["label"][:] = rolled
-    assert not precache.verify(store).ok
-
-
-def test_they_are_pulled_whole(store: Path, tmp_path: Path) -> None:
-    precache.pull(store, tmp_path / "here")
-    np.testing.assert_array_equal(
-        precache.open(tmp_path / "here").labels, precache.open(store).labels
-    )
-
-
-def test_the_viewer_shows_them(store: Path, kind: str) -> None:
-    catalogue = Catalogue(str(store))
-    row = list(precache.open(store).keys).index("0.jpg")
-    assert catalogue.labels(row) == (["0.5"] if kind == "numbers" else ["cat", "dog"])
-    [bare] = catalogue.find(Query(label="-1"), 0, 10).rows
-    assert catalogue.key(bare) == "1.jpg"
-    if kind == "numbers":
-        assert catalogue.counts == []
-        assert catalogue.find(Query(label="0.5"), 0, 10).rows == [row]
-    else:
-        assert catalogue.counts == [(0, "ant", 2), (1, "cat", 3), (2, "dog", 3)]
-        rows = catalogue.find(Query(label="cat"), 0, 10).rows
-        assert rows == precache.open(store).rows_of_classes("cat").tolist()
-        assert len(rows) == 3
-
-
-def test_a_transform_that_mixes_classes_refuses_them(store: Path, kind: str) -> None:
-    why = "labels of float32 " if kind == "numbers" else r"labels of uint8 \(3,\)"
-    with pytest.raises(UsageError, match=why + ".*MixUp takes a class number"):
-        precache.Loader(
-            store, batch_size=4, device="cpu", transform=precache.transforms.MixUp(classes=3)
-        )
+    good, folder = version.labels, Path(version.path)
+    [chunk] = [path for path in (folder / "label/c").rglob("*") if path.is_file()]
+    (folder / "zarr.json").unlink()  # a build that was cut off
+    build(source, store)
+    assert precache.verify(store).ok
+    for damage in (b"", b"x" * 40, None):
+        if damage is None:
+            array: Any = zarr.open_group(version.path, mode="r+")["label"]
+            array[:] = np.roll(good, 1, axis=0)
+        else:
+            chunk.write_bytes(damage)
+        assert not precache.verify(store).ok
+        build(source, store)
+        np.testing.assert_array_equal(precache.open(store).labels, good)
+        assert precache.verify(store).ok
 
 
 def test_missing_numbers_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +240,7 @@ def test_classes_of_a_store_without_names_say_how_many_there_are(tmp_path: Path)
         build(source, tmp_path / "x.store", classes=tmp_path / "numbers.store")
 
 
-def test_a_plan_tells_another_kind_of_the_same_labels(tmp_path: Path) -> None:
+def test_a_plan_tells_another_ofof_the_same_labels(tmp_path: Path) -> None:
     store = tmp_path / "a.store"
     build(write_table(tmp_path / "in", [1, 2]), store)
     plan = precache.plan(write_table(tmp_path / "in", [[1], [2]]), store, RECIPE, address="serial")
@@ -280,15 +264,14 @@ def write_parquet(path: Path, labels: list[Any], kind: pa.DataType) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
-@pytest.mark.parametrize("empty", [[], None], ids=str)
+@pytest.mark.parametrize(
+    ("of", "empty"), [(pa.string(), []), (pa.string(), None), (pa.int64(), [])], ids=str
+)
 def test_lists_that_are_all_empty_are_no_labels(
-    tmp_path: Path, kind: pa.DataType, empty: Any
+    tmp_path: Path, of: pa.DataType, empty: Any
 ) -> None:
-    source = write_parquet(tmp_path / "a.parquet", [empty] * 3, pa.list_(kind))
-    build(source, tmp_path / "a.store")
-    assert precache.open(tmp_path / "a.store").labels.tolist() == [-1, -1, -1]
-    assert precache.verify(tmp_path / "a.store").ok
+    source = open_source(write_parquet(tmp_path / "a.parquet", [empty] * 3, pa.list_(of)))
+    assert check_source(source).table.labels.tolist() == [-1, -1, -1]
 
 
 def test_other_labels_than_those_of_a_single_parquet_file_are_found(tmp_path: Path) -> None:
@@ -300,35 +283,30 @@ def test_other_labels_than_those_of_a_single_parquet_file_are_found(tmp_path: Pa
     assert not precache.verify(store).ok
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
+def test_forged_labels_are_refused(store: Path) -> None:
+    for label in (
         {"shape": [3], "dtype": "int64"},
         {"shape": [], "dtype": "uint8"},
         {"shape": [2], "dtype": "float32"},
         {"shape": [1 << 40], "dtype": "uint8"},
         {"shape": [-3], "dtype": "uint8"},
-    ],
-)
-def test_forged_labels_are_refused(store: Path, label: dict[str, Any]) -> None:
-    forge_label(store, label)
-    with pytest.raises(StoreError, match="damaged or forged"):
-        precache.open(store)
-
-
-def test_labels_of_another_shape_than_the_root_says_are_refused(store: Path) -> None:
-    forge_label(store, {"shape": [2], "dtype": "uint8"})
+    ):
+        folder = next(store.glob("*/zarr.json")).parent
+        forge_label(folder, label)
+        with pytest.raises(StoreError, match="damaged or forged"):
+            precache.open(store)
+    forge_label(folder, {"shape": [2], "dtype": "uint8"})  # another than the array's
     version = precache.open(store)
     with pytest.raises((StoreError, DamageError), match="label/c/0/0"):
         version.labels  # noqa: B018
 
 
-def forge_label(store: Path, label: dict[str, Any]) -> None:
-    root = Path(precache.open(store).path) / "zarr.json"
+def forge_label(version: Path, label: dict[str, Any]) -> None:
+    root = version / "zarr.json"
     document = json.loads(root.read_bytes())
     document["attributes"]["precache"]["label"] = label
     root.write_text(json.dumps(document))
-    settle(root.parent)
+    settle(version)
 
 
 # --- datasets of a user -------------------------------------------------------------------------
@@ -355,6 +333,15 @@ class Bare(Photos):
 """
 
 
+def dataset_of(folder: Path, targets: str, classes: str = "()", label: str = "") -> str:
+    """The name of the module of a dataset."""
+    name = f"targets_{abs(hash((targets, classes)))}"
+    code = MODULE.format(classes=classes, targets=targets)
+    code = code.replace("self.targets[number]", label or "self.targets[number]")
+    (folder / f"{name}.py").write_text(f"import torch\n{code}")
+    return name
+
+
 @pytest.mark.parametrize(
     ("targets", "classes", "expected_labels"),
     [
@@ -375,14 +362,11 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
     classes: str,
     expected_labels: list[Any],
 ) -> None:
-    name = f"targets_{abs(hash((targets, classes)))}"
-    (tmp_path / f"{name}.py").write_text(MODULE.format(classes=classes, targets=targets))
     monkeypatch.syspath_prepend(tmp_path)
-    build(f"python:{name}:Photos", tmp_path / "a.store")
-    version = precache.open(tmp_path / "a.store")
-    by_number = dict(zip(version.keys, version.labels.tolist(), strict=True))
+    name = dataset_of(tmp_path, targets, classes)
+    table = check_source(open_source(f"python:{name}:Photos")).table
+    by_number = dict(zip(table.keys, table.labels.tolist(), strict=True))
     np.testing.assert_array_equal([by_number[str(n)] for n in range(3)], expected_labels)
-    assert precache.verify(tmp_path / "a.store").ok
     with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
         build(f"python:{name}:Bare", tmp_path / "b.store")
 
@@ -394,7 +378,6 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
         ("5", r"targets are int64 \(\)"),
         ("iter([1, 2, 3])", r"targets are object \(\)"),
         ("[[1], ['a', 'b'], []]", "targets are several names and several numbers, such as"),
-        ("[[1], ['a'], ['b']]", "targets are several names and several numbers, such as"),
         ("torch.ones(3, dtype=torch.complex64)", "target of sample 0"),
         ("None", r"item 1 is the int 9223372036854775808, .* below 2\*\*63"),
     ],
@@ -402,12 +385,9 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
 def test_targets_that_are_no_labels_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str, why: str
 ) -> None:
-    name = f"refused_{abs(hash(targets))}"
-    code = MODULE.format(classes="()", targets=targets).replace("self.targets[number]", "2**63")
-    (tmp_path / f"{name}.py").write_text(f"import torch\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SourceError, match=why):
-        build(f"python:{name}:Photos", tmp_path / "a.store")
+        build(f"python:{dataset_of(tmp_path, targets, label='2**63')}:Photos", tmp_path / "a.store")
 
 
 # --- while a version is built -------------------------------------------------------------------

@@ -60,11 +60,7 @@ def labels_of(path: str) -> list[int]:
 
 @pytest.mark.parametrize(
     "kinds",
-    [
-        ("plain", "classes", "labels"),
-        ("classes", "labels", "plain"),
-        ("labels", "plain", "classes"),
-    ],
+    [("plain", "classes", "labels"), ("labels", "classes", "plain")],
 )
 def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
     kinds: tuple[str, ...], source: str, tmp_path: Path
@@ -85,43 +81,31 @@ def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
 def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
     kind: str, dataset: str, labels: list[int], source: str, tmp_path: Path
 ) -> None:
-    source = source.replace("Photos", dataset)
-    begun = build(source, tmp_path / "a.store")
-    (Path(begun.path) / "zarr.json").unlink()
-    result = build(source, tmp_path / "a.store", **options(tmp_path, kind))
-    assert labels_of(result.path) == labels
-    assert labels_of(build(source, tmp_path / "a.store").path) == OWN
-
-
-@pytest.mark.parametrize(("kind", "labels"), [("plain", OWN), ("classes", RENUMBERED)])
-def test_lost_labels_are_those_of_the_request_again(
-    kind: str, labels: list[int], source: str, tmp_path: Path
-) -> None:
-    store = tmp_path / "a.store"
-    result = build(source, store, **options(tmp_path, kind))
-    (Path(result.path) / "label/c/0").unlink()
-    assert not precache.verify(store).ok
-    build(source, store, **options(tmp_path, kind))
-    assert labels_of(result.path) == labels
-    assert precache.verify(store).ok
-
-
-@pytest.mark.parametrize("dataset", ["Photos", "Bare"])
-def test_labels_of_a_request_are_verified(dataset: str, source: str, tmp_path: Path) -> None:
+    """Lost or other labels are found, and made those of the request again."""
     store, source = tmp_path / "a.store", source.replace("Photos", dataset)
     plain = build(source, store)
-    given = build(source, store, **options(tmp_path, "labels"))
+    (Path(plain.path) / "zarr.json").unlink()
+    given = build(source, store, **options(tmp_path, kind))
+    assert labels_of(given.path) == labels
+    plain = build(source, store)
+    assert labels_of(plain.path) == OWN
+    (Path(plain.path) / "label/c/0").unlink()
+    assert not precache.verify(store).ok
+    build(source, store)
+    assert labels_of(plain.path) == OWN
+    build(source, store, **options(tmp_path, kind))
     found = precache.verify(store)
-    assert found.ok
-    assert found.unchecked == ()
+    assert (found.ok, found.unchecked) == (True, ())
     chunk = Path(given.path) / "label/c/0"
-    chunk.unlink()
-    chunk.write_bytes((Path(plain.path) / "label/c/0").read_bytes())
-    assert [damage.shard for damage in precache.verify(store).damage] == ["label/c/0"]
-    build(source, store, **options(tmp_path, "labels"))
-    assert labels_of(given.path) == GIVEN
+    for data in (None, (Path(plain.path) / "label/c/0").read_bytes()):
+        chunk.unlink()
+        if data:
+            chunk.write_bytes(data)
+        assert [damage.shard for damage in precache.verify(store).damage] == ["label/c/0"]
+        build(source, store, **options(tmp_path, kind))
+        assert labels_of(given.path) == labels
     (Path(given.path) / "rows/c/0").unlink()
-    build(source, store, **options(tmp_path, "labels"))
+    build(source, store, **options(tmp_path, kind))
     assert precache.verify(store).ok
 
 

@@ -1,8 +1,9 @@
-"""Builds of rows of many shapes: contents, reuse, damage, repair, and every command on them."""
+"""Builds of rows of many shapes, by every codec: contents, reuse, damage, repair, commands."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import precache
+from precache.codecs.jpeg import decode_jpeg, encode_jpeg
+from precache.codecs.raw420 import planes_of, rgb_of
 from precache.errors import DamageError, RecipeError, UsageError
 from precache.recipe.ops import Resize
 from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
+from precache.transforms import CenterCrop, RandomResizedCrop
 from tests.conftest import photo
-from tests.support.building import encoded, write
+from tests.support.building import build_until, encoded, end, start, write
+from tests.support.command_line import Run
 
 LONGEST = 48
-CODECS = ("raw", "image", "zstd")
+CODECS = ("raw", "image", "zstd", "jpeg", "raw420")
+LOSES = (
+    "image: codec raw420 halves height and width of colours, which loses: pixels of {} samples "
+    "tried differ by "
+)
 
 
 def write_photo(path: Path, number: int, height: int, width: int) -> None:
@@ -38,8 +47,11 @@ def write_photos(root: Path, count: int = 30, first: int = 0) -> Path:
     return root
 
 
-def recipe(**options: Any) -> Recipe:
-    return Recipe.image(**{"max_size": LONGEST, **options})
+def recipe(**codecs: str) -> Recipe:
+    """A field for each codec; some may have another one than their name says."""
+    ops = [{"op": "decode"}, {"op": "resize", "max_size": LONGEST}]
+    fields = {name: {"ops": ops, "codec": codecs.get(name, name)} for name in CODECS}
+    return Recipe.from_dict({"fields": fields})
 
 
 def build(source: Path, store: Path, built: Recipe | None = None, **options: Any) -> Any:
@@ -47,23 +59,37 @@ def build(source: Path, store: Path, built: Recipe | None = None, **options: Any
     return precache.build(source, store, built or recipe(), **options)
 
 
-def rows_of(store: Path | str) -> dict[str, np.ndarray]:
+Samples = dict[str, dict[str, np.ndarray]]
+"""Key -> field -> row."""
+
+
+def rows_of(store: Path | str) -> Samples:
     dataset = precache.CachedDataset(store)
-    return {key: dataset[n]["image"].numpy() for n, key in enumerate(dataset.keys)}
+    fields = precache.open(store).fields
+    return {
+        key: {name: dataset[number][name].numpy() for name in fields}
+        for number, key in enumerate(dataset.keys)
+    }
 
 
-def expected(source: Path) -> dict[str, np.ndarray]:
+def expected(source: Path) -> Samples:
     shrink, rows = Resize(max_size=LONGEST), {}
     for path in sorted(source.rglob("[0-9]*.png")):
-        pixels = np.asarray(Image.open(path))
-        rows[path.relative_to(source).as_posix()] = shrink(pixels, None).transpose(2, 0, 1)
+        row = shrink(np.asarray(Image.open(path)), None).transpose(2, 0, 1)
+        rows[path.relative_to(source).as_posix()] = {
+            **dict.fromkeys(CODECS, row),
+            "jpeg": decode_jpeg(encode_jpeg(row, 90), row.shape),
+            "raw420": rgb_of(planes_of(row), row.shape),
+        }
     return rows
 
 
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+def assert_same(one: Samples, other: Samples) -> None:
     assert one.keys() == other.keys()
-    for key, row in one.items():
-        np.testing.assert_array_equal(row, other[key], err_msg=key)
+    for key, rows in one.items():
+        assert rows.keys() == other[key].keys()
+        for name, row in rows.items():
+            np.testing.assert_array_equal(row, other[key][name], err_msg=f"{name} of {key}")
 
 
 @pytest.fixture(scope="module")
@@ -72,51 +98,67 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stores(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("stores")
-    for codec in CODECS:
-        build(source, root / codec, recipe(codec=codec))
-    return {codec: root / codec for codec in CODECS}
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("built") / "store"
+    build(source, store)
+    return store
 
 
 @pytest.fixture
-def store(stores: dict[str, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stores["image"], tmp_path / "store"))
+def store(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "store"))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_rows_are_the_images_with_shapes_of_their_own(
-    codec: str, source: Path, stores: dict[str, Path]
-) -> None:
-    rows = expected(source)
-    assert_same(rows_of(stores[codec]), rows)
-    version = precache.open(stores[codec])
-    assert version.fields["image"].ragged
+def test_rows_are_the_images_with_shapes_of_their_own(source: Path, built: Path) -> None:
+    rows, version = expected(source), precache.open(built)
+    assert_same(rows_of(built), rows)
     assert len(version.hole_rows) == 1
-    shapes = version.row_shapes("image")
-    assert {tuple(shapes[row]) for row in version.hole_rows} == {(0, 0, 0)}
-    pixels = np.concatenate([row.reshape(3, -1) for row in rows.values()], axis=1)
-    assert version.mean["image"] == pytest.approx(pixels.mean(1), rel=1e-12)
-    assert version.std["image"] == pytest.approx(pixels.std(1), rel=1e-9)
-    assert version.fields["image"].raw_nbytes == pixels.size
-    stored: Any = zarr.open_array(Path(version.path) / "image", mode="r")
-    sizes: Any = zarr.open_array(Path(version.path) / "image.shape", mode="r")
-    np.testing.assert_array_equal(sizes[:], shapes)
-    if codec != "image":
-        for row, shape in zip(stored[:], shapes, strict=True):
-            assert len(row) == shape.prod()
+    assert "uint8 of any shape" in str(precache.info(built))
+    for codec in CODECS:
+        assert version.fields[codec].ragged
+        shapes = version.row_shapes(codec)
+        assert {tuple(shapes[row]) for row in version.hole_rows} == {(0, 0, 0)}
+        pixels = np.concatenate([row[codec].reshape(3, -1) for row in rows.values()], axis=1)
+        assert version.mean[codec] == pytest.approx(pixels.mean(1), rel=1e-12)
+        assert version.std[codec] == pytest.approx(pixels.std(1), rel=1e-9)
+        assert version.fields[codec].raw_nbytes == pixels.size
+        sizes: Any = zarr.open_array(Path(version.path) / f"{codec}.shape", mode="r")
+        np.testing.assert_array_equal(sizes[:], shapes)
+        stored: Any = zarr.open_array(Path(version.path) / codec, mode="r")
+        for key, row, shape in zip(version.keys, stored[:], shapes, strict=True):
+            if codec in ("raw", "zstd"):
+                assert len(row) == shape.prod()
+            elif codec == "raw420" and key in rows:
+                assert bytes(row) == planes_of(rows[key]["raw"]).tobytes()
 
 
 def test_images_of_one_shape_stay_rows_of_one_shape(tmp_path: Path) -> None:
     for number in range(12):
         write_photo(tmp_path / "photos" / f"{number}.png", number, 20, 30)
     build(tmp_path / "photos", tmp_path / "plain", Recipe.image())
-    build(tmp_path / "photos", tmp_path / "longest")
+    build(tmp_path / "photos", tmp_path / "longest", Recipe.image(max_size=LONGEST))
     one, other = (precache.open(tmp_path / name) for name in ("plain", "longest"))
     assert (one.fields["image"].shape, one.fields["image"].ragged) == ((3, 20, 30), False)
     assert other.fields["image"].ragged
     assert "ragged" not in (Path(one.path) / "zarr.json").read_text()
     assert_same(rows_of(tmp_path / "plain"), rows_of(tmp_path / "longest"))
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "raw420"])
+def test_rows_of_one_shape_that_lose_are_read_by_a_crop_too(
+    codec: str, tmp_path: Path, run: Run
+) -> None:
+    source, store = write_photos(tmp_path / "photos", 6), tmp_path / "store"
+    sized = ("--resize", "24x32", "--codec", codec, "--address", "serial")
+    planned = run("plan", source, store, *sized)
+    assert "(another codec with --crop stores rows of one shape)" in planned.err, planned
+    build(source, store, Recipe.image(resize=(24, 32), codec=codec))  # type: ignore[arg-type]
+    rows, crop = rows_of(store), CenterCrop((24, 32))
+    assert {row["image"].shape for row in rows.values()} == {(3, 24, 32)}
+    with precache.Loader(store, 6, transform=crop, device="cpu") as loader:
+        [batch] = loader
+        for key, image in zip(loader.keys(batch["row"]), batch["image"], strict=True):
+            np.testing.assert_array_equal(image, rows[key]["image"])
 
 
 @pytest.mark.parametrize("options", [{"resize": 24}, {}])
@@ -125,9 +167,9 @@ def test_a_build_says_that_rows_keep_the_shapes_of_images_that_differ(
 ) -> None:
     build(source, tmp_path / "store", Recipe.image(**options), progress=True)
     assert "Rows of image keep the shapes of their images" in capsys.readouterr().err
-    rows = rows_of(tmp_path / "store")
-    assert len({row.shape for row in rows.values()}) > 5
-    assert all(min(row.shape[1:]) == 24 for row in rows.values()) or not options
+    rows = [row["image"] for row in rows_of(tmp_path / "store").values()]
+    assert len({row.shape for row in rows}) > 5
+    assert all(min(row.shape[1:]) == 24 for row in rows) or not options
 
 
 def test_pictures_of_the_same_shapes_are_said_in_one_line(
@@ -139,14 +181,33 @@ def test_pictures_of_the_same_shapes_are_said_in_one_line(
 
 
 def test_rows_of_a_shard_follow_from_the_recipe_and_not_from_the_images(tmp_path: Path) -> None:
+    counts = set()
     for name, size in (("small", 10), ("large", 100)):
         for number in range(40):
             write_photo(tmp_path / name / f"{number}.png", number, size, size + number)
-        build(tmp_path / name, tmp_path / f"{name}.store", shard_samples=None)
-    roots = [precache.open(tmp_path / f"{name}.store").attributes for name in ("small", "large")]
-    assert roots[0] is not None
-    assert roots[1] is not None
-    assert roots[0].rows_per_shard == roots[1].rows_per_shard
+        shrunk = Recipe.image(max_size=LONGEST)
+        build(tmp_path / name, tmp_path / f"{name}.store", shrunk, shard_samples=None)
+        attributes = precache.open(tmp_path / f"{name}.store").attributes
+        assert attributes is not None
+        counts.add(attributes.rows_per_shard)
+    assert len(counts) == 1
+
+
+def test_a_codec_that_halves_colours_says_that_it_loses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, run: Run
+) -> None:
+    source, store = write_photos(tmp_path / "photos", 10), tmp_path / "store"
+    (source / "a/broken.png").unlink()
+    options = ("--max-size", 60, "--codec", "raw420", "--address", "serial")
+    assert LOSES.format(10) in run("plan", source, store, *options).out
+    halved = Recipe.image(max_size=60, codec="raw420")
+    build(source, store, halved)
+    write_photos(source, 5, first=10)
+    caplog.clear()
+    build(source, store, halved)
+    assert LOSES.format(5) in caplog.text
+    assert "codec raw420 (lossy)" in str(precache.info(store))
+    assert build(source, store, Recipe.image(max_size=60, codec="raw")).rows_reused == 0
 
 
 # --- reuse --------------------------------------------------------------------------------------
@@ -157,19 +218,22 @@ def test_later_builds_reuse_rows_and_make_what_a_fresh_build_makes(
 ) -> None:
     photos, store = Path(shutil.copytree(source, tmp_path / "photos")), tmp_path / "store"
     build(photos, store)
+    before = open_version(store).id
     write_photos(photos, 11, first=30)
     (photos / "a/003.png").unlink()
     write_photo(photos / "b/004.png", 99, 31, 57)
     assert build(photos, store).rows_reused > 15
     assert_same(rows_of(store), expected(photos))
-    result = build(photos, store, recipe(codec="raw"))  # decoded, and encoded again
-    assert result.rows_reused > 30
+    assert "a/003.png" in str(precache.diff(f"{store}@{before}", str(store)))
+    encoded_again = recipe(raw="image", image="raw", zstd="raw")
+    assert build(photos, store, encoded_again).rows_reused > 30
     assert_same(rows_of(store), expected(photos))
-    result = build(photos, store, recipe(codec="raw"), shard_samples=8, recompute=True)
-    assert_same(rows_of(store), expected(photos))
-    build(photos, tmp_path / "fresh", recipe(codec="raw"))
+    build(photos, tmp_path / "fresh", encoded_again)
     one, other = (precache.open(path) for path in (store, tmp_path / "fresh"))
-    assert one.mean["image"] == pytest.approx(other.mean["image"], rel=1e-12)
+    for codec in CODECS:
+        assert one.mean[codec] == pytest.approx(other.mean[codec], rel=1e-12)
+    precache.pull(store, tmp_path / "copy")
+    assert_same(rows_of(tmp_path / "copy"), expected(photos))
 
 
 def test_ops_that_are_added_go_on_from_stored_rows(source: Path, tmp_path: Path) -> None:
@@ -181,44 +245,55 @@ def test_ops_that_are_added_go_on_from_stored_rows(source: Path, tmp_path: Path)
     assert_same(rows_of(store), rows_of(tmp_path / "fresh"))
 
 
-def test_several_processes_make_the_same_bytes(source: Path, stores: Any, tmp_path: Path) -> None:
-    build(source, tmp_path / "store", recipe(codec="image"), address="local", cpus=2)
-    one, other = (precache.open(path) for path in (stores["image"], tmp_path / "store"))
-    assert one.shard_leaves("image") == other.shard_leaves("image")
+def test_a_worker_process_and_a_build_that_was_ended_make_the_same_bytes(
+    source: Path, built: Path, tmp_path: Path
+) -> None:
+    build(source, tmp_path / "local", address="local", cpus=1)
+    for change in (14, 40):
+        options = {"shard_samples": 8}
+        killed = start(build_until, change, source, tmp_path / "killed", recipe(), options)
+        assert end(killed) == -signal.SIGKILL
+    assert build(source, tmp_path / "killed").shards_skipped > 0
+    for store in ("local", "killed"):
+        for codec in CODECS:
+            leaves = precache.open(tmp_path / store).shard_leaves(codec)
+            assert leaves == precache.open(built).shard_leaves(codec)
 
 
-# --- damage and commands ------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------
 
 
-def shard(store: Path, number: int = 1) -> Path:
-    return Path(precache.open(store).path) / f"image/c/{number}"
-
-
-def test_damage_is_named_by_key_and_repaired_by_the_build(store: Path, source: Path) -> None:
-    data = bytearray(shard(store).read_bytes())
-    before = bytes(data)
-    data[len(data) // 4] ^= 32
-    shard(store).write_bytes(data)
-    verified = precache.verify(store)
-    assert not verified.ok
-    [damage] = verified.damage
+@pytest.mark.parametrize("codec", CODECS)
+def test_damage_is_named_by_key_and_repaired_by_the_build(
+    codec: str, store: Path, source: Path
+) -> None:
+    lost, shard, last = (Path(precache.open(store).path, codec, "c", n) for n in "012")
+    before = shard.read_bytes()
+    damaged = bytearray(before)
+    damaged[len(damaged) // 4] ^= 32
+    shard.write_bytes(damaged)
+    [damage] = precache.verify(store).damage
     assert len(damage.keys) == 1
-    with pytest.raises(DamageError, match="image/c/1 is damaged at row"):
+    with pytest.raises(DamageError, match=f"{codec}/c/1 is damaged at row"):
         rows_of(store)
-    build(source, store, recipe(codec="image"), verify=True)
-    assert shard(store).read_bytes() == before
-    shard(store, 0).unlink()
-    build(source, store, recipe(codec="image"))
-    assert precache.verify(store).ok
-
-
-def test_rows_in_each_others_place_are_damage(store: Path) -> None:
-    one, other = shard(store, 0), shard(store, 2)
-    data = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(data)
+    crop = RandomResizedCrop(16, fields={codec: "bilinear"})
+    with (
+        pytest.raises(DamageError, match=f"{codec}/c/1 is damaged at row"),
+        precache.Loader(store, 4, transform=crop, fields=[codec], device="cpu") as loader,
+    ):
+        list(loader)
+    build(source, store, verify=True)
+    assert shard.read_bytes() == before
+    first, other = lost.read_bytes(), last.read_bytes()
+    lost.write_bytes(other)
+    last.write_bytes(first)
     with pytest.raises(DamageError):
         rows_of(store)
+    last.write_bytes(other)
+    lost.unlink()
+    build(source, store)
+    assert lost.read_bytes() == first
+    assert precache.verify(store).ok
 
 
 def test_lost_shapes_are_damage_until_a_build_takes_them_from_the_spare_copy(
@@ -230,28 +305,15 @@ def test_lost_shapes_are_damage_until_a_build_takes_them_from_the_spare_copy(
     with pytest.raises(DamageError, match=r"image\.shape"):
         precache.CachedDataset(store)
     assert not precache.verify(store).ok
-    build(source, store, recipe(codec="image"))
+    build(source, store)
     assert lost.read_bytes() == data
-
-
-def test_versions_are_copied_compared_and_described(
-    store: Path, stores: dict[str, Path], source: Path, tmp_path: Path
-) -> None:
-    precache.pull(store, tmp_path / "copy")
-    assert_same(rows_of(tmp_path / "copy"), expected(source))
-    assert "uint8 of any shape" in str(precache.info(store))
-    photos = Path(shutil.copytree(source, tmp_path / "photos"))
-    (photos / "a/003.png").unlink()
-    before = open_version(store).id
-    build(photos, store, recipe(codec="image"))
-    assert "a/003.png" in str(precache.diff(f"{store}@{before}", str(store)))
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_a_data_loader_takes_rows_one_by_one_and_says_so_where_it_stacks(store: Path) -> None:
-    dataset = precache.CachedDataset(store)
+def test_a_data_loader_takes_rows_one_by_one_and_says_so_where_it_stacks(built: Path) -> None:
+    dataset = precache.CachedDataset(built)
     several = dataset[[3, 4, 5]]
     assert [row.shape for row in several["image"]] == [dataset[n]["image"].shape for n in (3, 4, 5)]
     loader: Any = DataLoader(dataset, batch_size=4, collate_fn=list)
@@ -263,7 +325,7 @@ def test_a_data_loader_takes_rows_one_by_one_and_says_so_where_it_stacks(store: 
         def __getitem__(self, index: int) -> torch.Tensor:
             return super().__getitem__(index)["image"][:, :8, :8]
 
-    batch = next(iter(DataLoader(Cropped(store), batch_size=4)))
+    batch = next(iter(DataLoader(Cropped(built), batch_size=4)))
     assert batch.shape == (4, 3, 8, 8)
 
 

@@ -76,19 +76,6 @@ def from_scratch(source: Path, tmp_path: Path, refreshed: int) -> Path:
     return Path(build_here(source, tmp_path / f"scratch{refreshed}", recipe).path)
 
 
-def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_path: Path) -> None:
-    before = inodes(store)
-    result = precache.refresh(store, **SERIAL)
-    after = inodes(store)
-    assert list(after) == ["image.1", "image.2", "image.3"]
-    assert after["image.1"] == before["image.1"]
-    assert after["image.2"] == before["image.2"]
-    assert not after["image.3"] & set().union(*before.values())
-    assert contents(Path(result.path)) == contents(from_scratch(source, tmp_path, 1))
-    assert (result.failed, precache.verify(store).ok, remains(store)) == (1, True, [])
-    assert [each.current for each in precache.versions(store).versions] == [True, False]
-
-
 def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "based"
     build_here(source, store, precache.Recipe.image(resize=(40, 48)))
@@ -105,15 +92,23 @@ def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -
     assert (later.rows_reused, precache.verify(store).ok) == (0, True)
 
 
-def test_one_refresh_after_another(source: Path, store: Path, tmp_path: Path) -> None:
-    results = [precache.refresh(store, **SERIAL) for _ in range(3)]
+def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_path: Path) -> None:
+    before = inodes(store)
+    first = precache.refresh(store, **SERIAL)
+    after = inodes(store)
+    assert list(after) == ["image.1", "image.2", "image.3"]
+    assert after["image.1"] == before["image.1"]
+    assert after["image.2"] == before["image.2"]
+    assert not after["image.3"] & set().union(*before.values())
+    assert (first.failed, precache.verify(store).ok, remains(store)) == (1, True, [])
+    assert [each.current for each in precache.versions(store).versions] == [True, False]
+    results = [first, *(precache.refresh(store, **SERIAL) for _ in range(2))]
     assert len({each.version for each in results}) == 3
     assert precache.open(store).fields["image"].first_variant == 3
-    assert contents(Path(results[-1].path)) == contents(from_scratch(source, tmp_path, 3))
     precache.gc(store, keep=1, older_than=0)
     assert precache.verify(store).ok
-    again = precache.refresh(store, **SERIAL)
-    assert contents(Path(again.path)) == contents(from_scratch(source, tmp_path, 4))
+    last = precache.refresh(store, **SERIAL)
+    assert contents(Path(last.path)) == contents(from_scratch(source, tmp_path, 4))
 
 
 def test_killed_at_any_change_the_same_command_finishes_it(
@@ -165,7 +160,7 @@ def test_what_a_build_commits_meanwhile_stays_current(
 def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:
     with precache.Loader(store, batch_size=4, refresh="epoch") as loader:
         seen = []
-        for epoch in range(6):
+        for epoch in range(4):
             group = zarr.open_group(precache.open(store).path, mode="r")
             stored = group[f"image.{epoch}"][:]  # one refresh an epoch: each reads a new one
             rows = 0
@@ -177,18 +172,27 @@ def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:
                 rows += len(batch["row"])
             assert rows == 11
             seen.append(stored.tobytes())
-        assert len(set(seen)) == 6
+        assert len(set(seen)) == 4
 
 
-def test_rows_stay_those_of_the_version(source: Path, store: Path) -> None:
+def test_rows_stay_those_of_the_version(
+    source: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples that are missing become holes if that is accepted."""
     write(source / "cat/late.jpg", encoded(cut(99)))
     result = precache.refresh(store, **SERIAL)
     assert result.samples == 12
-    [gone, *_] = sorted(source.glob("cat/00*.jpg"))
-    gone.unlink()
+    (source / "cat/0003.jpg").unlink()
     with pytest.raises(BuildError, match="run the same command again"):
         precache.refresh(store, **SERIAL)
     assert precache.open(store).id == result.version
+    line = ["refresh", str(store), "--address", "serial", "--no-progress"]
+    assert main(line) == 1
+    assert "or with --accept-missing" in capsys.readouterr().err
+    assert main([*line, "--accept-missing"]) == 0
+    out = capsys.readouterr().out
+    assert "hole: cat/0003.jpg: " in out
+    assert "No such file" in out
 
 
 def test_the_same_build_keeps_the_variants_that_there_are(source: Path, store: Path) -> None:
@@ -258,19 +262,6 @@ def test_a_source_that_was_moved_is_known_once_it_was_built_from(
     assert len(read_log(LocalFolder(store)).commits) == 3
 
 
-def test_samples_that_are_missing_become_holes_if_that_is_accepted(
-    source: Path, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (source / "cat/0003.jpg").unlink()
-    line = ["refresh", str(store), "--address", "serial", "--no-progress"]
-    assert main(line) == 1
-    assert "or with --accept-missing" in capsys.readouterr().err
-    assert main([*line, "--accept-missing"]) == 0
-    out = capsys.readouterr().out
-    assert "hole: cat/0003.jpg: " in out
-    assert "No such file" in out
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -324,8 +315,15 @@ def drawings_with_targets() -> Drawings:
     return WithTargets()
 
 
-@pytest.mark.parametrize("factory", ["drawings", "drawings_with_targets"])
-@pytest.mark.parametrize("later", [None, (0,) * 9, (0.5,) * 9], ids=["same", "others", "numbers"])
+@pytest.mark.parametrize(
+    ("factory", "later"),
+    [
+        ("drawings", (0,) * 9),
+        ("drawings_with_targets", None),
+        ("drawings_with_targets", (0,) * 9),
+        ("drawings_with_targets", (0.5,) * 9),
+    ],
+)
 def test_labels_that_came_with_samples_stay(
     factory: str, later: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,16 +66,9 @@ def store(built: tuple[Path, Path, str], tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def spoil(path: Path, how: str) -> None:
-    if how == "unlink":
-        path.unlink()
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:-5])
-    else:
-        flip(path, 0.5, 0x55)
-
-
-def test_a_lost_root_is_found_again(built: tuple[Path, Path, str], store: Path) -> None:
+def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     source, _, version = built
     before, shards = contents(store), identities(shard_files(store))
     (store / version / ROOT).unlink()
@@ -83,6 +76,19 @@ def test_a_lost_root_is_found_again(built: tuple[Path, Path, str], store: Path) 
         precache.open(store)
     assert build(source, store).cpu_seconds == 0
     assert contents(store) == before
+    for name in small_names(store / version):
+        if not name.startswith("_spare"):
+            (store / version / name).write_bytes(b"lost")
+    build(source, store)
+    assert contents(store) == before
+    flip(store / version / "rows/c/0", 0.5, 0x55)
+    build(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert f"Version {version[:8]} is complete again: rows/c/0 mended" in said
+    assert "Nothing to do" not in said
+    build(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
     assert identities(shard_files(store)) == shards
 
 
@@ -97,16 +103,6 @@ def test_a_root_that_is_lost_with_others_leaves_its_place_to_the_next_generation
     result = build(source, store)
     assert result.version == f"{version[:32]}.2"
     assert contents(Path(result.path)) == before
-
-
-def test_all_small_objects_may_be_lost_at_once(built: tuple[Path, Path, str], store: Path) -> None:
-    source, _, version = built
-    before = contents(store)
-    for name in small_names(store / version):
-        if not name.startswith("_spare"):
-            (store / version / name).write_bytes(b"lost")
-    build(source, store)
-    assert contents(store) == before
 
 
 def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
@@ -127,20 +123,6 @@ def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
     assert build(source, store).version == result.version
     assert [each.version for each in precache.gc(store, 1, 0).removed] == [version]
     assert precache.verify(store).ok
-
-
-def test_a_build_says_that_it_mended_and_what_it_did_not_read(
-    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source, _, version = built
-    spoil(store / version / "rows/c/0", "change")
-    build(source, store, progress=True)
-    said = capfd.readouterr().err
-    assert f"Version {version[:8]} is complete again: rows/c/0 mended" in said
-    assert "Nothing to do" not in said
-    build(source, store, progress=True)
-    said = capfd.readouterr().err
-    assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
 
 
 def test_a_lost_chunk_of_several_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

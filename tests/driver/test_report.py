@@ -238,17 +238,14 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
 def test_hostile_text_is_escaped_wherever_it_stands() -> None:
     told = figures(3, 2)
     told |= {"source": HOSTILE, "store": HOSTILE, "error": HOSTILE, "address": HOSTILE}
-    told["failures"] = [{"key": HOSTILE, "reason": HOSTILE}]
+    odd = {"key": "caf\udce9\x00\x1b.jpg", "reason": "$x^2$ \\frac{"}  # a key that is no text
+    told["failures"] = [{"key": HOSTILE, "reason": HOSTILE}, odd]
     told["slowest"] = [{"key": HOSTILE, "seconds": 1.0, "bytes": 5, "shard": 0, "node": HOSTILE}]
     for each in (*told["nodes"], *told["timeline"]):
         each["node"] = HOSTILE + each["node"]
     read = stands_alone(page(told))
     assert read.text.count(HOSTILE) >= 9
-
-
-def test_keys_that_are_no_text_do_not_break_the_page() -> None:
-    told = figures(3, 2, failures=[{"key": "caf\udce9\x00\x1b.jpg", "reason": "$x^2$ \\frac{"}])
-    assert "caf" in stands_alone(page(told)).text
+    assert "caf" in read.text
 
 
 def test_nodes_have_the_sums_of_their_own_shards() -> None:
@@ -260,23 +257,12 @@ def test_nodes_have_the_sums_of_their_own_shards() -> None:
         assert sum(node[name] for node in told["nodes"]) == pytest.approx(totals[name])
 
 
-def test_nodes_are_named_whole() -> None:
-    html = page(figures(60, 30))
-    for node in range(30):
-        assert f"<td>10.0.0.{node}</td>" in html
-
-
-@pytest.mark.heavy
-def test_a_page_of_very_many_shards_stays_small() -> None:
-    html = page(figures(10_000, 30))
+def test_a_page_of_very_many_shards_and_nodes_stays_small() -> None:
+    html = page(figures(3_000, 30))
+    assert all(f"<td>10.0.0.{node}</td>" in html for node in range(30))
     assert len(html) < 500_000
-    read = stands_alone(html)
-    assert "10,000 of 10,000" in read.text
-
-
-def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
-    read = stands_alone(page(figures(1000, 500)))
-    assert "and 300 more" in read.text
+    assert "3,000 of 3,000" in stands_alone(html).text
+    assert "and 300 more" in stands_alone(page(figures(1000, 500))).text
 
 
 # --- in a browser -------------------------------------------------------------------------------

@@ -145,35 +145,29 @@ def test_the_second_goes_on_where_the_first_ended_while_it_waited(
     assert_whole(store)
 
 
-@pytest.mark.parametrize("lucky", [True, pytest.param(False, marks=pytest.mark.heavy)])
-def test_of_two_that_try_again_what_failed_the_second_mends_what_the_first_does_not(
-    tmp_path: Path, lucky: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("built", "lucky"),
+    [(False, False), (True, True), pytest.param(True, False, marks=pytest.mark.heavy)],
+)
+def test_what_failed_is_tried_again_after_another_build_of_the_version(
+    tmp_path: Path, built: bool, lucky: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The other one is the first, or tries again, too, with luck or without."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    first = build_here(source, store, recipe, OPTIONS)
-    assert first.failed == 1
     again = {**OPTIONS, "retry_failed": True}
+    if built:
+        assert build_here(source, store, recipe, OPTIONS).failed == 1
+    options = again if built else OPTIONS
     variables = {"HOLD": str(store), **({"LUCKY": "1"} if lucky else {})}
-    slow = start_held(tmp_path, build_here, source, store, recipe, again, variables)
+    slow = start_held(tmp_path, build_here, source, store, recipe, options, variables)
+    before = {path.name for path in store.glob("commits/*")}
     when_waiting(monkeypatch, (tmp_path / "go").touch)
     monkeypatch.setenv("LUCKY", "1")
     result = build_here(source, store, recipe, again)
     assert end(slow) == 0
-    assert precache.open(store).id == result.version != first.version
-    assert not precache.open(store).holes
-    assert_whole(store)
-
-
-def test_one_that_tries_again_what_failed_does_so_after_the_first_build_of_the_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    slow = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, {"HOLD": str(store)})
-    when_waiting(monkeypatch, (tmp_path / "go").touch)
-    monkeypatch.setenv("LUCKY", "1")
-    result = build_here(source, store, recipe, {**OPTIONS, "retry_failed": True})
-    assert end(slow) == 0
-    assert (result.mended, precache.open(store).id) == (1, result.version)
+    assert precache.open(store).id == result.version
+    assert {path.name for path in store.glob("commits/*")} > before
+    assert built or result.mended == 1
     assert not precache.open(store).holes
     assert_whole(store)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,18 +209,6 @@ def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build
     assert (second.mean, second.std) == (other.mean, other.std)
 
 
-def test_holes_that_a_damaged_record_moved_are_not_believed(source: Path, tmp_path: Path) -> None:
-    write(source / "dog/0039.jpg", b"no photo")
-    first = build(source, tmp_path / "store", recipe_of())
-    path = Path(first.path) / "holes/c/0"
-    [(row, hole)] = json.loads(path.read_bytes()).items()
-    path.write_text(json.dumps({str(int(row) ^ 1): hole}))
-    write(source / "cat/new.jpg", encoded(cut(99)))
-    second = build(source, tmp_path / "store", recipe_of())
-    assert [key for key, _ in second.holes] == ["dog/0039.jpg"]
-    assert second.rows_reused == 0
-
-
 def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
     s3: S3Server, source: Path
 ) -> None:
@@ -242,23 +228,14 @@ def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
 # --- disk ---------------------------------------------------------------------------------------
 
 
-def free(nbytes: int) -> Callable[[Any], int]:
-    return lambda self: nbytes
-
-
-def test_another_codec_needs_room_for_all_rows(
+def test_what_is_linked_needs_no_room_and_another_codec_needs_it_for_all_rows(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build(source, tmp_path / "store", recipe_of("zstd"))
-    monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", free(first.stored_bytes))
+    free = first.stored_bytes // 4
+    monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", lambda self: free)
+    write(source / "cat/new.jpg", encoded(cut(99)))
+    assert build(source, tmp_path / "store", recipe_of("zstd")).shards_reused == 5
+    free = first.stored_bytes
     with pytest.raises(precache.StorageError, match="and its disk has"):
         build(source, tmp_path / "store", recipe_of("raw"))
-
-
-def test_what_is_linked_needs_no_room(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = build(source, tmp_path / "store", recipe_of())
-    write(source / "cat/new.jpg", encoded(cut(99)))
-    monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", free(first.raw_bytes // 4))
-    assert build(source, tmp_path / "store", recipe_of()).shards_reused == 5

@@ -12,6 +12,7 @@ import precache
 from precache.errors import StoreError
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
+from precache.store.commit_log import read_log
 from tests.conftest import BuiltStore
 
 FAR = "memory://ahead"
@@ -50,9 +51,9 @@ def test_a_store_is_opened_in_four_round_trips_however_long_its_log_is(
 ) -> None:
     version, folder = precache.open(far), open_folder(far)
     assert precache.open(f"{far}/{version.id}").labels.tolist() == version.labels.tolist()
-    name = folder.names("commits")[0]
+    [entry] = read_log(folder).entries
     for number in range(2, 30):
-        folder.put(f"commits/{number:06d}.json", [folder.read(f"commits/{name}")])
+        folder.put(f"commits/{number:06d}.json", [entry.with_(number=number).to_json()])
     folder.put("commits/000007.json", [b"nonsense"])
     asked.clear()
     with precache.Loader(far, 4, device="cpu") as loader:
