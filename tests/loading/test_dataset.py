@@ -16,10 +16,8 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
-    DistributedSampler,
     StackDataset,
     Subset,
-    WeightedRandomSampler,
     default_collate,
     random_split,
 )
@@ -204,35 +202,20 @@ def test_a_dataloader_reads_it_in_any_kind_of_worker(
     assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
 
 
-def test_a_distributed_sampler_deals_it_out(tile_stores: dict[str, BuiltStore]) -> None:
-    dataset = precache.CachedDataset(tile_stores["raw"].path)
-    ranks = []
-    for rank in range(4):
-        sampler = DistributedSampler(dataset, 4, rank, seed=1)
-        sampler.set_epoch(2)
-        loader = DataLoader(dataset, 8, sampler=sampler, collate_fn=dataset.collate)
-        ranks.append([row for batch in loader for row in batch["row"].tolist()])
-    assert {len(rows) for rows in ranks} == {19}
-    # As above.
-    assert {row for rows in ranks for row in rows} == {int(sample["row"]) for sample in dataset}  # type: ignore[attr-defined]
-
-
 def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """As torch collates plain dicts."""
     batch: dict[str, torch.Tensor] = default_collate([dict(sample) for sample in samples])
     return batch
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_plain_dataloader_yields_what_torch_would_stack(
-    dataset: precache.CachedDataset, workers: int
+    dataset: precache.CachedDataset,
 ) -> None:
     half, _ = random_split(dataset, [11, 10], torch.Generator().manual_seed(0))
     for source in (dataset, Subset(dataset, range(20, 0, -2)), half):
-        options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
-        stacked = DataLoader(source, collate_fn=_stacked, **options)
+        stacked = DataLoader(source, 4, collate_fn=_stacked)
         for way in (None, dataset.collate):
-            loader = DataLoader(source, collate_fn=way, **options)
+            loader = DataLoader(source, 4, collate_fn=way)
             for expected, found in zip(stacked, loader, strict=True):
                 assert type(found) is dict
                 assert list(expected) == list(found)
@@ -591,12 +574,6 @@ def test_a_class_of_fewer_samples_chooses_them_by_the_indices_of_all(
 
 
 # --- labels -------------------------------------------------------------------------------------
-
-
-def test_a_sampler_weights_samples_by_their_labels(dataset: precache.CachedDataset) -> None:
-    sampler = WeightedRandomSampler((dataset.labels == 1).astype(float).tolist(), 50)
-    for batch in DataLoader(dataset, 10, sampler=sampler):
-        assert (batch["label"] == 1).all()
 
 
 def test_rows_that_may_be_indices_are_said_where_there_are_holes(

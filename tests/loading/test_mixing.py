@@ -183,17 +183,6 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
         assert number == 3
 
 
-def test_a_mixture_that_is_closed_meanwhile_ends_quietly(alike: list[BuiltStore]) -> None:
-    def close(batch: dict[str, Any]) -> dict[str, Any]:
-        mixture.close()
-        return batch
-
-    mixture = _mix(alike, options={"transform": close, "fields": ["image"]})
-    never_begun = iter(mixture)
-    assert len(list(mixture)) <= 1
-    assert list(never_begun) == []
-
-
 @pytest.mark.parametrize(
     ("name", "other"),
     [
