@@ -57,14 +57,15 @@ def test_the_oldest_makes_room() -> None:
     assert _read(kept, np.array([0]))[1] == 1
 
 
-@pytest.mark.parametrize("room", [1, 100_000])
+@pytest.mark.parametrize(("codec", "room"), [("raw", 1), ("image", 1), ("zstd", 100_000)])
 def test_small_rows_are_right_where_they_do_not_fit(
-    room: int, image_tiles: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    codec: str, room: int, tile_stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_reader, "DECODED_NBYTES", room)
     monkeypatch.setattr(DecodedChunks.__init__, "__defaults__", (room,))
-    expected = image_tiles.rows()
-    with precache.Loader(image_tiles.path, 8, device="cpu") as loader:
+    store = tile_stores[codec]
+    expected = store.rows()
+    with precache.Loader(store.path, 8, device="cpu") as loader:
         for batch in (batch for _ in range(2) for batch in loader):
             np.testing.assert_array_equal(batch["image"], expected[batch["row"].numpy()])
 
