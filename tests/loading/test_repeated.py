@@ -87,8 +87,9 @@ def test_there_is_no_mark_where_no_row_can_be_repeated(
         assert all(batch.keys() == {"image", "label", "row"} for batch in loader)
         assert loader.stats().repeated == 0
     with _loader(stores["raw"], 0, world, output="tuple", **options) as loader:
-        for batches in (loader, precache.mix([loader])):
-            assert all(batches.repeated is None for _ in batches)
+        assert all(loader.repeated is None for _ in loader)
+        mixture = precache.mix([loader])
+        assert all(mixture.repeated is None for _ in mixture)
 
 
 @pytest.mark.parametrize("world", [2, 4])
