@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -158,6 +158,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_history_of_a_loop_reads_what_its_position_says(
     data: st.DataObject, image_store: BuiltStore
@@ -377,7 +378,8 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize("codec", ["raw", "image"])  # several batches at a time, and one
+# Several batches at a time, and one.
+@pytest.mark.parametrize("codec", [pytest.param("raw", marks=pytest.mark.heavy), "image"])
 def test_a_fork_before_within_and_after_an_epoch_reads_on(
     codec: str, stores: dict[str, BuiltStore], run_python: RunPython
 ) -> None:

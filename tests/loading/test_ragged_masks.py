@@ -294,7 +294,7 @@ def chains(draw: st.DrawFn) -> list[Any]:
     return [*flips[0], *first, *flips[1], *second, *flips[2]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(chains(), st.integers(0, 3))
 def test_masks_are_the_pixels_at_the_centres_and_images_are_read_as_alone(
     store: Path, steps: list[Any], epoch: int

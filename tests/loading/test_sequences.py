@@ -282,9 +282,9 @@ for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_thre
 
 
 def test_another_device_has_the_tensors_and_texts_stay(
-    store: Path, run_python: Callable[..., Any]
+    tmp_path: Path, run_python: Callable[..., Any]
 ) -> None:
-    run_python(READ, store)
+    run_python(READ, build(tmp_path / "store"))
 
 
 # --- refusals -----------------------------------------------------------------------------------

@@ -178,16 +178,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("world", "how", "given"),
     [
-        (2, "worker", False),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in [(2, "process", False), (2, "worker", True), (1, "worker", False)]
-        ),
+        (2, "worker", False), (2, "process", False), (2, "worker", True), (1, "worker", False),
     ],
-)
+)  # fmt: skip
 def test_what_a_rank_without_a_launcher_spawns_does_not_take_itself_for_the_only_one(
     world: int, how: str, given: bool, stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
