@@ -138,7 +138,7 @@ def _read(loader: Any) -> list[list[int]]:
         lambda loaders: [*map(_read, map(copy.copy, loaders))],
         lambda loaders: [*map(_read, copy.deepcopy(loaders))],
         lambda loaders: [*map(_read, pickle.loads(pickle.dumps(loaders)))],
-        pytest.param(_spawned, marks=pytest.mark.heavy),
+        _spawned,
     ],
     ids=["copy", "deepcopy", "pickle", "spawn"],
 )

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,6 +298,17 @@ def test_what_is_given_wins_and_what_is_no_rank_is_refused(monkeypatch: pytest.M
     for rank, world in ((1, None), (None, 2), (2, 2), (-1, 2), (0, 0)):
         with pytest.raises(UsageError, match="rank is"):
             find_rank(rank, world)
+
+
+def test_a_process_that_a_rank_spawned_does_not_take_itself_for_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch(monkeypatch, {})
+    spawned, parent = get_context("spawn").Process(), SimpleNamespace(name="SpawnProcess-1")
+    monkeypatch.setattr("multiprocessing.current_process", lambda: spawned)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    with pytest.raises(UsageError, match="spawned by SpawnProcess-1, which another process"):
+        find_rank()
 
 
 def test_a_loader_made_before_its_rank_was_known_is_refused(
