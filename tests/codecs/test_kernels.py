@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 import subprocess
@@ -75,39 +76,35 @@ def _gathered(
 
 @pytest.mark.usefixtures("way", "past")
 @pytest.mark.parametrize("shift", [0, 1, 16, 63])
-@pytest.mark.parametrize("length", [0, 1, 63, 64, 255, 256, 319, 320, 4099, 150_528])
-def test_pieces_are_copied_one_after_another(length: int, shift: int) -> None:
-    random = np.random.default_rng(length)
-    sources = [random.bytes(length + 300), random.bytes(2 * length + 7)]
-    pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 1, length)]
-    pieces += [(0, 0, 3), *pieces, (1, 3, length)]
-    expected = b"".join(sources[n][start : start + size] for n, start, size in pieces)
-    assert _gathered(sources, pieces, shift).tobytes() == expected
+def test_pieces_are_copied_one_after_another(shift: int) -> None:
+    for length in (0, 1, 63, 64, 255, 256, 319, 320, 4099, 150_528):
+        random = np.random.default_rng(length)
+        sources = [random.bytes(length + 300), random.bytes(2 * length + 7)]
+        pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 1, length)]
+        pieces += [(0, 0, 3), *pieces, (1, 3, length)]
+        expected = b"".join(sources[n][start : start + size] for n, start, size in pieces)
+        assert _gathered(sources, pieces, shift).tobytes() == expected
+    for nothing in ([b"abc"], []):
+        assert not len(_gathered(nothing, []))
 
 
-@pytest.mark.usefixtures("way")
-def test_no_pieces_fill_no_room() -> None:
-    assert not len(_gathered([b"abc"], []))
-    assert not len(_gathered([], []))
-
-
-@needs_compiled
-@pytest.mark.parametrize(
-    "piece",
-    [(0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
-     (0, 2**62, 2**62), (0, 1, 2**63 - 1)],
-)  # fmt: skip
-def test_what_lies_outside_is_refused(piece: tuple[int, int, int]) -> None:
-    columns = [np.array([value]) for value in piece]
-    with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.copy_pieces([memoryview(b"0123456789")], *columns, np.empty(11, np.uint8), 11)
+OUTSIDE, OTHER_SIZE = "do not lie in their sources", "another size than the room"
+NOT_COPIED: list[tuple[list[tuple[int, int, int]], int, str]] = [
+    *(([piece], 11, OUTSIDE) for piece in [
+        (0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
+        (0, 2**62, 2**62), (0, 1, 2**63 - 1)]),
+    *(([(0, 0, 3), (0, 3, 3)], room, OTHER_SIZE) for room in (0, 5, 7)),
+]  # fmt: skip
+"""Number, start and length of pieces of one source, the room for them, and the error."""
 
 
 @needs_compiled
-@pytest.mark.parametrize("room", [0, 5, 7])
-def test_pieces_of_another_size_than_their_room_are_refused(room: int) -> None:
-    columns = [np.array(values) for values in ([0, 0], [0, 3], [3, 3])]
-    with pytest.raises(ValueError, match="another size than the room"):
+@pytest.mark.parametrize(("pieces", "room", "said"), NOT_COPIED)
+def test_pieces_that_lie_outside_or_do_not_fit_are_refused(
+    pieces: list[tuple[int, int, int]], room: int, said: str
+) -> None:
+    columns = map(np.array, zip(*pieces, strict=True))
+    with pytest.raises(ValueError, match=said):
         kernels.copy_pieces([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
 
 
@@ -132,12 +129,11 @@ SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("start", [0, 1, 15, 64])
-@pytest.mark.parametrize("size", SIZES)
-def test_checksums_are_those_of_google_crc32c(size: int, start: int) -> None:
-    data = np.random.default_rng(size).bytes(start + size)[start:]
-    assert kernels.crc32c(data) == google_crc32c.value(data)
-    assert kernels.crc32c(memoryview(data)) == google_crc32c.value(data)
+def test_checksums_are_those_of_google_crc32c() -> None:
+    for start, size in itertools.product([0, 1, 15, 64], SIZES):
+        data = np.random.default_rng(size).bytes(start + size)[start:]
+        assert kernels.crc32c(data) == google_crc32c.value(data)
+        assert kernels.crc32c(memoryview(data)) == google_crc32c.value(data)
 
 
 @needs_crc32c
@@ -180,10 +176,9 @@ def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
     data, out = memoryview(bytes(100 + behind)), np.empty(100, np.uint8)
     columns = [np.array([value]) for value in (0, 0, 100)]
     assert kernels.copy_pieces([data], *columns, out, 100) == 1
-    with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.copy_pieces([data], *columns, out, 100, np.array([OWN]))
-    with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.copy_pieces([data], *columns, out, 100, np.array([UNCHECKED, OWN]))
+    for checks in ([OWN], [UNCHECKED, OWN]):
+        with pytest.raises(ValueError, match=OUTSIDE):
+            kernels.copy_pieces([data], *columns, out, 100, np.array(checks))
 
 
 @pytest.fixture
@@ -259,7 +254,7 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
     frames[3] = frames[3][:40] + bytes([frames[3][40] ^ 1]) + frames[3][41:]
     frames[4] = frames[4][:-1]
     frames[5] = bytes(zstd.compress(stored[5, :2], 1, True))
-    for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0)):
+    for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0), (6, 0)):
         out = np.zeros_like(rows[first:])
         views = list(map(memoryview, frames[first:]))
         assert (
@@ -326,13 +321,6 @@ def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
             Decoder(("zstd",)).decode(frame, out, verify=verify)
 
 
-@needs_compiled
-def test_no_frames_fill_nothing() -> None:
-    assert (
-        kernels.decode_frames([], np.empty((0, 4), np.uint8), filtered=False, batch_nbytes=0) == 0
-    )
-
-
 def _damage(store: BuiltStore) -> str:
     with pytest.raises(DamageError) as caught, precache.Loader(store.path, 4, seed=0) as loader:
         list(loader)
@@ -359,18 +347,16 @@ def test_damage_is_said_in_the_same_words(
 
 
 @pytest.mark.usefixtures("way", "past")
-@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
 @pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
 def test_loaders_yield_what_is_stored(
-    kind: str, codec: str, request: pytest.FixtureRequest
+    codec: str, stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
 ) -> None:
-    store: BuiltStore = request.getfixturevalue(kind)[codec]
-    expected = store.rows()
-    with precache.Loader(store.path, 7, seed=0) as loader:
-        for epoch in range(2):  # the first checks CRC32C
-            loader.set_epoch(epoch)
-            for batch in loader:
-                np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
+    for store in (stores[codec], tile_stores[codec]):
+        expected = store.rows()
+        with precache.Loader(store.path, 7, seed=0) as loader:
+            for _ in range(2):  # the first checks CRC32C
+                for batch in loader:
+                    np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
 
 
 # --- installation -------------------------------------------------------------------------------
@@ -420,14 +406,14 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
 def test_a_loader_warns_once_of_what_is_missing(
     compiled: kernels.Compiled,
     expected: list[str],
-    store: BuiltStore,
+    image_store: BuiltStore,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(kernels, "compiled", lambda: compiled)
     kernels.warn_if_slow.cache_clear()
     for _ in range(2):
-        precache.Loader(store.path, 4).close()
+        precache.Loader(image_store.path, 4).close()
     own = [record for record in caplog.records if record.name == "precache.codecs.kernels"]
     assert [record.message for record in own] == expected
 
@@ -461,16 +447,13 @@ def _zstd_libraries(prefix: Path) -> tuple[list[str], list[str]]:
 
 
 @needs_compiled
-def test_zstd_is_that_of_the_system_loaded_on_first_use(tmp_path: Path) -> None:
-    imported, used = _zstd_libraries(tmp_path)
-    assert imported == []
-    assert [Path(file).name.partition(".")[0] for file in used] == ["libzstd"]
-
-
-@needs_compiled
-def test_zstd_of_the_python_environment_comes_first(tmp_path: Path) -> None:
+def test_zstd_is_loaded_on_first_use_of_the_system_or_first_of_the_environment(
+    tmp_path: Path,
+) -> None:
     """conda installs it there, where the dynamic linker does not look."""
-    [system] = _zstd_libraries(tmp_path)[1]
+    imported, [system] = _zstd_libraries(tmp_path)
+    assert imported == []
+    assert Path(system).name.partition(".")[0] == "libzstd"
     own = tmp_path / "lib" / library_places("zstd", 1)[1]
     own.parent.mkdir()
     shutil.copy(system, own)

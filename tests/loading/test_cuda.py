@@ -27,6 +27,7 @@ from precache.runtime.machine import MachineReader
 from precache.store.layout import align
 from tests.bench.device import DirectRows
 from tests.conftest import BuiltStore
+from tests.support.building import flip
 from tests.support.kinds import put_rows, recipe, row
 
 pytestmark = [
@@ -61,8 +62,11 @@ def on_host(store: BuiltStore) -> Iterator[Epoch]:
         yield _epoch(loader)
 
 
-def test_batches_on_the_device_are_those_of_the_host(store: BuiltStore, on_host: Epoch) -> None:
-    with precache.Loader(store.path, 4, seed=2, device="cuda") as loader:
+@pytest.mark.parametrize("resident", [None, "device"])
+def test_batches_on_the_device_are_those_of_the_host(
+    resident: Any, store: BuiltStore, on_host: Epoch
+) -> None:
+    with precache.Loader(store.path, 4, seed=2, device="cuda", resident=resident) as loader:
         assert all(each.is_cuda for batch in loader for each in batch.values())
         loader.set_epoch(0)
         _assert_same(_epoch(loader), on_host)
@@ -85,11 +89,6 @@ def test_rows_that_differ_in_length_are_those_of_the_host(form: Any, tmp_path: P
                 epoch.append((batch["caption"], batch["blob"], [v.tolist() for v in tensors]))
             epochs.append(epoch)
     assert epochs[0] == epochs[1]
-
-
-def test_a_resident_version_gives_the_same_batches(store: BuiltStore, on_host: Epoch) -> None:
-    with precache.Loader(store.path, 4, seed=2, device="cuda", resident="device") as loader:
-        _assert_same(_epoch(loader), on_host)
 
 
 def test_rows_that_kvikio_reads_are_those_of_the_host(stores: dict[str, BuiltStore]) -> None:
@@ -125,10 +124,7 @@ def test_a_damaged_frame_is_named_before_it_reaches_the_device(
     stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
 ) -> None:
     store = copy_store(stores["image"])
-    path = store.shard_path(0)
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+    flip(store.shard_path(0), 1000)
     loader = precache.Loader(store.path, 4, device="cuda", decompress="device")
     with loader, pytest.raises(DamageError, match=r"shard .* is damaged at row \d+ \("):
         list(loader)

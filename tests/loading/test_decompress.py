@@ -14,12 +14,11 @@ from numcodecs import zstd
 
 import precache
 from precache.codecs import nvcomp
-from precache.codecs.image import filter_image
-from precache.errors import DamageError, UsageError
+from precache.errors import DamageError
 from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
-from precache.loading.slots import undo_image_tensor
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
+from tests.support.building import flip
 from tests.support.device import unpacked
 
 CPU = torch.device("cpu")
@@ -27,9 +26,13 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("codec", ["zstd", "image"])
 def test_frames_come_one_after_another_as_they_are_stored(
-    codec: str, stores: dict[str, BuiltStore]
+    codec: str, stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
 ) -> None:
     [reader] = VersionReader(str(stores[codec].path)).readers.values()
+    [raw] = VersionReader(str(stores["raw"].path)).readers.values()
+    [of_tiles] = VersionReader(str(tile_stores[codec].path)).readers.values()
+    # Rows that are a frame each.
+    assert [each.framed for each in (reader, raw, of_tiles)] == [True, False, False]
     rows = np.array([4, 0, 20, 4])
     out = np.full(len(rows) * reader.frame_bound, 255, np.uint8)
     lengths = reader.read_frames(rows, out)
@@ -41,17 +44,6 @@ def test_frames_come_one_after_another_as_they_are_stored(
         assert zstd.decompress(frame) == row.tobytes()
         start += length
     assert (out[start:] == 255).all()
-
-
-def test_only_rows_that_are_a_frame_each_are_framed(
-    stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
-) -> None:
-    def framed(store: BuiltStore) -> bool:
-        [reader] = VersionReader(str(store.path)).readers.values()
-        return reader.framed
-
-    assert [framed(stores[codec]) for codec in ("raw", "zstd", "image")] == [False, True, True]
-    assert not framed(tile_stores["zstd"])  # several rows a chunk
 
 
 def stand_in_for_nvcomp(
@@ -127,10 +119,7 @@ def test_a_damaged_frame_is_found_before_it_is_handed_out(
     stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
 ) -> None:
     store = copy_store(stores["image"])
-    path = store.shard_path(0)
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+    flip(store.shard_path(0), 1000)
     [reader] = VersionReader(str(store.path)).readers.values()
     rows = np.arange(min(4, reader.array.object_rows))
     with pytest.raises(DamageError, match=r"is damaged at row \d+ \(.*png"):
@@ -146,16 +135,3 @@ def test_on_the_host_the_log_says_once_why_it_decompresses_there(
         assert sum(len(batch["row"]) for batch in loader) == 21
     [record] = caplog.records
     assert record.message == "decompressing on the host: batches go to the cpu"
-
-
-def test_another_place_to_decompress_is_refused(stores: dict[str, BuiltStore]) -> None:
-    with pytest.raises(UsageError, match=r"decompress is 'gpu'; choose one of host, device"):
-        precache.Loader(stores["image"].path, 4, decompress="gpu")
-
-
-def test_the_channel_filter_as_tensor_operations_is_exact_on_every_pixel() -> None:
-    every = np.arange(256, dtype=np.uint8)
-    rows = np.stack(np.meshgrid(every, every, [0, 1, 255], indexing="ij"), axis=0)
-    pixels = torch.from_numpy(rows.astype(np.uint8).reshape(1, 3, 256, -1).copy())
-    filtered = torch.from_numpy(filter_image(pixels.numpy()))
-    assert torch.equal(undo_image_tensor(filtered), pixels)

@@ -62,24 +62,25 @@ def _valid(store: BuiltStore) -> list[int]:
 
 
 def test_by_default_every_row_of_every_store_comes_once(pair: list[BuiltStore]) -> None:
+    pixels = [store.rows() for store in pair]
     with _mix(pair) as mixture:
         assert len(mixture) == 6 + 10
-        for _ in range(3):
+        for batch in mixture:
+            expected = pixels[batch["source"]][batch["row"].numpy()]
+            assert (batch["image"].numpy() == expected).all()
+            assert mixture.loaders[batch["source"]].keys(batch["row"])
+        stats = mixture.stats()
+        assert (stats.batches, stats.samples) == (16, 21 + 73)
+        assert 0 <= stats.stall_ratio <= 1
+        assert stats.bytes > 21 * 112 * 112 * 3
+        assert mixture.stats().batches == 0
+        for _ in range(2):
             steps = _steps(mixture)
             for source, store in enumerate(pair):
                 rows = [row for s, rows in steps if s == source for row in rows]
                 assert sorted(rows) == _valid(store)
         order = [source for source, _ in steps]
         assert order != sorted(order)
-
-
-def test_batches_are_those_of_the_loader_they_name(pair: list[BuiltStore]) -> None:
-    rows = [store.rows() for store in pair]
-    with _mix(pair) as mixture:
-        for batch in mixture:
-            expected = rows[batch["source"]][batch["row"].numpy()]
-            assert (batch["image"].numpy() == expected).all()
-            assert mixture.loaders[batch["source"]].keys(batch["row"])
 
 
 def test_a_small_source_is_gone_through_again_in_new_orders(pair: list[BuiltStore]) -> None:
@@ -93,17 +94,6 @@ def test_a_small_source_is_gone_through_again_in_new_orders(pair: list[BuiltStor
             assert set(again) < set(first)
             assert again != first[: len(again)]
             assert sorted(r for s, rows in steps if s == 1 for r in rows) == _valid(pair[1])
-
-
-def test_a_large_source_goes_on_in_the_next_epoch(pair: list[BuiltStore]) -> None:
-    with _mix(pair, [3, 1], until="first") as mixture:
-        assert mixture.counts == (6, 2)
-        rows = [_steps(mixture) for _ in range(5)]
-    large = [r for steps in rows for source, rows in steps if source == 1 for r in rows]
-    assert sorted(large) == _valid(pair[1])
-    assert all(
-        sorted(r for s, rows in steps if s == 0 for r in rows) == _valid(pair[0]) for steps in rows
-    )
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -166,12 +156,9 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert _gathered(rest) == whole[2:]
 
 
-def test_tuples_tell_their_source_at_the_end(pair: list[BuiltStore]) -> None:
-    with _mix(pair, options={"output": "tuple"}) as mixture:
-        assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
-
-
-def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
+def test_an_epoch_can_be_chosen_and_tuples_tell_their_source_at_the_end(
+    pair: list[BuiltStore],
+) -> None:
     with _mix(pair, [1, 2]) as mixture:
         epochs = [_steps(mixture) for _ in range(3)]
         mixture.set_epoch(1)
@@ -180,6 +167,8 @@ def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
         mixture.set_epoch(2)
         iter(mixture)  # and never used
         assert _steps(mixture) == epochs[2]
+    with _mix(pair, options={"output": "tuple"}) as mixture:
+        assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
 
 
 def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
@@ -192,28 +181,6 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
             if number == 3:
                 mixture.close()
         assert number == 3
-
-
-def test_a_mixture_that_is_closed_meanwhile_ends_quietly(alike: list[BuiltStore]) -> None:
-    def close(batch: dict[str, Any]) -> dict[str, Any]:
-        mixture.close()
-        return batch
-
-    mixture = _mix(alike, options={"transform": close, "fields": ["image"]})
-    never_begun = iter(mixture)
-    assert len(list(mixture)) <= 1
-    assert list(never_begun) == []
-
-
-def test_figures_are_those_of_all_sources(pair: list[BuiltStore]) -> None:
-    with _mix(pair) as mixture:
-        for _ in mixture:
-            pass
-        stats = mixture.stats()
-        assert (stats.batches, stats.samples) == (16, 21 + 73)
-        assert 0 <= stats.stall_ratio <= 1
-        assert stats.bytes > 21 * 112 * 112 * 3
-        assert mixture.stats().batches == 0
 
 
 @pytest.mark.parametrize(
@@ -312,28 +279,18 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
     for said, how in cases:
         with pytest.raises(UsageError, match=said):
             precache.mix(**{"loaders": [one, other], **how})
-    with (
-        _mix(alike, options={"transform": lambda batch: [batch["image"]]}) as mixture,
-        pytest.raises(
-            UsageError, match=r"the transform of source . returns a list; return a dict or"
-        ),
-    ):
-        next(iter(mixture))
+    transforms: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda batch: [batch["image"]], "transform of source . returns a list; return a dict or"),
+        (lambda batch: {**batch, "source": 1}, r"source 0 have a field 'source'.*rename it"),
+    ]
+    for transform, said in transforms:
+        with (
+            _mix(alike, options={"transform": transform}) as mixture,
+            pytest.raises(UsageError, match=said),
+        ):
+            next(iter(mixture))
     for loader in (one, other, far, follows, tuples):
         loader.close()
-
-
-def test_a_field_of_the_users_that_is_called_source_is_not_replaced(
-    alike: list[BuiltStore],
-) -> None:
-    def add(batch: dict[str, Any]) -> dict[str, Any]:
-        return {**batch, "source": batch["row"]}
-
-    with (
-        _mix(alike, options={"transform": add}) as mixture,
-        pytest.raises(UsageError, match=r"source 0 have a field 'source'.*rename it"),
-    ):
-        next(iter(mixture))
 
 
 def test_class_numbers_that_mean_other_names_are_said_once(

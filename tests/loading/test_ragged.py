@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from precache.transforms import (
 )
 from precache.viewer.search import Catalogue
 from tests.conftest import photo
-from tests.support.building import encoded, write
+from tests.support.building import encoded, flip, write
 from tests.support.forging import forge_head
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
@@ -47,9 +48,14 @@ def build(root: Path, sizes: list[tuple[int, int]], recipe: Recipe) -> Path:
     return store
 
 
-def batches(store: Path, transform: Any, epochs: int = 1, **options: Any) -> list[Any]:
+def batches(store: Path | str, transform: Any, epochs: int = 1, **options: Any) -> list[Any]:
     with precache.Loader(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
         return [batch for _ in range(epochs) for batch in loader]
+
+
+def by_row(read: list[Any]) -> dict[int, torch.Tensor]:
+    pairs = [zip(batch["row"].tolist(), batch["image"], strict=True) for batch in read]
+    return dict(pair for of_batch in pairs for pair in of_batch)
 
 
 @pytest.fixture(scope="module")
@@ -169,73 +175,37 @@ def test_numpy_reads_what_compiled_code_reads(
         torch.testing.assert_close(one["image"], other["image"], rtol=0, atol=0)
 
 
-# --- positions, ranks, other ways of reading ----------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------
 
 
-def test_a_resumed_loop_and_ranks_go_on_with_the_same_crops(ragged: dict[str, Path]) -> None:
-    transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    whole = batches(ragged["image"], transform, 2, drop_last=False)
-    with precache.Loader(ragged["image"], 8, transform=transform, **OPTIONS) as loader:
-        steps = iter(loader)
-        for _ in range(3):
-            next(steps)
-        state = loader.state_dict()
-    with precache.Loader(ragged["image"], 8, transform=transform, **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        rest = list(loader)
-    for one, other in zip(whole[3 : len(whole) // 2], rest, strict=True):
-        assert torch.equal(one["image"], other["image"])
-    by_row = {
-        int(r): i
-        for b in whole[: len(whole) // 2]
-        for r, i in zip(b["row"], b["image"], strict=True)
-    }
-    for rank in range(2):
-        for batch in batches(ragged["image"], transform, rank=rank, world_size=2):
-            for row, image, again in zip(
-                batch["row"], batch["image"], batch["repeated"], strict=True
-            ):
-                assert bool(again) or torch.equal(image, by_row[int(row)])
+def _flipped(place: int) -> Callable[[Path], None]:
+    return lambda version: flip(version / "image/c/1", place, 2)
 
 
-@pytest.mark.parametrize("options", [{"access": "pread"}, {"shuffle": "block"}])
-def test_every_way_of_reading_gives_the_same_rows(
-    options: dict[str, Any], ragged: dict[str, Path]
-) -> None:
-    usual = {
-        int(r): i
-        for b in batches(ragged["raw"], RandomResizedCrop(24))
-        for r, i in zip(b["row"], b["image"], strict=True)
-    }
-    for batch in batches(ragged["raw"], RandomResizedCrop(24), **options):
-        for row, image in zip(batch["row"], batch["image"], strict=True):
-            assert torch.equal(image, usual[int(row)])
+def _headed(head: bytes) -> Callable[[Path], None]:
+    return lambda version: forge_head(version, "image", head)
 
 
 @pytest.mark.parametrize(
-    ("codec", "place"),
-    [("raw", 500), ("raw", 0), ("raw", 5), ("raw420", 500), ("raw420", 5), ("image", 500)],
-)
-def test_a_chunk_is_checked_once_and_damage_is_named(
-    codec: str, place: int, ragged: dict[str, Path], tmp_path: Path
+    ("codec", "harm", "shard"),
+    [
+        *((codec, _flipped(place), 1) for codec, place in
+          (("raw", 500), ("raw", 0), ("raw", 5), ("raw420", 500), ("raw420", 5), ("image", 500))),
+        # Of two rows, and of another length.
+        *((codec, _headed(head), 0) for codec in ("raw", "raw420")
+          for head in (b"\2", b"\1\0\0\0\1")),
+    ],
+)  # fmt: skip
+def test_a_chunk_is_checked_and_damage_is_named(
+    codec: str,
+    harm: Callable[[Path], None],
+    shard: int,
+    ragged: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
-    shard = Path(precache.open(store).path) / "image/c/1"
-    data = bytearray(shard.read_bytes())
-    data[place] ^= 2
-    shard.write_bytes(data)
-    with pytest.raises(DamageError, match="image/c/1 is damaged at row"):
-        batches(store, RandomResizedCrop(24))
-
-
-@pytest.mark.parametrize("head", [b"\2", b"\1\0\0\0\1"], ids=["of two rows", "of another length"])
-@pytest.mark.parametrize("codec", ["raw", "raw420"])
-def test_a_chunk_with_the_head_of_other_rows_is_damage(
-    codec: str, head: bytes, ragged: dict[str, Path], tmp_path: Path
-) -> None:
-    store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
-    forge_head(Path(precache.open(store).path), "image", head)
-    with pytest.raises(DamageError, match="image/c/0 is damaged at row"):
+    harm(Path(precache.open(store).path))
+    with pytest.raises(DamageError, match=f"image/c/{shard} is damaged at row"):
         batches(store, RandomResizedCrop(24))
 
 
@@ -261,74 +231,38 @@ def test_rows_without_a_crop_are_refused_with_the_step_that_is_missing(
         precache.Loader(ragged["raw"], 8, transform=transform, output=output, **OPTIONS)
 
 
-def test_crops_that_do_not_fit_an_image_are_refused(ragged: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match=r"does not fit an image of .* put Resize\(88\)"):
-        batches(ragged["raw"], RandomCrop(88))
-
-
-def test_rows_of_many_shapes_are_not_held_in_memory(ragged: dict[str, Path]) -> None:
+def test_what_needs_rows_of_one_shape_is_refused(ragged: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="begin the transform with a crop"):
+        precache.mix([precache.Loader(ragged["raw"], 8)])
     with pytest.raises(UsageError, match="leave resident out"):
         batches(ragged["raw"], RandomResizedCrop(24), resident="host")
-
-
-def test_a_second_resize_waits_for_the_batch(ragged: dict[str, Path]) -> None:
-    transform = Compose([RandomResizedCrop(40), Resize(20)])
-    assert batches(ragged["raw"], transform)[0]["image"].shape == (8, 3, 20, 20)
+    with pytest.raises(UsageError, match=r"does not fit an image of .* put Resize\(88\)"):
+        batches(ragged["raw"], RandomCrop(88))
+    [batch, *_] = batches(ragged["raw"], Compose([RandomResizedCrop(40), Resize(20)]))
+    assert batch["image"].shape == (8, 3, 20, 20)
 
 
 # --- other places, and other readers ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["image", "jpeg"])
-@pytest.mark.parametrize("cached", [True, False], ids=["disk cache", "ranges"])
-def test_rows_of_a_bucket_are_those_of_the_disk(
-    cached: bool, codec: str, ragged: dict[str, Path], tmp_path: Path
+def test_every_way_of_reading_gives_the_same_rows(
+    codec: str, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
-    store = f"memory://ragged-{tmp_path.name}"
-    precache.push(ragged[codec], store)
-    options = {"cache": tmp_path / "cache"} if cached else {}
+    """Of a disk or a bucket, by map, range and disk cache, in any order."""
+    store, far = ragged[codec], f"memory://ragged-{tmp_path.name}"
+    precache.push(store, far)
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    usual = {
-        int(row): image
-        for batch in batches(ragged[codec], transform)
-        for row, image in zip(batch["row"], batch["image"], strict=True)
-    }
-    for batch in batches(store, transform, **options):  # type: ignore[arg-type]
-        for row, image in zip(batch["row"], batch["image"], strict=True):
-            assert torch.equal(image, usual[int(row)])
-
-
-def test_a_training_follows_a_build_of_rows_of_many_shapes(
-    ragged: dict[str, Path], tmp_path: Path
-) -> None:
-    photos = ragged["raw"].parent / "photos"
-    ops = [
-        {"op": "decode"},
-        {"op": "resize", "max_size": 90},
-        {
-            "op": "function",
-            "function": "tests.support.building:linger",
-            "params": {"seconds": 0.02},
-        },
-    ]
-    version = precache.ensure(
-        photos,
-        tmp_path / "store",
-        Recipe.from_dict({"fields": {"image": {"ops": ops}}}),
-        follow=True,
-        progress=False,
-        address="serial",
-        shard_samples=8,
-    )
-    with precache.Loader(version, 8, transform=RandomResizedCrop(24), **OPTIONS) as loader:
-        seen = [int(row) for batch in loader for row in batch["row"]]
-        later = list(loader)
-    assert sorted({*seen}) == list(range(40))
-    built = precache.CachedDataset(tmp_path / "store")
-    assert {tuple(built[n]["image"].shape) for n in range(40)} == {
-        tuple(row.shape) for row in precache.CachedDataset(ragged["raw"])[list(range(40))]["image"]
-    }
-    assert later
+    usual = by_row(batches(store, transform, drop_last=False))
+    assert len(usual) == 40
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (store, {"access": "pread"}), (store, {"shuffle": "block"}), (far, {}),
+        (far, {"cache": tmp_path / "cache"}),
+    ]  # fmt: skip
+    for uri, options in ways:
+        rows = by_row(batches(uri, transform, drop_last=False, **options))
+        assert rows.keys() == usual.keys()
+        assert all(torch.equal(image, usual[row]) for row, image in rows.items())
 
 
 def test_the_viewer_shows_rows_in_their_own_shapes(ragged: dict[str, Path]) -> None:
@@ -367,10 +301,3 @@ def test_ragged_rows_are_mixed_as_those_that_their_loaders_crop(
                 assert torch.equal(image, expected[source, int(row)])
                 assert image.shape == (3, 16, 16)
     assert {source for source, _ in seen} == {0, 1, 2}
-
-
-def test_ragged_rows_without_a_crop_are_refused_before_they_are_mixed(
-    ragged: dict[str, Path],
-) -> None:
-    with pytest.raises(UsageError, match="begin the transform with a crop"):
-        precache.mix([precache.Loader(ragged["raw"], 8)])

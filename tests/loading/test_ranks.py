@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,6 +325,10 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     _pretend_four_devices(monkeypatch)
     with pytest.raises(UsageError, match=r"'cuda:4' was asked for, and torch sees 4 CUDA devices"):
         find_device("cuda:4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "cuda:1", torch.device("cuda", 0)):
+        with pytest.raises(UsageError, match=r"cuda.*torch sees no CUDA device"):
+            find_device(device)
 
 
 def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,18 +337,24 @@ def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
 
-def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_wins_and_what_is_no_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     launch(monkeypatch, {"RANK": "3", "WORLD_SIZE": "4"})
     assert find_rank(1, 3) == (1, 3)
+    launch(monkeypatch, {})
+    for rank, world in ((1, None), (None, 2), (2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(UsageError, match="rank is"):
+            find_rank(rank, world)
 
 
-@pytest.mark.parametrize(("rank", "world"), [(1, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_what_is_no_rank_is_refused(
-    rank: int | None, world: int | None, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_a_rank_spawned_does_not_take_itself_for_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launch(monkeypatch, {})
-    with pytest.raises(UsageError, match="rank is"):
-        find_rank(rank, world)
+    spawned, parent = get_context("spawn").Process(), SimpleNamespace(name="SpawnProcess-1")
+    monkeypatch.setattr("multiprocessing.current_process", lambda: spawned)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    with pytest.raises(UsageError, match="spawned by SpawnProcess-1, which another process"):
+        find_rank()
 
 
 def test_a_loader_made_before_its_rank_was_known_is_refused(
@@ -423,12 +435,6 @@ def _together(ranks: Ranks) -> list[list[int]]:
 
 
 @pytest.mark.heavy
-def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
-    ranks, _ = _torchrun(2, stores["raw"], tmp_path / "two", 8)
-    assert _together(ranks)[:-1] == _alone(stores["raw"], 8)[:-1]
-
-
-@pytest.mark.heavy
 def test_eight_processes_read_as_one_does_and_two_go_on_where_they_stopped(
     tile_stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
@@ -446,37 +452,6 @@ def test_eight_processes_read_as_one_does_and_two_go_on_where_they_stopped(
         rest, _ = _torchrun(processes, store, tmp_path / str(processes), 16, state)
         assert _together(rest)[:-1] == whole[2:]
         assert set(_together(rest)[-1]) >= set(last)
-
-
-def _rows(store: BuiltStore, state: dict[str, Any] | None, take: int | None, **how: Any) -> Any:
-    """Rows by step of one rank from a state on, and the state after `take` steps."""
-    with precache.Loader(store.path, device="cpu", seed=1, **how) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        found = []
-        for batch in loader:
-            found.append(batch["row"].tolist())
-            if take is not None and len(found) == take:
-                break
-        return found, loader.state_dict()
-
-
-def test_a_state_goes_on_with_another_number_of_ranks(stores: dict[str, BuiltStore]) -> None:
-    store = stores["zstd"]
-    whole, _ = _rows(store, None, None, batch_size=4, rank=0, world_size=1)
-    first, state = _rows(store, None, 2, batch_size=2, rank=0, world_size=2)
-    other, same = _rows(store, None, 2, batch_size=2, rank=1, world_size=2)
-    assert state == same
-    assert [sorted(a + b) for a, b in zip(first, other, strict=True)] == [
-        sorted(step) for step in whole[:2]
-    ]
-    for world in (1, 4):
-        ranks = [
-            _rows(store, state, None, batch_size=4 // world, rank=rank, world_size=world)[0]
-            for rank in range(world)
-        ]
-        steps = [sorted(r for batch in step for r in batch) for step in zip(*ranks, strict=True)]
-        assert steps[:-1] == [sorted(step) for step in whole[2:-1]]
 
 
 def test_a_batch_of_all_ranks_must_fit_and_deal_out_evenly(stores: dict[str, BuiltStore]) -> None:

@@ -63,13 +63,7 @@ def test_several_workers_that_would_each_read_everything_are_refused(
     assert _rows(dataset, 0) == _rows(dataset, 1, multiprocessing_context=context) == valid
     with pytest.raises(UsageError, match="2 workers of a DataLoader") as refused:
         _rows(dataset, 2, multiprocessing_context=context)
-    [code] = re.findall(r"such as (rank=.*?), with info = ", str(refused.value))
-    asked = dict(part.split("=") for part in code.split(", "))
-    names = {"get_worker_info": get_worker_info}
-    options = {
-        name: _Evaluated(expression.replace("info.", "get_worker_info()."), names)
-        for name, expression in asked.items()
-    }
+    _, options = _advised(str(refused.value))
     parted = Streamed(make, stores["raw"].path, drop_last=True, **options)
     rows = _rows(parted, 2, multiprocessing_context=context)
     assert len(rows) == len(set(rows)) == 20
@@ -83,6 +77,16 @@ class _Evaluated:
         return eval(self.code, self.names)
 
 
+def _advised(refusal: str, **names: int) -> tuple[str, dict[str, Any]]:
+    """The options that a refusal writes, and what they come to in a worker."""
+    [code] = re.findall(r"such as (rank=.*?), with info = ", refusal)
+    names = {"get_worker_info": get_worker_info, **names}  # type: ignore[dict-item]
+    return code, {
+        name: _Evaluated(expression.replace("info.", "get_worker_info()."), names)
+        for name, expression in (part.split("=") for part in code.split(", "))
+    }
+
+
 def test_workers_of_several_ranks_have_parts_of_their_own(
     stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,13 +96,8 @@ def test_workers_of_several_ranks_have_parts_of_their_own(
         monkeypatch.setenv("WORLD_SIZE", "2")
         with pytest.raises(UsageError, match="2 workers of a DataLoader") as refused:
             _rows(Streamed(_plain, stores["raw"].path), 2)
-        [code] = re.findall(r"such as (rank=.*?), with info = ", str(refused.value))
+        code, options = _advised(str(refused.value), RANK=rank, WORLD_SIZE=2)
         assert f"`{code}`" in Path("docs/guides/ddp.md").read_text()
-        names = {"get_worker_info": get_worker_info, "RANK": rank, "WORLD_SIZE": 2}
-        options = {
-            name: _Evaluated(expression.replace("info.", "get_worker_info()."), names)
-            for name, expression in (part.split("=") for part in code.split(", "))
-        }
         rows += _rows(Streamed(_plain, stores["raw"].path, drop_last=True, **options), 2)
     assert len(rows) == len(set(rows)) == 20
 
@@ -179,16 +178,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("world", "how", "given"),
     [
-        (2, "worker", False),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in [(2, "process", False), (2, "worker", True), (1, "worker", False)]
-        ),
+        (2, "worker", False), (2, "process", False), (2, "worker", True), (1, "worker", False),
     ],
-)
+)  # fmt: skip
 def test_what_a_rank_without_a_launcher_spawns_does_not_take_itself_for_the_only_one(
     world: int, how: str, given: bool, stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:

@@ -96,8 +96,9 @@ def test_a_cache_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
         assert mode_of(path) == 0o700
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o2770, 0o1777, 0o702])
-@pytest.mark.parametrize("name", ["", *FOLDERS])
+@pytest.mark.parametrize(
+    ("name", "mode"), [*zip(["", *FOLDERS], [0o775, 0o2770, 0o1777, 0o702], strict=True)]
+)
 def test_a_cache_that_others_can_write_is_refused_until_it_is_closed_to_them(
     name: str, mode: int, tmp_path: Path
 ) -> None:

@@ -57,13 +57,9 @@ def test_the_oldest_makes_room() -> None:
     assert _read(kept, np.array([0]))[1] == 1
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
-@pytest.mark.parametrize("room", [1, 100_000, 1 << 30])
-def test_small_rows_are_right_whether_they_fit_or_not(
-    room: int,
-    codec: str,
-    tile_stores: dict[str, BuiltStore],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("codec", "room"), [("raw", 1), ("image", 1), ("zstd", 100_000)])
+def test_small_rows_are_right_where_they_do_not_fit(
+    codec: str, room: int, tile_stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_reader, "DECODED_NBYTES", room)
     monkeypatch.setattr(DecodedChunks.__init__, "__defaults__", (room,))

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from precache.errors import StorageError, UsageError
 from precache.reading import disk_cache
@@ -103,14 +106,9 @@ def test_an_object_is_fetched_once(tmp_path: Path) -> None:
     one.end()
     assert reader(tmp_path, 4).obtain("a-1", writer("a-1", calls)) is False
     assert calls == ["a-1"]
-    assert one.cache.path("a-1").read_bytes() == contents("a-1")
     assert list((tmp_path / "parts").iterdir()) == []
-
-
-def test_an_object_of_another_size_is_not_the_object(tmp_path: Path) -> None:
-    one = reader(tmp_path, 4)
     one.cache.path("a-1").write_bytes(b"cut short")
-    assert one.obtain("a-1")
+    assert reader(tmp_path, 4).obtain("a-1")
     assert one.cache.path("a-1").read_bytes() == contents("a-1")
 
 
@@ -127,15 +125,46 @@ def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     assert one.obtain("a-2", at_once=False)
 
 
-def test_what_is_about_to_be_read_is_not_evicted(tmp_path: Path) -> None:
-    one, other = reader(tmp_path, 3), reader(tmp_path, 3)
-    one.obtain("a-1")
-    other.obtain("a-2")
-    for number in range(3, 9):
-        one.read(f"a-{number}")
-        assert {"a-1", "a-2"} < set(there(tmp_path))
-        assert nbytes(tmp_path) <= one.cache.limit
-    assert len(there(tmp_path)) == 3
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_history_keeps_what_is_about_to_be_read_and_the_limit(data: st.DataObject) -> None:
+    """Of loaders of two versions that come, read and leave, whatever the lock's file says."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, readers, held, room = Path(name), list[tuple[str, Reader]](), set[str](), 3
+        steps = st.sampled_from(["come", "leave", "ahead", "ahead", "at once", "release", "spoil"])
+        for step in data.draw(st.lists(steps, min_size=5, max_size=30)):
+            if step == "come" or not readers:
+                version = data.draw(st.sampled_from("ab"))
+                readers.append((version, Reader(folder, limit_for(room), version)))
+            elif step == "leave":
+                version, one = readers.pop(data.draw(st.integers(0, len(readers) - 1)))
+                one.end()
+                if all(other != version for other, _ in readers):
+                    held = {name for name in held if name[0] != version}
+            elif step == "spoil":
+                texts = ["", "nonsense", "9" * 20 + "\n", "1"]
+                (folder / "lock").write_text(data.draw(st.sampled_from(texts)))
+            elif step == "release" and held:
+                held.discard(released := data.draw(st.sampled_from(sorted(held))))
+                readers[0][1].cache.release(released)
+            elif step in ("ahead", "at once"):
+                version, one = data.draw(st.sampled_from(readers))
+                wanted, calls = f"{version}-{data.draw(st.integers(0, 4))}", list[str]()
+                cached, full = wanted in there(folder), len(held) >= room
+                found = one.obtain(wanted, writer(wanted, calls), at_once=step == "at once")
+                assert found is (False if cached else None if full and step == "ahead" else True)
+                assert calls == [wanted] * (found is True)
+                if found is not None:
+                    held.add(wanted)
+                    assert one.cache.path(wanted).read_bytes() == contents(wanted)
+                    assert not found or nbytes(folder) <= limit_for(max(room, len(held)))
+            assert held <= set(there(folder))
+
+
+def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
+    reader(tmp_path, 6).read(*(f"a-{number}" for number in range(6)))
+    reader(tmp_path, 2)
+    assert len(there(tmp_path)) == 2
 
 
 def test_no_room_refuses_what_is_fetched_ahead_and_not_what_is_needed_at_once(
@@ -203,35 +232,26 @@ def test_maps_of_what_is_evicted_stay(tmp_path: Path) -> None:
     assert [bytes(mapped) for mapped in maps] == [contents("a-1")] * 2
 
 
-def test_nobody_keeps_what_is_not_read_any_more(
+def test_nothing_is_kept_for_more_than_an_hour_by_whatever_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a loader died, another begins, or one stands still."""
-    one, other = reader(tmp_path, 1), Reader(tmp_path, limit_for(1), "b")
-    one.obtain("a-1")
-    assert other.obtain("b-1", at_once=False) is None
-    one.end()
-    assert other.obtain("b-1", at_once=False)
-    other.end()
-    again = Reader(tmp_path, limit_for(1), "b")
-    assert again.obtain("b-2", at_once=False)
-    assert again.obtain("b-3", at_once=False) is None
+    """By a loader that stands still, or after a clock was set back."""
     now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now + (KEPT_SECONDS + 60) * 10**9)
-    assert again.obtain("b-3", at_once=False)
-
-
-def test_a_clock_that_is_set_back_keeps_nothing_for_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, now = reader(tmp_path, 2), time.time_ns()
-    with monkeypatch.context() as ahead:
-        ahead.setattr(time, "time_ns", lambda: now + 86_400 * 10**9)
-        one.obtain("a-1")
-        one.obtain("a-2")
-    assert one.obtain("a-3", at_once=False)
-    assert "a-3" in there(tmp_path)
-    assert len(there(tmp_path)) <= 2
+    for ahead in (0, 86_400):
+        one = reader(tmp_path, 2)
+        with monkeypatch.context() as other_time:
+            other_time.setattr(time, "time_ns", lambda ahead=ahead: now + ahead * 10**9)
+            one.read(f"a-{ahead}", f"a-{ahead + 1}")
+            for name in there(tmp_path):
+                one.obtain(name)
+            assert one.obtain("a-new", at_once=False) is None
+        if not ahead:
+            monkeypatch.setattr(time, "time_ns", lambda: now + (KEPT_SECONDS + 60) * 10**9)
+        assert one.obtain("a-new", at_once=False)
+        assert len(there(tmp_path)) <= 2
+        monkeypatch.undo()
+        one.end()
+        one.cache.path("a-new").unlink()
 
 
 def test_many_small_objects_are_used_within_the_limit(tmp_path: Path) -> None:
@@ -279,61 +299,21 @@ def test_files_are_looked_at_only_where_the_limit_would_be_passed(
     assert 297 <= len(there(tmp_path)) <= 300
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "9" * 20 + "\n", "1"])
-def test_a_lock_that_says_nothing_or_more_than_there_is_keeps_nobody_out(
-    text: str, tmp_path: Path
+def test_limits_are_given_as_people_say_them_and_by_default_leave_some_of_the_disk(
+    tmp_path: Path,
 ) -> None:
-    one = reader(tmp_path, 3)
-    for number in range(6):
-        (tmp_path / "lock").write_text(text)
-        assert one.obtain(f"a-{number}", at_once=False)
-        assert nbytes(tmp_path) <= one.cache.limit
-        if number != 4:
-            one.cache.release(f"a-{number}")
-    assert "a-4" in there(tmp_path)
-    assert len(there(tmp_path)) == 3
-
-
-def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
-    one = reader(tmp_path, 6)
-    one.read(*(f"a-{number}" for number in range(6)))
-    reader(tmp_path, 2)
-    assert len(there(tmp_path)) == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "limit"), [("200GB", 200 * 10**9), ("1.5 KiB", 1536), ("12", 12), (10**12, 10**12)]
-)
-def test_limits_are_said_as_people_say_them(given: int | str, limit: int, tmp_path: Path) -> None:
-    assert DiskCache(tmp_path, given).limit == limit
-
-
-@pytest.mark.parametrize("given", ["20 elephants", "", -5, "GB"])
-def test_what_is_no_limit_is_named(given: int | str, tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"the limit of a cache is .*; give bytes, or a size such as '200GB'"
-    ):
-        DiskCache(tmp_path, given)
-
-
-def test_by_default_a_cache_leaves_some_of_the_disk(tmp_path: Path) -> None:
+    for text, limit in (("200GB", 200 * 10**9), ("1.5 KiB", 1536), ("12", 12), (10**12, 10**12)):
+        assert DiskCache(tmp_path, text).limit == limit
+    said = r"the limit of a cache is .*; give bytes, or a size such as '200GB'"
+    for wrong in ("20 elephants", "", -5, "GB"):
+        with pytest.raises(UsageError, match=said):
+            DiskCache(tmp_path, wrong)
+    (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")  # gone while it is reckoned
     stat = os.statvfs(tmp_path)
-    free = stat.f_bavail * stat.f_frsize
-    assert 0 < DiskCache(tmp_path).limit <= free
-
-
-def test_a_cache_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    assert 0 < DiskCache(tmp_path).limit <= stat.f_bavail * stat.f_frsize
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match=r"cannot make the cache .*file/cache: Not a directory"):
         DiskCache(tmp_path / "file" / "cache", 10**9)
-
-
-def test_objects_may_go_while_the_default_limit_is_reckoned(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "objects").mkdir()
-    (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")
-    assert DiskCache(tmp_path).limit > 0
 
 
 # --- several ------------------------------------------------------------------------------------

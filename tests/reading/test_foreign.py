@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore
 import zarr
 from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 
@@ -62,26 +61,6 @@ def test_arrays_are_read_as_zarr_python_reads_them(way: str, tmp_path: Path) -> 
     dataset = precache.CachedDataset(tmp_path, fields=fields)
     again = pickle.loads(pickle.dumps(dataset))
     np.testing.assert_array_equal(again[[7, 0, 12, 7]]["image"], values[[7, 0, 12, 7]])
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "float32", "int64"])
-def test_arrays_of_every_kind_of_number_are_read(dtype: str, tmp_path: Path) -> None:
-    values = PIXELS.astype(dtype)
-    write(tmp_path, values)
-    rows = VersionReader(tmp_path, {"x": "train/pixels"}).read_whole(np.array([3, 1, 3]))
-    assert rows["x"].dtype == values.dtype
-    np.testing.assert_array_equal(rows["x"], values[[3, 1, 3]])
-
-
-def test_arrays_of_tensorstore_are_read(tmp_path: Path) -> None:
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": str(tmp_path / "x")},
-        "metadata": {"shape": SHAPE, "data_type": "int16"},
-    }
-    tensorstore.open(spec, create=True).result().write(PIXELS.astype(np.int16)).result()
-    rows = VersionReader(tmp_path, {"x": "x"}).read_whole(np.arange(13))
-    np.testing.assert_array_equal(rows["x"], PIXELS)
 
 
 def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) -> None:
@@ -148,10 +127,15 @@ def test_arrays_that_cannot_be_read_are_refused(case: str, tmp_path: Path) -> No
         precache.Loader(group, 4, fields=fields)
 
 
-def test_a_group_without_a_name_of_an_array_says_how_to_name_one(tmp_path: Path) -> None:
+def test_a_group_without_a_name_of_an_array_or_without_zarr_python_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, PIXELS)
     with pytest.raises(StoreError, match="name its arrays, for example fields="):
         precache.Loader(tmp_path, 4)
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(UsageError, match=r"needs zarr: pip install 'precache\[zarr\]'"):
+        precache.Loader(tmp_path, 4, fields={"x": "x"})
 
 
 def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
@@ -161,11 +145,3 @@ def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.read_whole(np.array([0]))["image"], PIXELS[:1])
     with pytest.raises(StorageError, match=r"zarr-python cannot read .*train/pixels"):
         reader.read_whole(np.array([5]))
-
-
-def test_without_zarr_python_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(UsageError, match=r"needs zarr: pip install 'precache\[zarr\]'"):
-        precache.Loader(tmp_path, 4, fields={"x": "x"})

@@ -120,11 +120,17 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(own: BuiltStore) -> Non
         read_rows(reader, [9])
 
 
-def test_a_version_that_is_removed_says_so(own: BuiltStore) -> None:
-    reader = _reader(own.open())
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_version_that_is_removed_while_it_is_read_says_so(mapped: bool, own: BuiltStore) -> None:
+    """What a map holds is read on."""
+    reader = ArrayReader(own.open(), "image") if mapped else _reader(own.open())
+    expected = own.rows()
+    read_rows(reader, [0])
     shutil.rmtree(own.path)
-    with pytest.raises(StoreError, match="was removed; open"):
-        read_rows(reader, [0])
+    if mapped:
+        np.testing.assert_array_equal(read_rows(reader, [0, 3]), expected[[0, 3]])
+    with pytest.raises(StoreError, match=r"was removed; open the store's"):
+        read_rows(reader, [8])
 
 
 # --- from afar ----------------------------------------------------------------------------------

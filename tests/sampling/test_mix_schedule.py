@@ -91,19 +91,12 @@ def test_shares_are_what_they_are_meant_to_be() -> None:
     assert schedule_of([70, 6], None, "all").counts == (70, 6)
 
 
-def test_turns_are_those_of_earlier_releases() -> None:
+def test_turns_are_those_of_earlier_releases_and_differ_by_epoch_and_seed() -> None:
     turns = schedule_of([5, 3], [2, 1], 12, 7)
     assert turns.counts == (8, 4)
     assert turns.epoch(2)[0].tolist() == [1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0]
-
-
-def test_turns_differ_by_epoch_and_seed() -> None:
-    orders = {
-        tuple(MixSchedule((50, 50), seed=seed).epoch(epoch)[0])
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
+    schedules = [MixSchedule((50, 50), seed=seed) for seed in range(3)]
+    assert len({tuple(one.epoch(epoch)[0]) for one in schedules for epoch in range(3)}) == 9
 
 
 @pytest.mark.parametrize(
@@ -120,8 +113,5 @@ def test_turns_differ_by_epoch_and_seed() -> None:
 def test_weights_that_make_no_sense_are_refused(weights: list[float], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shares_of(weights, 2)
-
-
-def test_a_source_without_a_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="source 1 gets no batch in an epoch of 10 steps"):
         len(schedule_of([10, 10], [0.999, 0.001], "first"))
