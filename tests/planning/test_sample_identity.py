@@ -541,6 +541,17 @@ def test_damage_of_an_earlier_row_table_stops_no_build_of_what_changed(tmp_path:
     assert_rows(store, rows_of("folder", photos))
 
 
+def test_a_photo_that_is_rewritten_while_its_content_is_damaged_is_read(tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = write_source("folder", tmp_path / "photos", photos)
+    rows = store / build("folder", source, store).version / "rows/c/0"
+    rows.write_bytes(rows.read_bytes()[:-9])
+    photos["cat/03.jpg"] = photos_from(500)["cat/03.jpg"]
+    change(tmp_path / "photos/cat/03.jpg", photos["cat/03.jpg"])
+    build("folder", source, store)
+    assert_rows(store, rows_of("folder", photos))
+
+
 def test_gc_keeps_the_records_of_sources_that_stay(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for name in ("one", "other"):

@@ -161,7 +161,7 @@ def recall(
     known = [replace(recorded, alike=recorded.alike & (exact | settled)[recorded.rows])]
     if len(wanted):
         deep = read_all or bool((file_states[wanted] >= 0).any())
-        as_recorded = _with_identities(listing, [recorded], {}, exact, file_states)
+        as_recorded = _with_identities(listing, [recorded], {}, exact, file_states, exact)
         for table, contents in stored_tables(store, listing.source, read.brings_labels, deep):
             part = _known_of(table, contents, listing, wanted)
             known.append(part.alike_by(as_recorded))
@@ -171,13 +171,14 @@ def recall(
     touched &= ~exact & read_touched
     sizes = listing.expected_sizes(np.flatnonzero(touched))
     few = len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
+    unknown = stale & ~settled & ~alike & (listing.sizes <= most_bytes)
     unsure = alike & (stale | (len(record) == 0))
     if unsure.sum() > max(FEW, 0.01 * len(listing)):
         _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
-    rows = np.flatnonzero(alike | (touched & few) | read_all).tolist()
+    rows = np.flatnonzero(alike | unknown | (touched & few) | read_all).tolist()
     found = dict(zip(rows, read(listing, rows), strict=True)) if rows else {}
     return RecalledListing(
-        _with_identities(listing, known, found, alike, file_states),
+        _with_identities(listing, known, found, alike, file_states, unknown),
         listing,
         np.where(settled, before, file_states),
         record,
@@ -297,6 +298,7 @@ def _with_identities(
     found: Mapping[int, str],
     alike: np.ndarray,
     file_states: np.ndarray,
+    unknown: np.ndarray,
 ) -> RowTable:
     """Give samples the times and etags by which row tables know them.
 
@@ -310,9 +312,11 @@ def _with_identities(
     alike
         Rows of which a content was known as they are listed, so that one that cannot be read is
         another.
+    unknown
+        Rows whose listed identity stands for a content that is not known any more.
     """
     as_listed, by_content = dict[int, tuple[int, str]](), dict[int, tuple[int, str]]()
-    others: set[int] = set()
+    others = {*np.flatnonzero(unknown).tolist()}
     left = np.ones(len(listing), np.bool_)
     for part in known:
         new = part.alike & left[part.rows]
@@ -329,7 +333,7 @@ def _with_identities(
             elif part.alike[place]:
                 others.add(row)
     for row, content in found.items():
-        if row not in by_content and (content or alike[row]):
+        if row not in by_content and (content or alike[row] or row in others):
             etag = listing.etags[row]
             own = f"{etag}{OWN}{content or f'of state {file_states[row]}'}"
             by_content[row] = int(listing.mtimes[row]), own if row in others else etag
