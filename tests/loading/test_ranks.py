@@ -142,6 +142,7 @@ def test_launchers_say_it_in_the_environment(
         ("NODE_RANK=0", "NODE_RANK='0'"),
         ("PET_NODE_RANK=1 PET_NNODES=2", "PET_NODE_RANK='1', PET_NNODES='2'"),
         ("AWS_BATCH_JOB_NODE_INDEX=1", "AWS_BATCH_JOB_NODE_INDEX='1'"),
+        ("_CONDOR_PROCNO=0 _CONDOR_NPROCS=2", "_CONDOR_NPROCS='2'"),
         ("OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE='8'"),
         ("SLURM_PROCID=0", "SLURM_PROCID='0'"),
         ("SLURM_PROCID=1", "SLURM_PROCID='1'"),
