@@ -218,12 +218,13 @@ def is_flag(way: Sequence[str]) -> bool:
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
-    """Return the error of all doubts, with the ways out of the first one.
+    """Return the error of all doubts, with the ways out of the first one that has a source among
+    them, as other samples may have other labels; else of the first one.
 
     A way out of that meets the others in its turn, among the samples that it takes.
     """
     text = ". Also: ".join(doubt.text for doubt in doubts)
-    first = next((doubt for doubt in doubts if doubt.ways), doubts[0])
+    first = min(doubts, key=lambda doubt: (not doubt.ways, all(map(is_flag, doubt.ways))))
     return ChoiceError(text, ways=first.ways, unpack=first.unpack, doubts=doubts)
 
 
