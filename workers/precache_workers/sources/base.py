@@ -14,7 +14,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -188,11 +188,6 @@ class Doubt:
         """Return the doubt that a text states, with the choices between its readings."""
         named = tuple((tuple(flags), when) for flags, when in choices)
         return cls(text, named, by_classes, of_members)
-
-    def with_flags(self, flags: Sequence[str]) -> Doubt:
-        """Return the doubt with more flags for each source among its choices."""
-        choices = ((way if is_flag(way) else (*way, *flags), when) for way, when in self.choices)
-        return replace(self, choices=tuple(choices))
 
     @property
     def ways(self) -> list[tuple[str, ...]]:
