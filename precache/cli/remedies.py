@@ -101,7 +101,7 @@ def remedies(
                 is_one = len(apart) == 1
             text = "also" if command else f"`{shlex.join(way)}` is refused, too"
             text += f": {refusal}"
-            if text not in said:
+            if text not in said and not (command and str(refusal) in str(error)):
                 said.add(text)
                 yield f"precache: {text}"
         if command is not None and (line := f"  {command}") not in said:

@@ -236,11 +236,13 @@ def _in_step(rank: int | None) -> bool:
 
 
 def _is_in_terminal() -> bool:
-    """Return whether ``srun --pty`` started this task, such as a shell, and this process in it.
+    """Return whether a task with a terminal, as a shell of ``srun --pty``, started this process.
 
     Only the first of the tasks has the terminal, and starts processes that are no tasks.
     """
     with contextlib.suppress(OSError, UsageError):
+        if _number(TASK) == os.getpid():
+            return False
         # After the name in parentheses: state, parent, group, session, terminal.
         fields = Path(f"/proc/{_number(TASK)}/stat").read_text().rpartition(")")[2].split()
         return fields[4] != "0"

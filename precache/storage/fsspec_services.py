@@ -51,6 +51,9 @@ _LINK = re.compile(
 )
 """A link of a page; the search takes linear time in any page."""
 
+_DECODED = ("gzip", "deflate", "br", "zstd")
+"""Encodings that aiohttp decodes; others are metadata of uploads, such as ``base64``."""
+
 _OF_URLS = "%/:?#[]@!$&()*+,;="
 """Characters of a URL that are not quoted once more."""
 
@@ -304,7 +307,7 @@ def _raise_for_status(answer: Any, url: str) -> None:
 def _require_range(answer: Any, start: int) -> None:
     """Raise `OSError` for a part of an object that is another than the requested one."""
     part, coding = (answer.headers.get(f"Content-{name}", "") for name in ("Range", "Encoding"))
-    if coding not in ("", "identity") or not re.match(rf"bytes {start}-", part):
+    if coding.lower() in _DECODED or not re.match(rf"bytes {start}-", part):
         raise OSError(f"the server sent another part ({part} {coding}) than was asked for")
 
 

@@ -930,14 +930,15 @@ def test_a_saved_dataset_of_several_splits_is_refused(builds: Builds) -> None:
     assert "precache build saved/train refused.store" in builds.printed
 
 
-def test_splits_of_files_and_of_a_column_are_settled_by_one_command(builds: Builds) -> None:
+def test_splits_of_files_and_of_a_column_are_settled_together(builds: Builds) -> None:
     for split, letters in (("train", "abc"), ("test", "d")):
         columns = columns_of(label=["cat"] * len(letters), split=[split] * len(letters))
         columns |= {"id": [*letters], "image": [*map(photo, letters)]}
         pq.write_table(pa.table(columns), write(builds.root / f"in/{split}-0.parquet", b""))
     source = "'in/*.parquet' --key-column id"
-    assert builds.choices(source) == [dict.fromkeys("abc", "cat")]
-    assert builds.choices(f"{source} --label-column label") == [dict.fromkeys("abc", "cat")]
+    of_each = [dict.fromkeys(keys, "cat") for keys in ("abc", "d", "abcd")]
+    assert builds.choices(source) == of_each
+    assert builds.choices(f"{source} --label-column label") == of_each
     assert builds.labels(f"{source} --all-splits") == dict.fromkeys("abcd", "cat")
     assert builds.labels("in/test-0.parquet --key-column id") == {"d": "cat"}
 

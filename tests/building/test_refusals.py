@@ -101,7 +101,11 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "images that pair, in a folder beside others": (
         files(" ".join(f"in/{n}.png" for n in ("train/a", "train/a_mask", "train/b", "train/b_mask",
-                                               "val/c", "val/c_mask")), "in"), 1,
+                                               "val/c", "val/c_mask")), "in"), 2,
+    ),
+    "splits of patterns": (
+        files("in/train/a.png in/train/a_mask.png in/val/c.png in/val/c_mask.png",
+              "'in/**/{*.*,*_mask.*}'"), 3,
     ),
     "images that pair, with labels in doubt": (
         files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",

@@ -617,6 +617,12 @@ def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
         assert "Pair the files that belong together" in text
 
 
+def squash(mask: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(mask[:, :, 0]).resize((48, 40), Image.Resampling.NEAREST))[
+        :, :, None
+    ]
+
+
 def test_one_draw_is_no_crop_of_two_sizes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -652,6 +658,12 @@ def test_one_draw_is_no_crop_of_two_sizes(
     assert status == 0, text
     masks = pixels(tmp_path / "store", "mask")
     assert len(masks) == 12
+    squash = f'{{ op = "function", function = "{__name__}:squash" }}'
+    text = recipe("nearest", f"{whole}, {crop}").read_text()
+    write(tmp_path / "recipe.toml", text.replace(whole.replace("XXX", "nearest"), squash).encode())
+    status, text = run(capfd, "build", source, tmp_path / "store", *flags)
+    assert status == 0, text  # the size that a function gives is not known
+    assert all(map(np.array_equal, pixels(tmp_path / "store", "mask").values(), masks.values()))
     apart = [abs(row - 80.0 * masks[key]) for key, row in pixels(tmp_path / "store").items()]
     assert max(np.median(each) for each in apart) < 20
 

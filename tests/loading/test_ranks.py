@@ -239,8 +239,11 @@ def test_a_shell_in_the_terminal_of_a_step_is_no_rank_of_it(
             find_rank()
     else:
         assert find_rank() == expected
-    if expected is None:  # a step that is started from there
-        monkeypatch.setenv("SLURM_TASK_PID", "0")
+    if expected is None:  # a step that is started from there, and the task itself
+        monkeypatch.setattr(os, "getpid", lambda: terminal_task)
+        assert find_rank() == (0, 4)
+        monkeypatch.undo()
+        launch(monkeypatch, _variables(f"{step} {variables} SLURM_TASK_PID=0"))
         assert find_rank() == (0, 4)
 
 

@@ -376,6 +376,15 @@ def test_a_path_names_the_one_sample_below_the_source_that_it_can_be_of(
     assert [*found.values()] == labels
 
 
+@pytest.mark.parametrize("folder", ["/home/test/", "/Users/val/", "/dev/shm/", "C:\\Users\\dev\\"])
+def test_a_folder_of_a_user_is_no_split(folder: str, relabel: Relabel) -> None:
+    text = f"{folder}1.jpg,cat\n{folder}2.jpg,dog\n"
+    found = relabel(["1.jpg", "2.jpg"], text, source="/data/train")
+    assert found == {"1.jpg": "cat", "2.jpg": "dog"}
+    with pytest.raises(SourceError, match="is in the source"):
+        relabel(["1.jpg", "2.jpg"], text.replace(folder, f"{folder}val/"), source="/data/train")
+
+
 def test_paths_of_several_folders_or_of_another_one_name_none(relabel: Relabel) -> None:
     """Even where they have one label: it is not known which folder the source is."""
     keys = [f"{number}.jpg" for number in range(9)]

@@ -360,6 +360,7 @@ class _Parts(_Answer):
         ({}, True),
         ({"encoding": "gzip"}, True),
         ({"encoding": "gzip", "endless": b"whoever asks"}, False),
+        ({"encoding": "base64", "endless": b"whoever asks"}, True),  # metadata of an upload
         ({"start": 0}, False),
     ],
 )

@@ -133,12 +133,11 @@ class MaskFrames:
 
     def are_cropped_alike(self, pair: Pair) -> bool:
         """Return False if a crop is drawn in two sizes: one draw is another part in each."""
-        drawn_in = [
+        (position, shape), (other, others) = (
             _drawn_in(self._fields[name].ops, *size)
             for name, size in zip((pair.mask, pair.image), pair.sizes, strict=True)
-        ]
-        (position, *size), (other, *others) = drawn_in
-        return position != other or size == others
+        )
+        return position != other or None in (shape, others) or shape == others
 
     def are_apart(self, pair: Pair) -> bool:
         """Return True if ops take other parts of the scene for a mask than for its image."""
@@ -154,15 +153,15 @@ def _alike(size: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-def _drawn_in(ops: tuple[Op, ...], width: int, height: int) -> tuple[int, ...]:
-    """Return the position of an op that draws a crop, and height and width in which it does; these
-    are left out if a function decides on them."""
+def _drawn_in(ops: tuple[Op, ...], width: int, height: int) -> tuple[int, tuple[int, int] | None]:
+    """Return the position of an op that draws a crop, and height and width in which it does; None
+    if a function decides on these, or no op draws one."""
     shape: tuple[int, int] | None = (height, width)
     for position, op in enumerate(ops):
         if isinstance(op, RandomResizedCrop):
-            return (position, *(shape or ()))
+            return position, shape
         shape = shape and op.size_after(*shape)
-    return (len(ops),)
+    return len(ops), None
 
 
 def _part(ops: tuple[Op, ...], width: int, height: int) -> np.ndarray | None:

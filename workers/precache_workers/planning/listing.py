@@ -558,10 +558,7 @@ def _read_names(
         folder = str(source.folder)
     if partners is not None:
         notes, doubts = partners.reading(shown(request.source), folder)
-        # Of a pair of images, one has a line of a file of labels that fits no sample.
-        accepts = request.labels is None or request.accept_unmatched
-        more = () if accepts else ("--accept-unmatched",)
-        doubts = [replace(doubt.with_flags(more), unpack=unpack) for doubt in doubts]
+        doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
     return notes, [*labels, *doubts]

@@ -14,7 +14,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -189,11 +189,6 @@ class Doubt:
         named = tuple((tuple(flags), when) for flags, when in choices)
         return cls(text, named, by_classes, of_members)
 
-    def with_flags(self, flags: Sequence[str]) -> Doubt:
-        """Return the doubt with more flags for each source among its choices."""
-        choices = ((way if is_flag(way) else (*way, *flags), when) for way, when in self.choices)
-        return replace(self, choices=tuple(choices))
-
     @property
     def ways(self) -> list[tuple[str, ...]]:
         """Arguments that decide, as in `ChoiceError`."""
@@ -218,12 +213,13 @@ def is_flag(way: Sequence[str]) -> bool:
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
-    """Return the error of all doubts, with the ways out of the first one.
+    """Return the error of all doubts, with the ways out of the first one that has a source among
+    them, as other samples may have other labels; else of the first one.
 
     A way out of that meets the others in its turn, among the samples that it takes.
     """
     text = ". Also: ".join(doubt.text for doubt in doubts)
-    first = next((doubt for doubt in doubts if doubt.ways), doubts[0])
+    first = min(doubts, key=lambda doubt: (not doubt.ways, all(map(is_flag, doubt.ways))))
     return ChoiceError(text, ways=first.ways, unpack=first.unpack, doubts=doubts)
 
 

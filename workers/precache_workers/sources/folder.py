@@ -8,7 +8,7 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,8 +81,8 @@ class FolderSource(Source):
     sample_keys: Mapping[str, str] = field(default_factory=dict)
     """File name -> key of its sample, if they differ."""
 
-    pattern: str = ""
-    """Name of the source if it has several folders, of which this is the first."""
+    path_of: Callable[[str], str] | None = None
+    """Converts a folder in this one to a source that the user may name; None for its path."""
 
     also: str = ""
     """Regular expression of RE2 of the names of files that are samples, though no images."""
@@ -141,14 +141,13 @@ class FolderSource(Source):
                 how = "it is a store, or a version in one: give what that was built from"
             raise SourceError(f"{what}; {how}")
         table, file_states = images.sorted()
-        path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
         bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
         column, bare = labels_of_folders(
             table.keys,
             table.keys,
             self.folder,
             self.spec.rules,
-            path,
+            self.path_of or self.folder.path,
             bare_in if complete else None,
         )
         labels, source = column.values, source_of(self.folder)

@@ -46,6 +46,7 @@ from precache_workers.sources.base import (
 from precache_workers.sources.container_names import (
     around_braces,
     braced,
+    braced_paths,
     common_start,
     expand_braces,
 )
@@ -265,9 +266,16 @@ def open_paired(spec: SourceSpec) -> PairedFolders:
     columns: dict[str, Column] = {}
     for name, (place, pattern) in zip(names, split, strict=True):
         own = replace(spec, rules=LabelRules(level=0)) if columns else spec
-        source = FolderSource(spec.folder(place), own, pattern=uri)
+        source = FolderSource(spec.folder(place), own, path_of=functools.partial(_below, split))
         columns[name] = Column(source, pattern)
     return PairedFolders(columns, shown(uri))
+
+
+def _below(places: Sequence[tuple[str, str]], folder: str) -> str:
+    """Return the source of a folder in each of several, of the files of their patterns."""
+    has_patterns = any(pattern != ALL for _, pattern in places)
+    of = [f"{place}/{folder}" + f"/{pattern}" * has_patterns for place, pattern in places]
+    return braced_paths(of) if of[1:] else of[0]
 
 
 def columns_of(uri: str) -> list[str]:

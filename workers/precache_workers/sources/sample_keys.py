@@ -24,7 +24,7 @@ FORMS = (
 """How values may name samples; a form counts only if no value is of an earlier one."""
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
-_HOME = re.compile("^/(?:home/[^/]+|Users/[^/]+|dev)/")
+_HOME = re.compile("^(?:[A-Za-z]:)?/(?:home/[^/]+|Users/[^/]+|dev)/")
 """Folders of users and devices, whose names tell of no split."""
 
 
