@@ -163,8 +163,9 @@ def build(
         Retry failed samples, including those that could not be fetched, and reuse all others. If
         any succeeds, the result is a new version; otherwise the current one stays.
     run_functions
-        Run the functions of a `recipe` that was read from a store (``precache.open(…).recipe``);
-        set it only for a store that you trust. Functions that you name yourself always run.
+        Run the functions that a store's recipe names (``precache.open(…).recipe``, and in
+        `refresh`); set it only for a store that you trust. Functions that you name yourself always
+        run.
     cpus_per_task, memory_per_task
         CPUs and memory of each task, with the address of a cluster; memory in bytes or
         as ``"2GB"``, by default 1 GiB plus the size of a raw shard, and more for large files.

@@ -28,7 +28,7 @@ def refresh(
     Parameters
     ----------
     store
-        As in `build`.
+        Store whose current version has variants, as path or URL.
     source
         Source of the samples; by default that of the current version, as recorded in the commit
         log.

@@ -209,7 +209,8 @@ def _progress(name: str, keywords: dict[str, Any], shown: bool) -> Iterator[None
         kinds = progress.BarColumn, progress.DownloadColumn, progress.TransferSpeedColumn
         columns = progress.TextColumn(heading), *(kind() for kind in kinds)
         console = Terminal(stderr=True)
-        with progress.Progress(*columns, console=console, disable=not shown, transient=True) as bar:
+        hidden = not (shown and console.is_terminal)
+        with progress.Progress(*columns, console=console, disable=hidden, transient=True) as bar:
             task = bar.add_task("", total=total)
             keywords["tick"] = lambda nbytes: bar.advance(task, nbytes)
             yield

@@ -151,11 +151,14 @@ def push(
 ) -> Transferred:
     """Copy a version to another store, such as one in a bucket; `pull` under the other name.
 
-    Errors are those of `pull`.
-
     Parameters
     ----------
     uri, to, tick, storage_options
+        As in `pull`.
+
+    Raises
+    ------
+    PrecacheError
         As in `pull`.
     """
     return pull(uri, to, tick, storage_options)

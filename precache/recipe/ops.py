@@ -528,7 +528,8 @@ class CenterCrop(Operation):
         part = self.part(height, width)
         if part is None:
             raise SampleError(
-                f"{width} x {height} px is smaller than the crop to {self.size[1]} x {self.size[0]}"
+                f"{width} x {height} px is smaller than the crop to {self.size[1]} x "
+                f"{self.size[0]}; resize to at least {max(self.size)} first"
             )
         cropped: np.ndarray = value[part]
         return cropped

@@ -119,7 +119,7 @@ class LoaderStats:
 
     def __str__(self) -> str:
         if not self.batches:
-            return "no batches since the last report"
+            return "no finished batch since the last report (it ends when the next is asked for)"
         seconds = self.batches * (self.data.mean + self.step.mean)
         speed = f", {number(self.samples / seconds)} samples/s" if seconds else ""
         lines = [

@@ -199,9 +199,9 @@ def simulate(
         Settings of 7 workers and a step of 100 ms, where none are given: ``loading-bound``,
         ``balanced``, ``step-bound``, ``high-variance``, ``synchronised``, ``desynchronised``.
     prefetch
-        Its `prefetch_factor`: batches per worker.
+        `prefetch_factor` of the DataLoader: batches per worker.
     in_order
-        Its ``in_order``: take batches as they were asked for, or the first one ready.
+        ``in_order`` of the DataLoader: take batches as they were asked for, or the first one ready.
     startup_ms
         Time until workers can begin: one for all, or one each; 0 by default.
     handover_ms

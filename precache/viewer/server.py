@@ -54,6 +54,10 @@ class ViewServer(ThreadingHTTPServer):
                 f"cannot listen on port {port}: {error}; give another, or none for a free one"
             ) from None
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a browser may reset its connections
+            super().handle_error(request, client_address)
+
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}{self.root}"

@@ -650,6 +650,7 @@ def test_a_table_in_a_folder_of_images_is_named_with_the_way_to_read_it(
     assert said in builds.printed
     source = "in" if "--labels" in flags else f"in/{name}"
     assert builds.labels(source, *flags.split()) == {"a": "cat"}
+    assert "gives labels only" not in builds.printed
 
 
 def test_a_folder_of_tars_and_tables_names_the_tars(builds: Builds) -> None:

@@ -499,7 +499,7 @@ def test_a_sample_that_kills_its_worker_is_left_out_of_what_is_measured(tmp_path
     assert json.loads(ran.stdout)["rows_computed"] == 4
 
 
-def test_a_plan_of_which_every_sample_fails_has_exit_status_1(
+def test_a_plan_in_which_more_samples_fail_than_are_allowed_has_exit_status_1(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
@@ -515,3 +515,6 @@ def test_a_plan_of_which_every_sample_fails_has_exit_status_1(
     assert "cannot be built: all 10 samples measured fail" in capsys.readouterr().out
     assert main([*command, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["fails"]
+    write(source / "dog/0051.jpg", next(source.glob("cat/*.jpg")).read_bytes())
+    assert main(command) == 1
+    assert "cannot be built: 9 of 10 samples measured fail" in capsys.readouterr().out

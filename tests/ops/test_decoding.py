@@ -934,6 +934,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
         for mode, image in WIDE.items()
         for in_file in (False, True)
     },
+    "empty": (bytes, RGB, "the file is empty"),
     "12 bits": (of_12_bits, RGB, "Pillow's mode I;16"),
     "no indices, RGB": (lambda: encoded(photograph(), "PNG"), INDICES, "mode RGB, .*--mode RGB"),
     "no indices, RGBA": (

@@ -292,5 +292,6 @@ def test_folders_of_one_column_that_change_places_are_read_again(
 def test_columns_that_no_field_reads_are_named(builds: Builds, data: Path) -> None:
     flags = ["--resize", "16x16", "--address", "serial"]
     assert builds.run("build", "data/{images,masks}", "store", *flags) == 0
-    assert "No field reads 'masks' of the samples" in builds.printed
+    assert "No field reads 'masks' of the samples; to store 'masks', add a " in builds.printed
+    assert 'input = "masks"' in builds.printed
     assert len(pixels(builds.root / "store")) == 12

@@ -8,6 +8,8 @@ import io
 import json
 import re
 import signal
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -372,6 +374,8 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
         for file in Path("/proc").glob("[0-9]*/cmdline"):  # which all users see
             with contextlib.suppress(OSError):
                 assert url.path.strip("/").encode() not in file.read_bytes()
+        with socket.create_connection(("127.0.0.1", url.port or 0)) as reset:
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection = http.client.HTTPConnection("127.0.0.1", url.port or 0, timeout=60)
         connection.request("GET", f"{url.path}?{url.query}")
         read = Page(connection.getresponse().read())

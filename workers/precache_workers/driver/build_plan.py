@@ -91,8 +91,8 @@ class BuildPlan:
     row_types
         By field, dtype and shape of a row, such as ``uint8 (3, 224, 224)``.
     fails
-        All samples that were measured failed, and if all that are to be computed do, the build
-        stops.
+        More of the samples that were measured failed than the build allows; or all of them did, and
+        it stops if all that are to be computed do.
     pixels
         Lines on random draws that all epochs share, and on defaults that decided pixels of the
         samples measured.
@@ -330,11 +330,16 @@ def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
 def _fails(
     request: Request, work: Work, shards: Sequence[ShardPlan], cost: Estimate | None
 ) -> bool:
-    """Return whether all samples that were measured failed, and the build would stop at so many."""
-    if cost is None or not 0 < cost.samples == len(cost.failed):
+    """Return whether the build would stop at as many failures as were measured.
+
+    If all samples that were measured failed, all that are to be computed count.
+    """
+    if cost is None or not cost.failed:
         return False
-    failed = _failed(work, shards) + sum(len(shard.fetched) for shard in shards)
-    return failed > request.allowed_failures(work.target.table.samples)
+    failed = len(cost.failed)
+    if failed == cost.samples:
+        failed = sum(len(shard.fetched) for shard in shards)
+    return _failed(work, shards) + failed > request.allowed_failures(work.target.table.samples)
 
 
 def _state(work: Work) -> PlanState:

@@ -32,7 +32,9 @@ def plan_text(plan: BuildPlan) -> str:
 def _headline(plan: BuildPlan) -> str:
     version = f"version {short(plan.version)}"
     if plan.estimate is not None and plan.fails:
-        return f"{version} cannot be built: all {plan.estimate.samples} samples measured fail"
+        measured, failed = plan.estimate.samples, len(plan.estimate.failed)
+        count = f"all {measured}" if failed == measured else f"{failed} of {measured}"
+        return f"{version} cannot be built: {count} samples measured fail (--max-failures)"
     match plan.state:
         case "nothing" if plan.version == plan.current:
             return f"Nothing to do: {version} is complete by its sizes (build --verify reads it)"

@@ -437,6 +437,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
     except UnidentifiedImageError:
         raise SampleError(
             _truncated(data)
+            or ("the file is empty" if not data else "")
             or "not an image that decode reads, whatever its name: "
             f"{', '.join(FORMATS)}, AVIF, HEIC"
         ) from None

@@ -53,7 +53,12 @@ from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import BY_FOLDERS, note_of_order, numbers_out_of_order
+from precache_workers.sources.label_readings import (
+    BY_FOLDERS,
+    BY_TABLE,
+    note_of_order,
+    numbers_out_of_order,
+)
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.pairs import partners_across, partners_among
@@ -288,7 +293,8 @@ def _require_images_alone(request: Request, source: FolderSource) -> None:
         raise SourceError(
             f"fields start from {quoted(names)}, and a sample of {source.folder} is an image "
             f"alone. If others lie beside them, as 17.{suffix} beside 17.jpg, give "
-            f'{source.folder.path(patterns)!r}, and in the field input = "*.{suffix}"'
+            f'{source.folder.path(patterns)!r}, and in the field input = "*.{suffix}". '
+            "If they are columns of a table that names the images, give the table as the source"
         )
 
 
@@ -383,11 +389,13 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
 
 def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:
     """Return the lines of a listing that its labels leave true: not that of an order not taken,
-    nor that of folders beside a file of labels."""
+    nor those of folders and of a table in the source beside a file of labels."""
     order_taken = request.classes is None and table.classes == listing.table.classes
     untrue = () if order_taken else note_of_order(listing.table.classes)
-    notes = (note for note in listing.notes if note not in untrue)
-    return [note for note in notes if not (request.labels and BY_FOLDERS in note)]
+    notes = [note for note in listing.notes if note not in untrue]
+    if request.labels:
+        notes = [note for note in notes if BY_FOLDERS not in note and BY_TABLE not in note]
+    return notes
 
 
 def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[str]:

@@ -516,10 +516,16 @@ class _Parts(Question):
         unread = self._unread | {
             part: "" for part in itertools.chain(*self._inputs) if part not in self._unread
         }
-        named = [in_words(part) + value for part, value in unread.items() if part not in read]
-        if named:
+        unread = {part: value for part, value in unread.items() if part not in read}
+        if unread:
+            named = [in_words(part) + value for part, value in unread.items()]
             more = f" and {len(named) - SHOWN} more parts" if len(named) > SHOWN else ""
-            yield f"No field reads {', '.join(named[:SHOWN])}{more} of the samples"
+            first = next(iter(unread))
+            yield (
+                f"No field reads {', '.join(named[:SHOWN])}{more} of the samples; to store "
+                f"{in_words(first)}, add a field with input = {json.dumps(first)} to the recipe "
+                "(--recipe)"
+            )
 
     def _require_own_starts(self, inputs: Sequence[Part]) -> None:
         """Raise `RecipeError` if several fields would start from the first part by default."""

@@ -44,7 +44,7 @@ from precache_workers.sources.base import (
     source_of,
     unread_container,
 )
-from precache_workers.sources.label_readings import Bare, bare_folders
+from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders
 from precache_workers.sources.listings import Members, labels_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -269,7 +269,7 @@ def _note_of_table(name: str) -> list[str]:
         way = f"by --labels, or {way}"
     elif name.endswith(".parquet"):
         way += ", with --source-kind manifest"
-    return [f"{printable(name)} in the source gives labels only {way}"] if name else []
+    return [f"{printable(name)} {BY_TABLE} {way}"] if name else []
 
 
 def _note_of_links(folder: Folder, table: RowTable, file_states: np.ndarray) -> list[str]:

@@ -57,6 +57,9 @@ LISTED = "list the names of all classes in a text file, one a line, and give it 
 BY_FOLDERS = "each folder is a class"
 """What the line about folders that are classes says."""
 
+BY_TABLE = "in the source gives labels only"
+"""What the line about a table among the images says."""
+
 
 # --- folders ------------------------------------------------------------------------------------
 
