@@ -29,7 +29,7 @@ SAMPLE_SECONDS = 10.0
 MOST_UNPACKED = 256 << 20
 """Bytes that are unpacked at most, for the plan of a command that unpacks its source."""
 
-ROUNDS = 4
+ROUNDS = 6
 """Refusals, one after another, whose first ways out a command takes."""
 
 PUBLIC_OPTIONS = (
@@ -77,7 +77,7 @@ def remedies(
     is_one, tried = len(left) == 1, True
     for way, first in left:
         command: _Command | None = first
-        planned = not plans
+        planned, taken = not plans, {*filter(_is_flag, way)}
         # The flags of a recipe go with any source.
         anew = (parse(first.words), first.words) if is_of_recipe else (options, given)
         for _ in range(ROUNDS if plans else 0):
@@ -90,15 +90,21 @@ def remedies(
                 planned = was_tried
                 break
             others = [*_commands(refusal, own, command.words, command.unpack)]
-            if others and not others[0][0][0].startswith("-"):
-                # Another source begins anew: it may not take the flags of ways before.
-                others = [*_commands(refusal, *anew, command.unpack)]
             # A flag that is given twice would undo the way.
-            apart = [c for other, c in others if not {*filter(_is_flag, way)} & {*other}]
-            command = apart[0] if apart else None
-            if is_one:
-                left += [(way, one) for one in apart[1:]]
-                is_one = len(apart) == 1
+            apart = [(o, c) for o, c in others if _is_flag(o[0]) and taken.isdisjoint(o)]
+            if not (apart and _is_flag(way[0])):
+                if others and not _is_flag(others[0][0][0]):
+                    # Another source begins anew: it may not take the flags of ways before.
+                    others, taken = [*_commands(refusal, *anew, command.unpack)], set()
+                apart = [(o, c) for o, c in others if taken.isdisjoint(filter(_is_flag, o))]
+                apart.sort(key=lambda one: one[0] != way)
+            command = None
+            if apart:
+                [(other, command), *more] = apart
+                taken |= {*filter(_is_flag, other)}
+                if is_one:
+                    left += [(way, one) for _, one in more]
+                    is_one = not more
             text = "also" if command else f"`{shlex.join(way)}` is refused, too"
             text += f": {refusal}"
             if text not in said and not (command and str(refusal) in str(error)):

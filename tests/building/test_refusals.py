@@ -130,7 +130,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         tar("21.05.jpg 21.05_mask.png 21.06.jpg 21.06_mask.png 21.07.jpg 21.07_mask.png"), 2,
     ),
     "images that may be of one sample, of splits": (
-        tar("train/cat/21.05.jpg train/cat/21.06.jpg val/cat/21.07.jpg val/cat/21.08.jpg"), 1,
+        tar("train/cat/21.05.jpg train/cat/21.06.jpg val/cat/21.07.jpg val/cat/21.08.jpg"), 3,
     ),
     "labels of one sample that differ": (
         tar("a.1.png a.2.png", {"a.1": "cat", "a.2": "dog"}), 2,
