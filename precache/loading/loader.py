@@ -91,9 +91,7 @@ class Loader(Loop):
         Decoding threads; by default one where reading is copying, else up to four, and no more than
         the cores that this process may use by its affinity and the CPU quota of its control group.
     prefetch_batches
-        Batches in preparation; by default one more than the threads work on at a time: 2 where they
-        share each batch, `num_threads` + 1 where batches are too small for that, and up to 8 times
-        as many where they are copied and small.
+        Batches prepared ahead; by default chosen from the size of a batch and the threads.
     resident
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused if it does not fit.
