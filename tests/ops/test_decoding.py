@@ -256,7 +256,7 @@ def test_inks_and_premultiplied_alpha_of_16_bits_have_no_fewer(kinds: dict[str, 
     assert np.array_equal(decode(data, Decode(mode="unchanged")), values)
     assert decode(data, Decode(bits=16)).shape == (20, 30, 3)
     for op in (Decode(), Decode(bits=12)):
-        with pytest.raises(SampleError, match=r"16 bits, .*--bits 16.*--mode unchanged"):
+        with pytest.raises(SampleError, match=r"16 bits, in .*--bits 16. alone.*--mode unchanged"):
             decode(data, op)
 
 

@@ -402,6 +402,10 @@ a/x;a/x (2);b/y;b/y (2)
 > 'in/**/{*.*,* (2).*}': a/x+a/x (2) b/y+b/y (2)
 > in --sample-name whole: a a b b
 
+a/x;a/x (1);a/x (2);a/x (3);a/x (4);a/x (5);a/x (6);a/x (7);a/x (8);a/x (9);a/x (10);a/x (11)
+= a a a a a a a a a a a a
+? 2 of 12 images of in are called as others (*.*) but for their ending (* (1).*, * (2).*)
+
 a/x a/aug_0_x b/y b/aug_0_y
 > in --sample-name whole: a a b b
 

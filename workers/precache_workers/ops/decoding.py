@@ -424,6 +424,12 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
+            if narrows and op.bits != 16 and not _has_low_bytes(raw):
+                raise SampleError(
+                    f"has 16 bits, in {image.mode} as of TIFFs for print or with premultiplied "
+                    "alpha, of which decode keeps the highest 8 by bits = 16 (--bits 16) alone; or "
+                    f"keep its values with {_mode('unchanged')}"
+                )
             if narrows:
                 _require_bits(op)
             if op.mode == "unchanged" and _has_low_bytes(raw):
@@ -500,15 +506,8 @@ def _turn(image: Image.Image, op: Decode) -> None:
 
 def _narrowed(image: ImageFile.ImageFile, data: bytes, op: Decode) -> Image.Image:
     """Return an image with 8 bits whose colours have 16, of which fewer are significant."""
-    raw = _raw_mode(image)
-    if not _has_low_bytes(raw):
-        raise SampleError(
-            f"has 16 bits, in {image.mode} as of TIFFs for print or with premultiplied alpha, of "
-            "which decode keeps the highest 8 by bits = 16 (--bits 16) alone; or keep its values "
-            f"with {_mode('unchanged')}"
-        )
     strips = []
-    for values in _wide_values(data, image, raw, op):
+    for values in _wide_values(data, image, _raw_mode(image), op):
         colours, alpha = np.split(values, [_colours(values)], axis=2)
         alpha = (alpha >> 8).astype(np.uint8)
         strips.append(np.concatenate([_highest(colours, op.bits or 16), alpha], axis=2))

@@ -66,7 +66,7 @@ _OF_COPIES = COPIES | {"small", "resize", "lowres", "edited", "copy"}
 """Words in the endings of targets and small copies, and of copies."""
 
 _SIZE = r"[0-9]{2,4}x[0-9]{2,4}"
-_AGAIN = r"@[0-9]x| ?\([0-9]{1,2}\)"
+_AGAIN = r"@[0-9]x| ?\([12]\)"  # higher numbers are those of downloads of one name
 _WORD = rf"(?:[_. -]+(?:[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?|{_SIZE})|{_AGAIN})$"
 """A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``, or ``@2x``."""
 
