@@ -77,7 +77,7 @@ def remedies(
     is_one, tried = len(left) == 1, True
     for way, first in left:
         command: _Command | None = first
-        planned, taken = not plans, {*filter(_is_flag, way)}
+        planned, taken = not plans, {word for word in way if _is_flag(word)}
         # The flags of a recipe go with any source.
         anew = (parse(first.words), first.words) if is_of_recipe else (options, given)
         for _ in range(ROUNDS if plans else 0):
@@ -96,12 +96,12 @@ def remedies(
                 if others and not _is_flag(others[0][0][0]):
                     # Another source begins anew: it may not take the flags of ways before.
                     others, taken = [*_commands(refusal, *anew, command.unpack)], set()
-                apart = [(o, c) for o, c in others if taken.isdisjoint(filter(_is_flag, o))]
+                apart = [(o, c) for o, c in others if taken.isdisjoint(o)]
                 apart.sort(key=lambda one: one[0] != way)
             command = None
             if apart:
                 [(other, command), *more] = apart
-                taken |= {*filter(_is_flag, other)}
+                taken |= {word for word in other if _is_flag(word)}
                 if is_one:
                     left += [(way, one) for _, one in more]
                     is_one = not more
