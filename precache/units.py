@@ -74,6 +74,12 @@ def number(value: float) -> str:
     return plain(value, 3 if value >= 0.01 else 1)
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: 1 row, 1,234 rows, 2 batches."""
+    plural = "" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{count:,} {noun}{plural}"
+
+
 def local_time(seconds: float) -> str:
     """Format a Unix time as date and time of this machine's zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -19,7 +19,7 @@ from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENT
 from precache.store.open import open_damaged, split_uri
 from precache.store.tree import CHECKSUM, Flaw, Leaf
 from precache.store.version import VERIFY_HINT, Version, gone_error
-from precache.units import size
+from precache.units import counted, size
 
 LOST = "it is missing, or of another size than was written"
 
@@ -86,10 +86,11 @@ class Verified:
             *(f"not checked: {part}" for part in self.unchecked),
         ]
         version = f"version {short(self.version)}"
-        checked = f"{self.objects} shards, {self.rows:,} rows, {size(self.nbytes)} read"
+        checked = f"{counted(self.objects, 'shard')}, {counted(self.rows, 'row')}"
+        checked += f", {size(self.nbytes)} read"
         if self.ok:
             return as_text([*lines, f"{version} is whole: {checked}"])
-        lines.append(f"{version} is damaged in {len(self.damage)} objects ({checked})")
+        lines.append(f"{version} is damaged in {counted(len(self.damage), 'object')} ({checked})")
         return as_text([*lines, self.way_out])
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from precache.runtime.spread import Spread
-from precache.units import number, plain, size
+from precache.units import counted, number, plain, size
 
 KEPT_STEPS = 65_536
 """Steps kept between two reports."""
@@ -122,8 +122,9 @@ class LoaderStats:
             return "no finished batch since the last report (it ends when the next is asked for)"
         seconds = self.batches * (self.data.mean + self.step.mean)
         speed = f", {number(self.samples / seconds)} samples/s" if seconds else ""
+        read = f"{counted(self.samples, 'sample')}, {size(self.bytes)}{speed}"
         lines = [
-            f"{self.batches:,} batches: {self.samples:,} samples, {size(self.bytes)}{speed}",
+            f"{counted(self.batches, 'batch')}: {read}",
             f"waiting for data  {self.stall_ratio:6.1%}  {self.data.in_ms()} per batch",
         ]
         if self.transform_ratio:
@@ -139,7 +140,7 @@ class LoaderStats:
             fetched = f"{self.fetched.objects:,} objects, {size(self.fetched.nbytes)}"
             lines.append(f"fetched           {fetched}")
         if self.repeated:
-            lines.append(f"repeated          {self.repeated:,} rows, to fill up the epoch")
+            lines.append(f"repeated          {counted(self.repeated, 'row')}, to fill up the epoch")
         if self.compared is not None and self.compared < self.ranks:
             compared = f"{self.compared:,} of {self.ranks:,}"
             lines.append(f"ranks compared    {compared}; the others may read overlapping rows")

@@ -9,6 +9,7 @@ from precache.errors import UsageError
 from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
 from precache.maintenance.info import summarize
 from precache.messages import plain_data
+from precache.units import counted
 from precache.viewer.cards import Cards, side_of
 from precache.viewer.search import Catalogue, Query, RowPage
 
@@ -58,7 +59,7 @@ class Pages:
             served=not static,
             static=static,
             root=".",
-            title=f"{self._store}: {version.rows:,} rows",
+            title=f"{self._store}: {counted(version.rows, 'row')}",
             store=self._store,
             version=version,
             facts=self._info.facts(),

@@ -387,7 +387,7 @@ def test_a_terminal_shows_a_bar_of_what_is_listed_and_built(tmp_path: Path, list
                     shown += os.read(controller, 4096)
     os.close(controller)
     assert process.returncode == (2 if listing else 0)
-    said = f"{FILES_PER_TICK + 10:,} samples in 1 classes" if listing else "is complete"
+    said = f"{FILES_PER_TICK + 10:,} samples in 1 class" if listing else "is complete"
     assert said.encode() in shown
     assert listing or re.search(rb"\d:\d\d:\d\d", shown), "the time left"
 

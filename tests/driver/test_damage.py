@@ -432,7 +432,7 @@ def test_a_build_says_what_it_checked(
     assert whole + unread in said(verify=False)
     told = said()
     assert f"Version {version[:8]} is damaged in 1 of 9 shards: image/c/1/0/0/0" in told
-    assert f"Version {version[:8]} is complete again: 1 shards built" in told
+    assert f"Version {version[:8]} is complete again: 1 shard built" in told
     assert precache.verify(damaged).ok
 
 

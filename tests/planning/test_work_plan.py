@@ -139,7 +139,7 @@ def test_a_retry_that_was_killed_says_what_is_left_to_try(
 
     still = build(source, store, recipe, **retry, progress=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "1 samples that failed before are tried again; 1 more are in shards that" in said
+    assert "Tried again: 1 sample that failed before; 1 more are in shards that" in said
     assert (still.version, still.mended, still.failed) == (first.version, 0, 2)
     assert still.cpu_seconds > 0
 
@@ -197,7 +197,7 @@ def test_the_command_says_what_came_of_it(
     capsys.readouterr()
     assert main([*line, "--retry-failed"]) == 0
     said = capsys.readouterr().err
-    assert "1 samples that failed before are tried again" in said
+    assert "Tried again: 1 sample that failed before" in said
     assert "Nothing was mended" in said
     assert main([*line, "--dry-run", "--retry-failed"]) == 0
     assert "tried again" in capsys.readouterr().out
@@ -271,7 +271,7 @@ def test_samples_that_were_removed_are_counted_nowhere(
     assert (plan.samples, plan.removed, result.samples, result.removed) == (21, 10, 21, 10)
     assert (report["images"], report["images_failed"], len(report["failures"])) == (21, 1, 1)
     assert sum(line["images"] for line in report["timeline"]) == 21
-    assert "21 samples in 1 classes" in capfd.readouterr().err
+    assert "21 samples in 1 class" in capfd.readouterr().err
     broken = {**options, "max_failures": 0}
     with pytest.raises(BuildError, match="1 of 21 samples failed"):
         precache.build(source, store, LARGE, **broken)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from precache.messages import Table, aligned, as_text
-from precache.units import duration, number, plain, size
+from precache.units import counted, duration, number, plain, size
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, DoctorReport
@@ -37,8 +37,8 @@ def title(report: DoctorReport) -> str:
     """Describe the source and the measurement in one line."""
     least = "" if report.complete else "at least "
     return (
-        f"{report.source}: {least}{report.samples:,} samples, {size(report.source_bytes)}; "
-        f"{report.sampled:,} measured in {report.seconds:.0f} s"
+        f"{report.source}: {least}{counted(report.samples, 'sample')}, "
+        f"{size(report.source_bytes)}; {report.sampled:,} measured in {report.seconds:.0f} s"
     )
 
 

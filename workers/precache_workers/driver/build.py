@@ -44,7 +44,7 @@ from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
-from precache.units import local_time, size
+from precache.units import counted, local_time, size
 from precache_workers.cluster.executor import executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult, committed_result
@@ -310,13 +310,13 @@ class Build(SampleProbe):
         table = listed.spec.table
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
-        classes = f" in {len(table.classes)} classes" if table.classes else ""
+        classes = f" in {counted(len(table.classes), 'class')}" if table.classes else ""
         if not listed.fetches_labels and not has_label(listed.known_labels).any():
             classes = " without labels (--labels)"
         left_out = left_out_text(listed.left_out, listed.examples)
         place = shown(self.request.source)
         tell = self.progress.note if left_out else self.progress.say
-        tell(f"{table.samples:,} samples{classes} in {place}{left_out}")
+        tell(f"{counted(table.samples, 'sample')}{classes} in {place}{left_out}")
         if listed.ignored:
             unused = ignored_text(listed.ignored)
             self.progress.note(f"Not used, as they are no images and no field names them: {unused}")
@@ -424,7 +424,7 @@ class Build(SampleProbe):
             already = sum(row // target.rows_per_shard in receipts for row in self.retried)
             more = f"; {already:,} more are in shards that were done before this run"
             self.progress.say(
-                f"{len(self.retried) - already:,} samples that failed before are tried again"
+                f"Tried again: {counted(len(self.retried) - already, 'sample')} that failed before"
                 + more * bool(already)
             )
         done = sum(target.samples_of(shard) for shard in receipts)
@@ -517,7 +517,8 @@ class Build(SampleProbe):
         remove_abandoned_scratch(target.folder)
         mended = "".join(f", {name} mended" for name in self.mended)
         self.progress.finish(
-            f"Version {short(target.version)} is complete again: {len(todo)} shards built{mended}"
+            f"Version {short(target.version)} is complete again: "
+            f"{counted(len(todo), 'shard')} built{mended}"
         )
         return self._result(target, shards_reused=Totals.of(receipts.values()).reused)
 

@@ -10,7 +10,7 @@ from precache.messages import aligned, as_text, row_types_text
 from precache.recipe.variants import variants_of
 from precache.storage.base import left_out_text
 from precache.store.commit_log import short
-from precache.units import duration, plain, size
+from precache.units import counted, duration, plain, size
 from precache_workers.sources.base import ignored_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.rows_failed:
         yield "holes", f"{plan.rows_failed:,} failed before, and stay; --retry-failed tries again"
     if plan.shards_compact is not None:
-        yield "compact", f"{plan.shards:,} shards; --compact would give {plan.shards_compact:,}"
+        yield (
+            "compact",
+            f"{counted(plan.shards, 'shard')}; --compact would give {plan.shards_compact:,}",
+        )
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {short(plan.base)}"
@@ -75,7 +78,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
     parts = "{:,} to write, {:,} reused, {:,} already there".format(*counts)
     yield "shards", f"{plan.shards:,}: {parts}"
-    fetched = f"{plan.rows_computed:,} samples to fetch"
+    fetched = f"{counted(plan.rows_computed, 'sample')} to fetch"
     if plan.rows_compared:
         known = "reused as far as their content is what it was"
         fetched += f" ({plan.rows_compared:,} of them {known})"
