@@ -59,16 +59,22 @@ TEMPORARY = f"{BUILD}/tmp"
 
 @dataclass(frozen=True)
 class Transferred:
-    """Result of a transfer; `objects` of `nbytes` were copied, `skipped` shards existed already."""
+    """Result of a transfer; `objects` of `nbytes` were copied, `skipped` shards existed already.
+
+    `replaced` is the version of the other store that was current before, if that is another one.
+    """
 
     version: str
     path: str
     objects: int
     nbytes: int
     skipped: int
+    replaced: str | None = None
 
     def __str__(self) -> str:
         skipped = f"; {self.skipped} existed" if self.skipped else ""
+        if self.replaced:
+            skipped += f"; it is current there in place of {short(self.replaced)}"
         return (
             f"version {short(self.version)} is at {printable(self.path)}: "
             f"{self.objects} objects, {size(self.nbytes)} copied{skipped}"
@@ -169,13 +175,19 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     while True:
         target = _place(store, version)
         with Leases(target).wait(partial(_say_waiting, target)):
-            if _is_free(read_log(store), store, target.name, version):
+            if _is_free(entries := read_log(store), store, target.name, version):
                 _copy(version, target, store, progress)
                 make_current(store, target.name)
                 break
     remove_abandoned_scratch(target)  # not needed once the version is complete and current
+    before = entries.current.version if entries.current else None
     return Transferred(
-        target.name, str(target), progress.objects, progress.nbytes, progress.skipped
+        target.name,
+        str(target),
+        progress.objects,
+        progress.nbytes,
+        progress.skipped,
+        None if before == target.name else before,
     )
 
 

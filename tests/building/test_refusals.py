@@ -62,6 +62,23 @@ def a_dataset_that_draws(root: Path) -> str:
     return "python:drawing_photos:make"
 
 
+def links_out(root: Path) -> str:
+    put(root, "in/cat/a.png", "in/dog/b.png")
+    for name in ("cat/a.png", "dog/b.png"):
+        (root / "links" / name).parent.mkdir(parents=True)
+        (root / "links" / name).symlink_to(root / "in" / name)
+    return "links"
+
+
+def archives_in_a_folder(root: Path) -> str:
+    two_archives(files("in/train/cat/a.png in/val/cat/b.png", "in"), "tar")(root)
+    folder = root / "shards"
+    folder.mkdir()
+    for archive in root.glob("**/*.tar"):
+        archive.rename(folder / archive.name)
+    return "shards"
+
+
 MASKS = files("in/images/a.png in/images/b.png in/masks/a.png in/masks/b.png", "in")
 PAIRS = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_mask")), "in")
 COPIES = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_cut")), "in")
@@ -73,6 +90,8 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "folders of the same names": (
         files("in/k0/cat/a.png in/k0/dog/b.png in/k1/cat/c.png in/k1/dog/d.png", "in"), 3,
     ),
+    "a folder of links to images elsewhere": (links_out, 1),
+    "a folder of archives": (archives_in_a_folder, 2),
     "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
     "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
     "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),

@@ -267,7 +267,9 @@ def test_a_source_that_takes_the_place_of_another_is_read_and_one_that_moved_is_
     one.rename(tmp_path / "moved")
     moved = str(tmp_path / "moved" / Path(source).relative_to(one))
     third = build(form, moved, store, progress=True)
-    assert "another source" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "another source" in said
+    assert f"is complete. It is current, in place of version {second.version[:8]}" in said
     assert third.version not in (first.version, second.version)
     assert (third.shards_reused, third.rows_reused) == (third.shards, 12)
     assert sorted(set(fetched)) == sorted(precache.open(store).keys)

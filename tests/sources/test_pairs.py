@@ -169,6 +169,9 @@ amazon/images/bike/a amazon/images/mug/b dslr/images/bike/c dslr/images/mug/d
 > in --label-level 1: amazon amazon dslr dslr
 > in --label-level 0: - - - -
 
+train/good/a test/good/b test/bad/a test/bad/b ground_truth/bad/a_mask ground_truth/bad/b_mask
+> in/train: good
+
 cup/train/good/a cup/test/bad/b cup/ground_truth/bad/c nut/train/good/d nut/test/bad/e
 nut/ground_truth/bad/f
 > in --label-level 3: bad bad good bad bad good

@@ -280,10 +280,16 @@ class Build(SampleProbe):
             line += "; the bytes of its shards were not checked (--verify reads them)"
         if entry.version != target.version:
             line += f". Version {short(entry.version)} has replaced it meanwhile, and is current"
-        elif self.before is not None and self.before.version != target.version:
-            line += f". It is current, in place of version {short(self.before.version)}"
+        else:
+            line += self._in_place_of(target)
         self.progress.finish(line)
         return self._result(target)
+
+    def _in_place_of(self, target: TargetVersion) -> str:
+        """Return the sentence about the version that was current before, if that is another one."""
+        if self.before is None or self.before.version == target.version:
+            return ""
+        return f". It is current, in place of version {short(self.before.version)}"
 
     def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         total = Totals.of(self.new_receipts)
@@ -466,7 +472,8 @@ class Build(SampleProbe):
         if self.listed.fetches_labels:
             built = replace(self.listed, labels=open_own(target.folder).labels)
             built.warn_of_missing_labels()
-        self.progress.finish(f"Version {short(target.version)} is complete")
+        in_place = self._in_place_of(target)
+        self.progress.finish(f"Version {short(target.version)} is complete{in_place}")
         return self._result(
             target,
             shards_reused=total.reused,

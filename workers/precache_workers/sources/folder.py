@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import Folder, left_out_text
 from precache.store.columns import Texts, arrow_of, numbers_of
@@ -135,11 +135,13 @@ class FolderSource(Source):
             suffixes = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             suffixes += left_out_text(facts.left_out, facts.examples)
             other = f"{suffixes}; if these are other data, {BY_DATASET}"
-            how = _how_to_read(self.folder, container) if container else other
+            how, way = _how_to_read(self.folder, container) if container else (other, [])
+            if not container and "--follow-links" in suffixes:
+                way = ["--follow-links"]
             what = f"the source {self.folder} has no image (other files: {facts.ignored.total():,})"
             if _is_stored(self.folder):
-                how = "it is a store, or a version in one: give what that was built from"
-            raise SourceError(f"{what}; {how}")
+                how, way = "it is a store, or a version in one: give what that was built from", []
+            raise ChoiceError(f"{what}; {how}", ways=[way] if way else [])
         table, file_states = images.sorted()
         bare_in = functools.partial(bare_folders_on_disk, self.folder, facts.others)
         column, bare = labels_of_folders(
@@ -299,16 +301,18 @@ def _is_stored(folder: Folder) -> bool:
     return has_log or b'"precache"' in (folder.get(ROOT) or b"")
 
 
-def _how_to_read(folder: Folder, name: str) -> str:
-    """Explain how to read a file with many samples in a folder without images."""
+def _how_to_read(folder: Folder, name: str) -> tuple[str, list[str]]:
+    """Explain how to read a file with many samples in a folder without images, and name the source
+    that does, if there is one."""
     from precache_workers.sources.kinds import kind_of_name  # it imports this module
 
     noun, kind = container_noun(name), kind_of_name(name)
     if not kind:
-        return f"{name} is {unread_container(folder.path(name))}"
+        return f"{name} is {unread_container(folder.path(name))}", []
     suffix = name[-len(container_suffix(name)) :]
     pattern = f"**/*{suffix}" if suffix.startswith(".") else f"**/{suffix}"
-    return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"
+    every = folder.path(pattern)
+    return f"{name} is {noun}: give '{every}' to read all of them", [every]
 
 
 def _no_folder(kind: str | None, name: str) -> str:

@@ -27,6 +27,7 @@ from precache_workers.sources.container_names import (
     common_start,
 )
 from precache_workers.sources.evidence import Way
+from precache_workers.sources.splits import is_split
 
 # --- words --------------------------------------------------------------------------------------
 
@@ -418,8 +419,9 @@ def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
 def partners_across(names: Texts) -> Partners | None:
     """Find masks, other targets and copies that are called as images in a folder beside theirs.
 
-    As ``masks/1.png`` and ``masks/a/1.png`` are as ``images/a/1.jpg``, and ``cat_aug/1.jpg`` is as
-    ``cat/1.jpg``; None if there are none.
+    As ``masks/1.png`` and ``masks/a/1.png`` are as ``images/a/1.jpg``, ``cat_aug/1.jpg`` is as
+    ``cat/1.jpg``, and ``ground_truth/bad/1_mask.png`` as ``test/bad/1.png``; None if there are
+    none.
     """
     folders = Folders(names)
     shared = len(common_start([name.split("/")[:-1] for name in folders.names]))
@@ -437,6 +439,10 @@ def partners_across(names: Texts) -> Partners | None:
     row_of, _ = _called_as(called, ~others, others, _KNOWN_END)
     alone = others & (row_of < 0) & places.is_blank  # all lie in one folder
     row_of = np.where(alone, _called_as(bases, ~others, alone, _KNOWN_END)[0], row_of)
+    if (beside := others & (row_of < 0)).any():  # of splits, as ground_truth/ beside test/
+        kept = (filter(lambda part: not is_split(part), place.split("/")) for place in places)
+        called = Texts([*map("/".join, zip(map("/".join, kept), bases, strict=True))])
+        row_of = np.where(beside, _called_as(called, ~others, beside, _KNOWN_END)[0], row_of)
     rows = np.flatnonzero(row_of >= 0)
     of_rows = np.array(folders.each(lambda some: [name[:-2] for name in some]), object)
     ranked = Counter(zip(of_rows[row_of[rows]].tolist(), of_rows[rows].tolist(), strict=True))

@@ -108,7 +108,8 @@ def by_column(names: Sequence[str], rows: Sequence[tuple[int, list[str]]], where
     for number, row in rows:
         if len(row) < len(names) or width_of(row) > len(names):
             raise SourceError(
-                f"line {number} of {where} has {len(row)} cells, and the first line {len(names)}"
+                f"line {number} of {where} has {len(row)} cells, and the first line {len(names)}: "
+                "name each column there, and give each line as many cells"
             )
     columns = {name: [row[place] for _, row in rows] for place, name in enumerate(names)}
     return Batch([number for number, _ in rows], columns)
