@@ -485,7 +485,8 @@ def test_files_that_are_read_are_listed_apart(write: Write, read: str) -> None:
     """Also of other modules, which count as a whole; a function of the user is followed instead."""
     lib = f"from paths import PATH\nclass Net:\n    def load(self): return {read}.a\n"
     lib += "    def read_all(self): return self.load(), json.loads(x)\ndef load(x): return x"
-    write({"paths.py": "PATH = 1", "lib.py": lib, "own.py": f"from lib import load\ndef g(): {read}\ndef f(x): load(x)"})
+    own = f"from lib import load\ndef g(): {read}\ndef f(x): load(x)"
+    write({"paths.py": "PATH = 1", "lib.py": lib, "own.py": own})
     code = code_of("own:f")
     assert code is not None
     assert unfollowed(code) == [(f"{read} in lib", True)]
