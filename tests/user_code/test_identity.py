@@ -476,7 +476,7 @@ def test_code_that_reaches_what_cannot_be_known_is_listed(write: Write, what: st
 READS = [
     *("open(x)", "np.load(x)", "net(weights=x)", "x.read_bytes()", "(x / 'a').read_text()"),
     *("io.read_image(x)", "io.loadmat(x)", "cdll.LoadLibrary(x)", "self.path.read_text()"),
-    *("safe_open(x)", "PATH.read_bytes()"),
+    *("safe_open(x)", "PATH.read_bytes()", "h5py.File(x)", "ffi.dlopen(x)", "parser.parse_args(x)"),
 ]
 
 

@@ -475,8 +475,8 @@ def _truncated(data: bytes) -> str:
 
 def _unread_tiff() -> str:
     return (
-        "a TIFF that Pillow does not read, as of float16 and of RGB with fractions, or damaged: save "
-        f"it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
+        "a TIFF that Pillow does not read, as of float16 and of RGB with fractions, or damaged: "
+        f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
     )
 
 
@@ -540,7 +540,7 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
             f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
-            f"it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
+            f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))

@@ -46,8 +46,9 @@ _DYNAMIC = re.compile(
 )
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
 _READER = re.compile(
-    r"from_?file|from_pretrained|genfromtxt|imread|InferenceSession|load(_\w+|mat|txt)?|LoadLibrary"
-    r"|memmap|(safe_)?open|read_\w+"
+    r"from_?file|from_pretrained|genfromtxt|imread|load(_\w+|mat|txt)?|LoadLibrary|memmap|read_\w+"
+    r"|\w*open|(Zip)?File|CascadeClassifier|getOpenProfile|InferenceSession|truetype"
+    r"|parse(_known)?_args"
 )
 _WEIGHTS = {"pretrained", "weights"}
 _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
