@@ -281,7 +281,8 @@ def commit_entry(
     """Decide about the entry that makes a version current; None if nothing is to be added.
 
     A version that is current already gets another entry only if it was built from another source,
-    or has another root; that entry differs from the last in nothing else.
+    or has another root, or an empty object follows its entry; that entry differs from the last in
+    nothing else.
 
     Parameters
     ----------
@@ -307,7 +308,8 @@ def commit_entry(
     last = log.current
     parent, began = last.version if last else None, time.time()
     if last is not None and last.version == version:
-        if root in (None, last.root) and source in (None, log.source_of(version)):
+        is_newest = log.number <= log.entries[-1].number
+        if is_newest and root in (None, last.root) and source in (None, log.source_of(version)):
             return None
         parent, began = last.parent, last.time
     elif since is not None and any(

@@ -110,7 +110,9 @@ class _Changed(Scenes):
 
 def fractions() -> Scenes:
     def divided(number: int, sample: dict[str, Any]) -> dict[str, Any]:
-        return {"boxes": (np.array(sample["boxes"]) / 200).tolist()}
+        rounded = [[0.1, 0.1, 1.0000001, 0.5]]
+        boxes = (np.array(sample["boxes"]) / 200).tolist()
+        return {"boxes": rounded if number == 8 else boxes}
 
     return _Changed(divided)
 
@@ -125,6 +127,8 @@ def fractional_corners() -> Scenes:
 
 def reaching_outside() -> Scenes:
     def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
+        if number == 7:
+            return {"boxes": [[0.2, 0.2, 0.9, 0.9]], "corners": [[[0.2, 0.2, 1], [0.9, 0.9, 1]]]}
         corners = [[[1, 1, 1], [150, 20, 1]]]
         return {"boxes": [[1, 1, 150, 20]], "corners": corners} if number == 8 else {}
 
@@ -292,6 +296,8 @@ def test_places_outside_of_pictures_are_said(
     tried = r"{}: 1 of \d+ samples tried have {} that reach outside .*: 8 has .* in \d+ x \d+ px"
     assert re.search(tried.format("boxes", "boxes"), caplog.text)
     assert re.search(tried.format("corners", "keypoints"), caplog.text)
+    fractions = r"boxes: 1 of \d+ samples tried have boxes of 0 to 1, as fractions are: 7 has"
+    assert re.search(fractions, caplog.text)
 
 
 def test_entries_that_may_belong_to_boxes_are_said_and_not_taken_for_those_that_do(

@@ -935,6 +935,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
         for in_file in (False, True)
     },
     "empty": (bytes, RGB, "the file is empty"),
+    "16 bits, floating point": (
+        lambda: tiff_of(np.ones((4, 4), np.float16), "<", "minisblack"), RGB,
+        "TIFF that Pillow does not read, .*--mode unchanged",
+    ),
     "12 bits": (of_12_bits, RGB, "Pillow's mode I;16"),
     "no indices, RGB": (lambda: encoded(photograph(), "PNG"), INDICES, "mode RGB, .*--mode RGB"),
     "no indices, RGBA": (

@@ -176,17 +176,19 @@ def test_an_entry_whose_answer_was_lost_is_read_back(
         assert [commit.version for commit in read_log(empty).commits] == [*map(_id, versions)]
 
 
+@pytest.mark.parametrize("version", ["a", "b"])
 def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
-    empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+    version: str, empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk without links; nobody else takes it for a commit."""
+    """As on a disk without links; nobody else takes it for a commit. A version that is current
+    gets another entry, or the store stayed unreadable."""
     monkeypatch.setattr("precache.store.commit_log.EMPTY_SECONDS", 0.05)
     first = append_commit(empty, _id("a"))
     _forge(empty, "000002.json", b"")
     for read in (read_log, lambda store: precache.open(store.root)):
         with pytest.raises(StoreError, match=r"000002\.json is damaged or forged: it is empty"):
             read(empty)
-    second = append_commit(empty, _id("b"))
+    second = append_commit(empty, _id(version))
     assert second.number == 3
     assert read_log(empty).commits == (first, second)
 

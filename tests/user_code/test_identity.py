@@ -455,6 +455,7 @@ UNFOLLOWED = {
     "code as text": "def f(x): return eval('g(x)')",
     "the names of a module": "def f(x): return globals()[x]",
     "variables of the environment": "import os\ndef f(x): return os.environ['A']",
+    "arguments of the command": "import sys\ndef f(x): return sys.argv[1]",
     "built-in functions": "import builtins\ndef f(x): return builtins.exec(x)",
     "modules by name": "import sys\ndef f(x): return sys.modules[x]",
     "other ways to import": "import runpy\ndef f(x): return runpy.run_path(x)",
@@ -472,15 +473,24 @@ def test_code_that_reaches_what_cannot_be_known_is_listed(write: Write, what: st
     assert [reads for _, reads in unfollowed(code)] == [False]
 
 
-@pytest.mark.parametrize("read", ["open(x)", "np.load(x)", "net(weights=x)", "x.read_bytes()"])
+READS = [
+    *("open(x)", "np.load(x)", "net(weights=x)", "x.read_bytes()", "(x / 'a').read_text()"),
+    *("io.read_image(x)", "io.loadmat(x)", "cdll.LoadLibrary(x)", "self.path.read_text()"),
+    *("safe_open(x)", "PATH.read_bytes()", "h5py.File(x)", "ffi.dlopen(x)", "parser.parse_args(x)"),
+]
+
+
+@pytest.mark.parametrize("read", READS)
 def test_files_that_are_read_are_listed_apart(write: Write, read: str) -> None:
     """Also of other modules, which count as a whole; a function of the user is followed instead."""
-    lib = f"class Net:\n    def load(self): return {read}.a\ndef load(x): return x"
-    write({"lib.py": lib, "own.py": f"from lib import load\ndef g(): {read}\ndef f(x): load(x)"})
+    lib = f"from paths import PATH\nclass Net:\n    def load(self): return {read}.a\n"
+    lib += "    def read_all(self): return self.load(), json.loads(x)\ndef load(x): return x"
+    own = f"from lib import load\ndef g(): {read}\ndef f(x): load(x)"
+    write({"paths.py": "PATH = 1", "lib.py": lib, "own.py": own})
     code = code_of("own:f")
     assert code is not None
     assert unfollowed(code) == [(f"{read} in lib", True)]
-    write({"own.py": f"T = {read}\ndef f(x): return T"})
+    write({"own.py": f"from paths import PATH\nT = {read}\ndef f(x): return T"})
     code = code_of("own:f")
     assert code is not None
     assert unfollowed(code) == [(f"{read} in own", True)]

@@ -54,6 +54,7 @@ FORMATS = tuple(
 )
 """Formats that are opened. Their plugins are imported here, so that Pillow does not import all."""
 
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _AVIF_BRANDS = frozenset((b"avif", b"avis"))
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
 """Brands of a file of ISO/IEC 23008-12 in its first box."""
@@ -444,6 +445,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
         raise SampleError(
             _truncated(data)
             or ("the file is empty" if not data else "")
+            or (_unread_tiff() if data[:4] in _TIFF_STARTS else "")
             or "not an image that decode reads, whatever its name: "
             f"{', '.join(FORMATS)}, AVIF, HEIC"
         ) from None
@@ -469,6 +471,13 @@ def _truncated(data: bytes) -> str:
         while at + 8 <= len(data) and (length := int.from_bytes(data[at : at + 4])) >= 8:
             at += length
     return f"is truncated: it has {len(data):,} of {at:,} or more bytes" if at > len(data) else ""
+
+
+def _unread_tiff() -> str:
+    return (
+        "a TIFF that Pillow does not read, as of float16 and of RGB with fractions, or damaged: "
+        f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
+    )
 
 
 def _mode(mode: str) -> str:
@@ -531,7 +540,7 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
             f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
-            f"it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
+            f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))

@@ -27,6 +27,9 @@ FEW_VALUES, PIXELS_A_VALUE = 32, 8
 """Values of an array that is a mask whatever its edges are, at most, and least pixels that half of
 them cover each. Drawings have values at edges that cover few pixels."""
 
+MOST_FRACTION = 1.5
+"""Coordinates that are fractions, at most: those of boxes that reach beyond their image."""
+
 MANY_VALUES = f"over {FEW_VALUES} values, in areas with sharp edges"
 
 ALONE, GRADUAL, STEPS = 0.03, 0.6, 128
@@ -307,9 +310,8 @@ class Coordinates(Reading):
     """Tells boxes and keypoints in pixels of their decoded pictures from others.
 
     Samples without boxes, or with keypoints at 0, 0 alone, as those without a label are, do not
-    count. Evidence: all coordinates are from 0 to 1 (``fractions``); EXIF turns the picture, and
-    they may be drawn on it either way (``turned``); some reach outside of the picture
-    (``outside``).
+    count. Evidence: no coordinate is much above 1 (``fractions``); EXIF turns the picture, and they
+    may be drawn on it either way (``turned``); some reach outside of the picture (``outside``).
     """
 
     def __init__(self, name: str, kind: str, recipe: FieldRecipe) -> None:
@@ -327,7 +329,7 @@ class Coordinates(Reading):
         width, height = frame.decoded(decode)
         self.tried += 1
         far = np.maximum(-boxes[:, :2].min(1), (boxes[:, -2:] - [width, height]).max(1))
-        if float(boxes.max()) <= 1:
+        if float(boxes.max()) <= MOST_FRACTION:
             yield "fractions", f"{key} has {boxes[0].tolist()}"
         if float(far.max()) > 1:
             yield "outside", f"{key} has {boxes[far.argmax()].tolist()} in {width} x {height} px"
@@ -335,10 +337,10 @@ class Coordinates(Reading):
             yield "turned", f"{key} has EXIF orientation {frame.orientation}"
 
     def verdicts(self) -> Iterator[Verdict]:
-        if self.tried and len(self.seen["fractions"]) == self.tried:
+        if self.seen["fractions"]:
             text = self.said("fractions", f"have {self._kind} of 0 to 1, as fractions are")
             way = "They are pixels: multiply x by the width and y by the height"
-            yield Verdict(f"{text}. {way}", True)
+            yield Verdict(f"{text}. {way}", self.often("fractions"))
         if self.seen["turned"]:
             text = self.said("turned", "have pictures that EXIF turns")
             yield Verdict(

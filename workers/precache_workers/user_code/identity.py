@@ -40,16 +40,16 @@ from precache_workers.user_code.module_code import (
 )
 
 _DYNAMIC = re.compile(
-    r"(exec|eval|compile|globals|__import__|builtins|importlib|pkgutil|runpy|subprocess|os\.environ"
-    r"|os\.getenv|sys\.modules|ctypes\.CDLL|inspect\.(getsource|signature)"
+    r"(exec|eval|compile|globals|__import__|builtins|importlib|pkgutil|runpy|subprocess|os\.environb?"
+    r"|os\.getenv|sys\.argv|sys\.modules|ctypes\.CDLL|inspect\.(getsource|signature)"
     r"|typing\.get_type_hints)\b"
 )
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
-_READERS = {
-    *("fromfile", "genfromtxt", "imread", "load", "loadtxt", "memmap", "open", "read_bytes"),
-    *("read_csv", "read_parquet", "read_text"),
-    *("from_pretrained", "load_file", "load_model", "load_state_dict", "load_weights"),
-}
+_READER = re.compile(
+    r"from_?file|from_pretrained|genfromtxt|imread|load(_\w+|mat|txt)?|LoadLibrary|memmap|read_\w+"
+    r"|\w*open|(Zip)?File|CascadeClassifier|getOpenProfile|InferenceSession|truetype"
+    r"|parse(_known)?_args"
+)
 _WEIGHTS = {"pretrained", "weights"}
 _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
 """Built-in functions that may bind any name of a module when it is imported."""
@@ -330,7 +330,11 @@ def unfollowed(code: Code) -> list[tuple[str, bool]]:
     unknown = set[tuple[str, bool]]()
     for name, module in code.modules.items():
         followed = {"self", *(n for s in module.statements if s.is_definition for n in s.bound)}
-        followed |= {bound for bound, source, _ in module.imports if source in code.modules}
+        followed |= {
+            bound
+            for bound, source, inner in module.imports
+            if source in code.modules and not code.modules[source].is_variable(inner)
+        }
         imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
         left: list[ast.AST] = [s.node for s in module.statements if s in code.counted]
         while left:
@@ -338,9 +342,11 @@ def unfollowed(code: Code) -> list[tuple[str, bool]]:
             call = node if isinstance(node, ast.Call) else None
             root, *rest = spine(call.func if call else node) or [""]
             full = [*imported.get(root, (root,)), *rest]
-            dynamic = root not in followed and _DYNAMIC.match(".".join(filter(None, full)))
+            last = getattr(call.func, "attr", full[-1]) if call else full[-1]
+            of_user = root in followed and not (root == "self" and len(rest) > 1)
+            dynamic = not of_user and _DYNAMIC.match(".".join(filter(None, full)))
             words = {word.arg for word in call.keywords} if call else set()
-            reads = call and root not in followed and (full[-1] in _READERS or words & _WEIGHTS)
+            reads = call and not of_user and (_READER.fullmatch(last) or words & _WEIGHTS)
             if import_called(node):
                 continue
             if dynamic or reads or full[-1] in _INTROSPECTION:

@@ -76,6 +76,11 @@ class Module:
         """Text of all that counts of the module."""
         return _canonical(self._tree) + xxhash.xxh3_128_hexdigest(self._data)
 
+    def is_variable(self, name: str) -> bool:
+        """Return True for a name to which only assignments bind values."""
+        binders = self.binders.get(name, [])
+        return bool(binders) and all(hasattr(s.node, "value") for s in binders)
+
     @cached_property
     def codes(self) -> set[CodeType]:
         codes = [plain_code(self._code)]
