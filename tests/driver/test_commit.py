@@ -21,14 +21,11 @@ from precache.store.row_table import RowTable
 from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
 from tests.support.building import (
-    append_commit,
     build_here,
     cut,
     encoded,
-    end,
     pixels,
     remains,
-    start,
     write,
     write_jpegs,
 )
@@ -134,19 +131,3 @@ def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
     version = precache.open(tmp_path / "store")
     assert len(version.keys) == 5
     assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}
-
-
-def commit_many(store: Path, version: str, times: int) -> None:
-    for number in range(times):
-        append_commit(open_folder(store), f"{version}{number:04x}.1")
-
-
-def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
-    names = ["a" * 28, "b" * 28, "c" * 28]
-    processes = [start(commit_many, tmp_path, name, 30) for name in names]
-    assert [end(process) for process in processes] == [0, 0, 0]
-    log = read_log(open_folder(tmp_path)).commits
-    assert [commit.number for commit in log] == list(range(1, 91))
-    assert len({commit.version for commit in log}) == 90
-    for before, after in itertools.pairwise(log):
-        assert after.parent == before.version
