@@ -161,23 +161,22 @@ def test_rows_of_one_shape_that_lose_are_read_by_a_crop_too(
             np.testing.assert_array_equal(image, rows[key]["image"])
 
 
-@pytest.mark.parametrize("options", [{"resize": 24}, {}])
-def test_a_build_says_that_rows_keep_the_shapes_of_images_that_differ(
-    options: dict[str, Any], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build(source, tmp_path / "store", Recipe.image(**options), progress=True)
-    assert "Rows of image keep the shapes of their images" in capsys.readouterr().err
-    rows = [row["image"] for row in rows_of(tmp_path / "store").values()]
-    assert len({row.shape for row in rows}) > 5
-    assert all(min(row.shape[1:]) == 24 for row in rows) or not options
+BOTH = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")}
 
 
-def test_pictures_of_the_same_shapes_are_said_in_one_line(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [(Recipe.image(resize=24), "image"), (Recipe.from_dict({"fields": BOTH}), "RGB and L")],
+)
+def test_a_build_says_in_one_line_that_rows_keep_the_shapes_of_images_that_differ(
+    made: Recipe, names: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fields = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")}
-    build(source, tmp_path / "store", Recipe.from_dict({"fields": fields}), progress=True)
-    assert "Rows of RGB and L keep the shapes of their images" in capsys.readouterr().err
+    build(source, tmp_path / "store", made, progress=True)
+    assert f"Rows of {names} keep the shapes of their images" in capsys.readouterr().err
+    for name in made.fields:
+        rows = [row[name] for row in rows_of(tmp_path / "store").values()]
+        assert len({row.shape for row in rows}) > 5
+        assert all(min(row.shape[1:]) == 24 for row in rows) or name != "image"
 
 
 def test_rows_of_a_shard_follow_from_the_recipe_and_not_from_the_images(tmp_path: Path) -> None:
