@@ -159,11 +159,15 @@ def recall(
     wanted = np.flatnonzero((~exact & ~settled) | read_all)
     # Of another state, an identity by the record alone may stand for another content.
     known = [replace(recorded, alike=recorded.alike & (exact | settled)[recorded.rows])]
+    is_damaged = False
     if len(wanted):
         deep = read_all or bool((file_states[wanted] >= 0).any())
         as_recorded = _with_identities(listing, [recorded], {}, exact, file_states, exact)
-        for table, contents in stored_tables(store, listing.source, read.brings_labels, deep):
-            part = _known_of(table, contents, listing, wanted)
+        for stored in stored_tables(store, listing.source, read.brings_labels, deep):
+            if stored is None:
+                is_damaged = True
+                continue
+            part = _known_of(*stored, listing, wanted)
             known.append(part.alike_by(as_recorded))
     alike, touched = _with_content(known, listing)
     alike &= ~exact & ~settled & (file_states >= 0) & (listing.sizes <= most_bytes)
@@ -171,7 +175,7 @@ def recall(
     touched &= ~exact & read_touched
     sizes = listing.expected_sizes(np.flatnonzero(touched))
     few = len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
-    unknown = stale & ~settled & ~alike & (listing.sizes <= most_bytes)
+    unknown = stale & ~settled & ~alike & (listing.sizes <= most_bytes) & is_damaged
     unsure = alike & (stale | (len(record) == 0))
     if unsure.sum() > max(FEW, 0.01 * len(listing)):
         _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
@@ -232,9 +236,9 @@ def _known_of(table: Any, contents: Texts | None, listing: RowTable, rows: np.nd
 
 def stored_tables(
     store: Folder, source: str, brings: bool, deep: bool
-) -> Iterator[tuple[Any, Texts]]:
+) -> Iterator[tuple[Any, Texts] | None]:
     """Yield tables with the columns of a record of the versions of a source, and the contents of
-    their samples, the latest first.
+    their samples, the latest first; None for one that cannot be read.
 
     Parameters
     ----------
@@ -245,13 +249,16 @@ def stored_tables(
     committed = [stored for stored in versions if stored.begun is None]
     begun = versions[len(committed) :]
     for stored in (*committed[:1], *begun, *committed[1:]) if deep else committed[:1]:
-        with contextlib.suppress(*UNREADABLE):
+        try:
             table, contents, _, _ = stored.read_rows()
             if brings and table.labels_with_samples:
                 contents = _labelled(contents, stored.version.labels)
-            elif brings:
-                contents = Texts.repeated([""], [len(table)])
-            yield as_record(table), contents
+        except UNREADABLE:
+            yield None
+            continue
+        if brings and not table.labels_with_samples:
+            contents = Texts.repeated([""], [len(table)])
+        yield as_record(table), contents
 
 
 def as_record(table: RowTable) -> Any:
