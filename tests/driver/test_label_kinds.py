@@ -366,8 +366,14 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
     table = check_source(open_source(f"python:{name}:Photos")).table
     by_number = dict(zip(table.keys, table.labels.tolist(), strict=True))
     np.testing.assert_array_equal([by_number[str(n)] for n in range(3)], expected_labels)
+
+
+def test_a_dataset_without_targets_is_asked_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
-        build(f"python:{name}:Bare", tmp_path / "b.store")
+        build(f"python:{dataset_of(tmp_path, '()')}:Bare", tmp_path / "b.store")
 
 
 @pytest.mark.parametrize(
