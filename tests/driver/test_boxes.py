@@ -198,8 +198,14 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None:
+    stored, declared = open_version(store).recipe, RECIPES[store.name]
+    assert stored.to_dict() == declared.to_dict()
+    assert [each.ops for each in stored.fields.values()] == [
+        each.ops for each in declared.fields.values()
+    ]
+    assert "follow" not in str(stored.to_dict())
     seen, dropped = 0, 0
-    for variant in range(open_version(store).fields["image"].variants):
+    for variant in range(stored.fields["image"].variants):
         dataset = precache.CachedDataset(store, variant=variant)
         for sample in (dataset[number] for number in range(len(dataset))):
             white = sample["image"].numpy()[0] > 99
@@ -212,6 +218,11 @@ def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None
                 dropped += 1
                 continue
             x1, y1, x2, y2 = sample["boxes"].numpy()[0]
+            if store.name == "shrunk":  # corners are the first and last pixels
+                before = upright(int(sample["number"]))[0].shape[1::-1]
+                scales, corners = np.array(white.shape[::-1]) / before, sample["corners"].numpy()[0]
+                np.testing.assert_allclose(corners[0], [x1, y1, 1], atol=1e-4)
+                np.testing.assert_allclose([x2, y2] - corners[1, :2], scales, atol=1e-4)
             rows, columns = np.flatnonzero(white.any(1)), np.flatnonzero(white.any(0))
             if len(rows):
                 pixels = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
@@ -221,18 +232,6 @@ def test_boxes_lie_where_the_ops_move_the_pixels_under_them(store: Path) -> None
                 assert min(x2 - x1, y2 - y1) < 1
     assert seen > 2 * dropped
     assert dropped
-
-
-@pytest.mark.parametrize("store", ["shrunk"], indirect=True)
-def test_corners_are_the_first_and_last_pixels_of_boxes(store: Path) -> None:
-    dataset = precache.CachedDataset(store)
-    for sample in (dataset[number] for number in range(len(dataset))):
-        if len(sample["number"]):
-            before = upright(int(sample["number"]))[0].shape[1::-1]
-            scales = np.array(sample["image"].shape[:0:-1]) / before
-            (x1, y1, x2, y2), corners = sample["boxes"].numpy()[0], sample["corners"].numpy()[0]
-            np.testing.assert_allclose(corners[0], [x1, y1, 1], atol=1e-4)
-            np.testing.assert_allclose([x2, y2] - corners[1, :2], scales, atol=1e-4)
 
 
 def test_boxes_of_pictures_as_stored(tmp_path: Path) -> None:
@@ -289,22 +288,17 @@ def test_places_of_two_readings_are_refused(
         build(tmp_path, built, f"python:{__name__}:{source}")
 
 
-def test_places_outside_of_pictures_are_said(
+def test_what_is_odd_about_boxes_is_said_and_entries_are_not_taken_for_those_that_belong(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build(tmp_path, RECIPES["resized"], f"python:{__name__}:reaching_outside")
+    crop = {"op": "center_crop", "size": 40}
+    odd = recipe(RESIZE, crop, number={"of": None})
+    build(tmp_path / "said", odd, f"python:{__name__}:reaching_outside")
     tried = r"{}: 1 of \d+ samples tried have {} that reach outside .*: 8 has .* in \d+ x \d+ px"
     assert re.search(tried.format("boxes", "boxes"), caplog.text)
     assert re.search(tried.format("corners", "keypoints"), caplog.text)
     fractions = r"boxes: 1 of \d+ samples tried have boxes of 0 to 1, as fractions are: 7 has"
     assert re.search(fractions, caplog.text)
-
-
-def test_entries_that_may_belong_to_boxes_are_said_and_not_taken_for_those_that_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    crop = {"op": "center_crop", "size": 40}
-    build(tmp_path / "said", recipe(RESIZE, crop, number={"of": None}))
     assert "number are as many as those of boxes" in caplog.text
     assert 'if entry i belongs to box i, state of = "boxes"' in caplog.text
     for of in (None, "boxes"):
@@ -341,15 +335,6 @@ def test_what_cannot_be_followed_is_refused(changes: dict[str, Any], message: st
         Recipe.from_dict({"fields": {**data["fields"], **changes}})
 
 
-def test_a_recipe_of_a_store_is_the_declared_one(store: Path) -> None:
-    stored, declared = open_version(store).recipe, RECIPES[store.name]
-    assert stored.to_dict() == declared.to_dict()
-    assert [field.ops for field in stored.fields.values()] == [
-        field.ops for field in declared.fields.values()
-    ]
-    assert "follow" not in str(stored.to_dict())
-
-
 @pytest.mark.parametrize(("form", "fits"), [("XYXY", True), ("XYWH", False), ("CXCYWH", False)])
 def test_boxes_that_say_their_format_are_corners(form: str, fits: bool) -> None:
     """As those of `torchvision.tv_tensors`, whose format is an enum."""
@@ -367,20 +352,21 @@ def test_boxes_that_say_their_format_are_corners(form: str, fits: bool) -> None:
 
 
 def test_boxes_are_made_anew_if_their_picture_moves_otherwise(tmp_path: Path) -> None:
-    sizes = {}
-    for size in (40, 36):
+    stores, rows = [tmp_path / "store", tmp_path / "fresh"], []
+    for size, store in ((40, stores[0]), (36, stores[0]), (36, stores[1])):
         cropped = recipe(RESIZE, {"op": "center_crop", "size": size})
-        version = build(tmp_path, cropped).version
-        assert build(tmp_path, cropped).version == version
-        fresh = tmp_path.with_name(f"{tmp_path.name}-{size}")
-        build(fresh, cropped)
-        one, other = precache.CachedDataset(tmp_path), precache.CachedDataset(fresh)
-        rows = [{str(d.keys[n]): d[n] for n in range(len(d))} for d in (one, other)]
-        for key, sample in rows[0].items():
-            for field in ("image", "boxes", "corners", "number"):
-                assert sample[field].tolist() == rows[1][key][field].tolist()
-        sizes[size] = {key: sample["boxes"].tolist() for key, sample in rows[0].items()}
-    assert sizes[40] != sizes[36]
+        version = build(store, cropped).version
+        dataset = precache.CachedDataset(store)
+        rows.append(
+            {
+                str(dataset.keys[n]): {name: part.tolist() for name, part in dataset[n].items()}
+                for n in range(len(dataset))
+            }
+        )
+    assert build(store, cropped).version == version
+    assert rows[1] == rows[2]
+    boxes = [{key: sample["boxes"] for key, sample in each.items()} for each in rows]
+    assert boxes[0] != boxes[1]
 
 
 def test_what_belongs_to_boxes_that_draw_has_their_variants(tmp_path: Path) -> None:

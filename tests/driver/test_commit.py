@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import precache
-from precache.storage.open import open_folder
-from precache.store.commit_log import read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import narrow
 from precache.store.receipts import Receipt
@@ -21,14 +17,9 @@ from precache.store.row_table import RowTable
 from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
 from tests.support.building import (
-    append_commit,
     build_here,
-    cut,
-    encoded,
-    end,
     pixels,
     remains,
-    start,
     write,
     write_jpegs,
 )
@@ -103,50 +94,3 @@ def test_a_version_says_what_it_has_and_what_made_it(tmp_path: Path) -> None:
     assert remains(tmp_path / "store") == []
     for path in Path(result.path).rglob("*"):
         assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
-
-
-# --- the log ------------------------------------------------------------------------------------
-
-
-def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
-    """Going back to an old one only commits it again."""
-    write_jpegs(tmp_path / "in", 4)
-
-    def build(recipe: precache.Recipe = RECIPE) -> Any:
-        return build_here(tmp_path / "in", tmp_path / "store", recipe)
-
-    first = build()
-    assert build().version == first.version
-    second = build(precache.Recipe.image(resize=20))
-    assert precache.open(tmp_path / "store").id == second.version
-    back = build()
-    assert (back.version, back.shards_skipped) == (first.version, first.shards)
-    write(tmp_path / "in/cat/new.jpg", encoded(cut(99)))
-    third = build()
-    (tmp_path / "in/cat/0000.jpg").unlink()
-    fourth = build()
-    log = read_log(open_folder(tmp_path / "store")).commits
-    versions = [each.version for each in (first, second, first, third, fourth)]
-    assert len({*versions}) == 4
-    assert [(c.number, c.version, c.parent) for c in log] == [
-        *zip(itertools.count(1), versions, [None, *versions[:-1]], strict=False)
-    ]
-    version = precache.open(tmp_path / "store")
-    assert len(version.keys) == 5
-    assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}
-
-
-def commit_many(store: Path, version: str, times: int) -> None:
-    for number in range(times):
-        append_commit(open_folder(store), f"{version}{number:04x}.1")
-
-
-def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
-    names = ["a" * 28, "b" * 28, "c" * 28]
-    processes = [start(commit_many, tmp_path, name, 30) for name in names]
-    assert [end(process) for process in processes] == [0, 0, 0]
-    log = read_log(open_folder(tmp_path)).commits
-    assert [commit.number for commit in log] == list(range(1, 91))
-    assert len({commit.version for commit in log}) == 90
-    for before, after in itertools.pairwise(log):
-        assert after.parent == before.version

@@ -148,20 +148,17 @@ def test_added_and_changed_rows_are_made_and_others_linked(tmp_path: Path) -> No
     assert again.rows_reused == 18
     build(rows[3:], store)
     assert_holds(store, rows[3:])
-    assert not build(rows[3:], tmp_path / "fresh").holes
-    assert_holds(tmp_path / "fresh", rows[3:])
 
 
 def test_a_killed_build_goes_on(tmp_path: Path) -> None:
     rows, fresh = [row(number) for number in range(12)], tmp_path / "fresh"
     build(rows, fresh)
     source: Any = kinds.SOURCE
-    for change in (12, 40):
-        store = tmp_path / f"killed{change}"
-        assert end(start(_build_until, change, tmp_path / "rows.pickle", source, store)) == -9
-        build(rows, store)
-        assert_holds(store, rows)
-        assert contents(store) == contents(fresh)
+    store = tmp_path / "killed"
+    assert end(start(_build_until, 40, tmp_path / "rows.pickle", source, store)) == -9
+    build(rows, store)
+    assert_holds(store, rows)
+    assert contents(store) == contents(fresh)
 
 
 def _build_until(change: int, rows: Path, source: Path, store: Path) -> None:
@@ -285,19 +282,6 @@ def test_a_dataloader_pads_as_a_loader_does(way: str, built: Path) -> None:
                     assert torch.equal(one[name], other[name])
 
 
-def test_a_subclass_gives_what_it_makes(built: Path) -> None:
-    class Shorter(precache.CachedDataset):
-        def __getitem__(self, index: Any) -> Any:
-            sample = super().__getitem__(index)
-            return {**sample, "tokens": sample["tokens"][:2]}
-
-    dataset = Shorter(built)
-    [batch, *_] = DataLoader(dataset, 5, collate_fn=dataset.collate)
-    assert batch["tokens"].shape[1] == 2
-    assert batch["tokens.length"].max() == 2
-    assert len(batch["caption"]) == 5
-
-
 @pytest.mark.parametrize(
     ("change", "result"),
     [
@@ -305,6 +289,7 @@ def test_a_subclass_gives_what_it_makes(built: Path) -> None:
         (lambda tokens, row: tokens.view(-1, 1) if row % 2 else tokens, "a batch has one"),
         (lambda tokens, row: tokens.sum(), (5,)),
         (lambda tokens, row: tokens.bfloat16(), (5, 12)),
+        (lambda tokens, row: tokens[:2], (5, 2)),
     ],
 )
 def test_rows_that_a_subclass_made_unlike_are_not_joined_byte_by_byte(
@@ -321,7 +306,11 @@ def test_rows_that_a_subclass_made_unlike_are_not_joined_byte_by_byte(
         with pytest.raises(UsageError, match=result):
             next(batches)
     else:
-        assert next(batches)["tokens"].shape == result
+        batch = next(batches)
+        assert batch["tokens"].shape == result
+        assert len(batch["caption"]) == 5
+        if result == (5, 2):
+            assert batch["tokens.length"].max() == 2
 
 
 # --- refusals -----------------------------------------------------------------------------------

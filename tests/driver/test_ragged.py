@@ -23,7 +23,7 @@ from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
 from precache.transforms import CenterCrop, RandomResizedCrop
 from tests.conftest import photo
-from tests.support.building import build_until, encoded, end, start, write
+from tests.support.building import build_until, contents, encoded, end, flip, start, write
 from tests.support.command_line import Run
 
 LONGEST = 48
@@ -161,29 +161,28 @@ def test_rows_of_one_shape_that_lose_are_read_by_a_crop_too(
             np.testing.assert_array_equal(image, rows[key]["image"])
 
 
-@pytest.mark.parametrize("options", [{"resize": 24}, {}])
-def test_a_build_says_that_rows_keep_the_shapes_of_images_that_differ(
-    options: dict[str, Any], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build(source, tmp_path / "store", Recipe.image(**options), progress=True)
-    assert "Rows of image keep the shapes of their images" in capsys.readouterr().err
-    rows = [row["image"] for row in rows_of(tmp_path / "store").values()]
-    assert len({row.shape for row in rows}) > 5
-    assert all(min(row.shape[1:]) == 24 for row in rows) or not options
+BOTH = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")}
 
 
-def test_pictures_of_the_same_shapes_are_said_in_one_line(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [(Recipe.image(resize=24), "image"), (Recipe.from_dict({"fields": BOTH}), "RGB and L")],
+)
+def test_a_build_says_in_one_line_that_rows_keep_the_shapes_of_images_that_differ(
+    made: Recipe, names: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fields = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")}
-    build(source, tmp_path / "store", Recipe.from_dict({"fields": fields}), progress=True)
-    assert "Rows of RGB and L keep the shapes of their images" in capsys.readouterr().err
+    build(source, tmp_path / "store", made, progress=True)
+    assert f"Rows of {names} keep the shapes of their images" in capsys.readouterr().err
+    for name in made.fields:
+        rows = [row[name] for row in rows_of(tmp_path / "store").values()]
+        assert len({row.shape for row in rows}) > 5
+        assert all(min(row.shape[1:]) == 24 for row in rows) or name != "image"
 
 
 def test_rows_of_a_shard_follow_from_the_recipe_and_not_from_the_images(tmp_path: Path) -> None:
     counts = set()
     for name, size in (("small", 10), ("large", 100)):
-        for number in range(40):
+        for number in range(12):
             write_photo(tmp_path / name / f"{number}.png", number, size, size + number)
         shrunk = Recipe.image(max_size=LONGEST)
         build(tmp_path / name, tmp_path / f"{name}.store", shrunk, shard_samples=None)
@@ -263,36 +262,36 @@ def test_a_worker_process_and_a_build_that_was_ended_make_the_same_bytes(
 # --- damage -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_damage_is_named_by_key_and_repaired_by_the_build(
-    codec: str, store: Path, source: Path
-) -> None:
-    lost, shard, last = (Path(precache.open(store).path, codec, "c", n) for n in "012")
-    before = shard.read_bytes()
-    damaged = bytearray(before)
-    damaged[len(damaged) // 4] ^= 32
-    shard.write_bytes(damaged)
-    [damage] = precache.verify(store).damage
-    assert len(damage.keys) == 1
-    with pytest.raises(DamageError, match=f"{codec}/c/1 is damaged at row"):
-        rows_of(store)
-    crop = RandomResizedCrop(16, fields={codec: "bilinear"})
-    with (
-        pytest.raises(DamageError, match=f"{codec}/c/1 is damaged at row"),
-        precache.Loader(store, 4, transform=crop, fields=[codec], device="cpu") as loader,
-    ):
-        list(loader)
+def test_damage_is_named_by_key_and_repaired_by_the_build(store: Path, source: Path) -> None:
+    folder = Path(precache.open(store).path)
+    before = contents(folder)
+    for codec in CODECS:
+        flip(folder / codec / "c/1", 0.25, 32)
+    found = [(each.shard, len(each.keys)) for each in precache.verify(store).damage]
+    assert sorted(found) == [(f"{codec}/c/1", 1) for codec in sorted(CODECS)]
+    for codec in CODECS:
+        named = pytest.raises(DamageError, match=f"{codec}/c/1 is damaged at row")
+        with named:
+            list(precache.CachedDataset(store, fields=[codec]))
+        crop = RandomResizedCrop(16, fields={codec: "bilinear"})
+        with (
+            named,
+            precache.Loader(store, 4, transform=crop, fields=[codec], device="cpu") as loader,
+        ):
+            list(loader)
     build(source, store, verify=True)
-    assert shard.read_bytes() == before
-    first, other = lost.read_bytes(), last.read_bytes()
-    lost.write_bytes(other)
-    last.write_bytes(first)
-    with pytest.raises(DamageError):
-        rows_of(store)
-    last.write_bytes(other)
-    lost.unlink()
+    assert contents(folder) == before
+    for codec in CODECS:
+        lost, last = (folder / codec / "c" / number for number in "02")
+        data = last.read_bytes()
+        last.write_bytes(lost.read_bytes())
+        lost.write_bytes(data)
+        with pytest.raises(DamageError):
+            list(precache.CachedDataset(store, fields=[codec]))
+        last.write_bytes(data)
+        lost.unlink()
     build(source, store)
-    assert lost.read_bytes() == first
+    assert contents(folder) == before
     assert precache.verify(store).ok
 
 

@@ -15,7 +15,6 @@ import zarr
 import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
-from precache.recipe.recipe import draws_in_words
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import read_log, recordable_source
 from precache_workers.driver.commit import commit
@@ -375,10 +374,3 @@ def test_a_mask_that_is_added_after_a_refresh_has_the_draws_of_its_image(
     with precache.Loader(store, 8, shuffle=False, device="cpu") as loader:
         for batch in (*loader, *loader):
             assert torch.equal(batch["image"][:, 0] > 0, batch["mask"].reshape(8, 24, 24) > 0)
-
-
-def test_fields_of_other_variants_are_said_to_draw_apart() -> None:
-    flip = [{"op": "decode"}, {"op": "horizontal_flip"}]
-    fields = {"image": {"ops": flip, "variants": 2}, "mask": {"ops": flip, "variants": 4}}
-    [line] = draws_in_words(precache.Recipe.from_dict({"fields": fields}))
-    assert "image variants 0 to 1, 2: horizontal_flip; mask variants 0 to 3, 2:" in line
