@@ -125,10 +125,12 @@ def fractional_corners() -> Scenes:
     return _Changed(divided)
 
 
+def some_fractions() -> Scenes:
+    return _Changed(lambda number, _: {"boxes": [[0.2, 0.2, 0.9, 0.9]]} if number == 11 else {})
+
+
 def reaching_outside() -> Scenes:
     def larger(number: int, sample: dict[str, Any]) -> dict[str, Any]:
-        if number == 7:
-            return {"boxes": [[0.2, 0.2, 0.9, 0.9]], "corners": [[[0.2, 0.2, 1], [0.9, 0.9, 1]]]}
         corners = [[[1, 1, 1], [150, 20, 1]]]
         return {"boxes": [[1, 1, 150, 20]], "corners": corners} if number == 8 else {}
 
@@ -297,10 +299,11 @@ def test_what_is_odd_about_boxes_is_said_and_entries_are_not_taken_for_those_tha
     tried = r"{}: 1 of \d+ samples tried have {} that reach outside .*: 8 has .* in \d+ x \d+ px"
     assert re.search(tried.format("boxes", "boxes"), caplog.text)
     assert re.search(tried.format("corners", "keypoints"), caplog.text)
-    fractions = r"boxes: 1 of \d+ samples tried have boxes of 0 to 1, as fractions are: 7 has"
-    assert re.search(fractions, caplog.text)
     assert "number are as many as those of boxes" in caplog.text
     assert 'if entry i belongs to box i, state of = "boxes"' in caplog.text
+    build(tmp_path / "some", RECIPES["resized"], f"python:{__name__}:some_fractions")
+    fractions = r"boxes: 1 of \d+ samples tried have boxes of 0 to 1, as fractions are: 11 has"
+    assert re.search(fractions, caplog.text)
     for of in (None, "boxes"):
         build(tmp_path / "store", recipe(crop, number={"of": of}))
     dataset = precache.CachedDataset(tmp_path / "store")
