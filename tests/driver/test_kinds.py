@@ -87,7 +87,7 @@ def assert_holds(store: Path, rows: list[dict[str, Any]]) -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 floats = st.floats(width=32, allow_nan=True)
-boxes = st.tuples(*[st.integers(0, 99)] * 2, *[st.integers(1, 40)] * 2).map(
+boxes = st.tuples(*[st.integers(0, 99)] * 2, *[st.integers(2, 40)] * 2).map(
     lambda box: [box[0], box[1], box[0] + box[2] / 2, box[1] + box[3]]
 )
 """Boxes inside the pictures of `row`."""
