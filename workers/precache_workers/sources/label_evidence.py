@@ -174,6 +174,14 @@ def _joins(texts: Collection[str], mark: str) -> bool:
     return recurring >= least
 
 
+def _notes_of_words(texts: Collection[str]) -> list[str]:
+    """Return the line about labels of several words that recur, as of names or of classes."""
+    counts = Counter(word for text in texts for word in {*text.split(" ")})
+    some = [t for t in texts if " " in t and any(counts[word] > 1 for word in t.split(" "))]
+    several = "--label-separator ' ': each word is a class"
+    return [f"Labels such as {quoted(sorted(some))} are one class each ({several})"] if some else []
+
+
 # --- the reading --------------------------------------------------------------------------------
 
 
@@ -285,6 +293,8 @@ def _read(column: Column) -> Read:
     if kind == "names":
         mark = _mark(column.given)
         unclear = _first(_unclear_names(column, mark))
+        notes = () if mark else _notes_of_words(column.given)
+        column = replace(column, notes=(*column.notes, *notes))
         return column, unclear and unclear._replace(mark=mark)
     return _numeric(column, kind)
 
