@@ -157,7 +157,7 @@ def try_one(pair: Pair, seed: int, *, misplaced: bool, mends: bool) -> tuple[str
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), misplaced=st.booleans(), mends=st.booleans())
 def test_whatever_is_changed_is_found_named_and_mended(
     pair: Pair, seed: int, misplaced: bool, mends: bool

@@ -270,7 +270,7 @@ class TargetDataset(Dataset):
 
     def __init__(self, root: Path, draw: random.Random) -> None:
         super().__init__(root, draw)
-        self.as_text = draw.random() < 0.5
+        self.as_text = draw.random() < 0.5 and "PRECACHE_OTHER_TREE" not in os.environ
 
     def label_of(self, name: str, label: str) -> str | int | None:
         return label
