@@ -166,6 +166,7 @@ def _detect_rank() -> tuple[int, int]:
     rank, size = _reading(TORCH)
     is_given = rank is not None and size is not None
     if rank is not None and size is not None and ELASTIC in os.environ:
+        _warn_of_jobs_side_by_side(size)
         return rank, size  # inside whatever started torchrun
     readings = dict[Launcher, Reading]()
     for launcher in LAUNCHERS:
@@ -346,17 +347,38 @@ def _require_parent_alone() -> None:
             + (WAY_OUT if info is None else OUTSIDE)
         )
     if info is not None and info.id == 0:
-        _warn_of_spawned_worker()
+        _warn(
+            "a loader in a worker of a DataLoader that is spawned reads as rank 0 of 1, and does "
+            "not know whether its process is one of several ranks, which would then all read all "
+            f"rows; with several, {OUTSIDE}"
+        )
+
+
+def _warn_of_jobs_side_by_side(size: int) -> None:
+    """Log it if this torchrun shares its ranks with no other, and is one of several processes.
+
+    These may be runs of a sweep, or were meant as ranks of one job.
+    """
+    if _number(TORCH.local_size) not in (None, size):
+        return  # there are other agents
+    for launcher in LAUNCHERS:
+        with contextlib.suppress(UsageError):
+            rank, count = _reading(launcher)
+            if launcher.rank != TORCH.rank and (rank or (count or 1) > 1):
+                names = [name for name in astuple(launcher)[:2] + STEP_TASKS if name in os.environ]
+                values = ", ".join(f"{name}={os.environ[name]!r}" for name in names)
+                _warn(
+                    f"torchrun says that this is one of WORLD_SIZE={str(size)!r} ranks, in one of "
+                    f"several processes ({values}): each torchrun reads all rows, as runs of a "
+                    "sweep do; to train one model, start torchrun with --nnodes, or the script "
+                    "without torchrun"
+                )
+                return
 
 
 @functools.cache
-def _warn_of_spawned_worker() -> None:
-    log.warning(
-        "a loader in a worker of a DataLoader that is spawned reads as rank 0 of 1, and does not "
-        "know whether its process is one of several ranks, which would then all read all rows; "
-        "with several, %s",
-        OUTSIDE,
-    )
+def _warn(text: str) -> None:
+    log.warning("%s", text)
 
 
 OUTSIDE = (

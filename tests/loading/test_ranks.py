@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 
 import precache
 from precache.errors import UsageError
+from precache.loading import ranks
 from precache.loading.options import find_device
 from precache.loading.ranks import VARIABLES, find_local_rank, find_local_size, find_rank
 from tests.conftest import BuiltStore
@@ -197,6 +199,35 @@ def test_variables_that_do_not_tell_the_rank_are_refused(
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(size))
         assert find_rank() == (rank, size)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ("PMI_RANK=2 PMI_SIZE=4", "PMI_RANK='2', PMI_SIZE='4'"),
+        ("LOCAL_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", "OMPI.*SIZE='2'"),
+        ("PMIX_RANK=3", "PMIX_RANK='3'"),
+        ("SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=8", "SLURM_PROCID='0', SLURM_NTASKS='8'"),
+        ("WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=4", "WORLD_SIZE='2' .*PMI_RANK='1'"),
+        ("WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 PMI_RANK=0 PMI_SIZE=2", ""),
+        ("PMI_RANK=0 PMI_SIZE=1", ""),
+        ("PMI_RANK=9 PMI_SIZE=4", ""),
+        (f"{JOB} SLURM_NTASKS=8", ""),
+        ("", ""),
+    ],
+)
+def test_torchrun_alone_in_each_of_several_processes_is_said_once(
+    variables: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    launch(monkeypatch, _variables(f"{TORCHRUN.format(0, 1)} {variables}"))
+    ranks._warn.cache_clear()
+    assert find_rank()[0] == find_rank()[0] == 0
+    assert len(caplog.messages) == bool(said)
+    if said:
+        assert re.search(f"{said}.*each torchrun reads all rows", caplog.text)
 
 
 @pytest.fixture
