@@ -332,6 +332,9 @@ class CachedDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.__opened.reader.valid)
 
+    def __repr__(self) -> str:
+        return f"<precache dataset, {len(self)} samples: {self.version!r}>"
+
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return field -> tensor of one row without a batch axis, and `row` (int64).
 

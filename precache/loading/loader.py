@@ -234,6 +234,10 @@ class Loader(Loop):
         """Batches of an epoch."""
         return self.order.batches()
 
+    def __repr__(self) -> str:
+        size, ranks = self._options.batch_size, f"rank {self.rank} of {self.world_size}"
+        return f"<precache loader, {len(self)} batches of {size}, {ranks}: {self.version!r}>"
+
     def keys(self, rows: torch.Tensor | np.ndarray | Iterable[int]) -> list[str]:
         """Keys of the given row numbers, such as ``batch["row"]``.
 

@@ -166,6 +166,9 @@ class Mixture(Loop):
         """Batches of an epoch, the same on every rank and in each epoch."""
         return len(self._schedule)
 
+    def __repr__(self) -> str:
+        return f"<precache mixture, {len(self)} batches: {', '.join(map(repr, self.loaders))}>"
+
     def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
         steps = zip(
             *(column[place:].tolist() for column in self._schedule.epoch(epoch)), strict=True

@@ -39,6 +39,7 @@ def test_every_valid_row_is_a_sample_in_row_order(store: BuiltStore) -> None:
     dataset, version = precache.CachedDataset(store.path), store.open()
     rows, expected = np.flatnonzero(version.valid), store.rows()
     assert (len(dataset), version.rows) == (21, 23)
+    assert repr(dataset) == f"<precache dataset, 21 samples: {version!r}>"
     assert list(dataset.keys) == [version.keys[row] for row in rows]
     samples: list[dict[str, torch.Tensor]] = list(dataset)  # type: ignore[call-overload]
     assert [int(sample["row"]) for sample in samples] == rows.tolist()

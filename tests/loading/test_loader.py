@@ -76,6 +76,7 @@ def test_every_valid_row_comes_once_with_its_own_pixels_and_label(
             assert list(batch) == ["image", "label", "row"]
     assert sorted(seen) == _valid(image_store)
     assert (seen == sorted(seen)) == (shuffle is False)
+    assert repr(loader) == f"<precache loader, 3 batches of 7, rank 0 of 1: {version!r}>"
 
 
 # --- orders -------------------------------------------------------------------------------------

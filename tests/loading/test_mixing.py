@@ -65,6 +65,8 @@ def test_by_default_every_row_of_every_store_comes_once(pair: list[BuiltStore]) 
     pixels = [store.rows() for store in pair]
     with _mix(pair) as mixture:
         assert len(mixture) == 6 + 10
+        named = f"<precache mixture, 16 batches: {', '.join(map(repr, mixture.loaders))}>"
+        assert repr(mixture) == named
         for batch in mixture:
             expected = pixels[batch["source"]][batch["row"].numpy()]
             assert (batch["image"].numpy() == expected).all()
