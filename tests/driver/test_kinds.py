@@ -220,10 +220,12 @@ def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
     rows[8]["caption"] = "\ud800"
     del rows[9]["tokens"]
     rows[10]["tokens"], rows[11]["tokens"] = 7, np.array([5, -6], ">i8")
-    result = build(rows, tmp_path / "store", max_failures=6)
+    rows[4]["image"] = b""
+    result = build(rows, tmp_path / "store", max_failures=7)
     reasons = dict(result.holes)
-    assert {key: reasons[f"row {key}"] for key in (3, 5, 7, 8, 9, 10)} == {
+    assert {key: reasons[f"row {key}"] for key in (3, 4, 5, 7, 8, 9, 10)} == {
         3: "its caption: it is None, and its field is of kind text",
+        4: "its image: the file is empty",
         5: "its tokens: it is the list [[1, 2], [3]], and no array of one dtype",
         7: "its boxes: it is the text 'none', and no array or list of numbers",
         8: reasons["row 8"],
@@ -235,7 +237,7 @@ def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
     assert "no text of valid Unicode" in reasons["row 8"]
     assert "it has no 'tokens'" in reasons["row 9"]
     assert_holds(
-        tmp_path / "store", [r for n, r in enumerate(rows) if n not in (3, 5, 7, 8, 9, 10)]
+        tmp_path / "store", [r for n, r in enumerate(rows) if n not in (3, 4, 5, 7, 8, 9, 10)]
     )
 
 
@@ -369,7 +371,7 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ],
         ({"kind": "ragged"}, [[]] * 6, "all rows of value that were tried are empty.*to_dtype"),
         ({"kind": "ragged"}, [[], "a", []], r"unknown \(others failed: 1: .*the text 'a'"),
-        ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), and .* are ragged int64 \(n,\)"),
+        ({"kind": "ragged"}, [[1], [[2]], [1]], r"int64 \(1, 1\), .* int64 \(n,\); let .* first"),
     ],
 )
 def test_rows_that_are_no_such_kind_are_refused(

@@ -121,7 +121,8 @@ class FieldRecipe:
                 return self.row(self.apply(self.input(sample), 0, None, key))
             return self._from_common(sample, lambda: self.input(sample), 0, key)
         except SampleError as error:
-            named = f"its {field_of(self.name)}" if self._field.kind else ""
+            of_several = self._field.kind or len(sample.inputs) > 1
+            named = f"its {field_of(self.name)}" if of_several else ""
             if where := sample.files.get(self.part(sample), named):
                 raise SampleError(f"{where}: {error}") from None
             raise

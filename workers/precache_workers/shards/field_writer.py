@@ -95,6 +95,8 @@ def fault_of(row: np.ndarray, name: str, field: Field, shape: RowShape) -> str:
     way = "bring all to one shape and type, by a function in its ops, or in the dataset"
     if by_length:
         way = "bring all to one dtype by to_dtype in its ops, or in the dataset"
+        if row.dtype.name == shape.dtype:
+            way = "let only the first axis differ, by a function in its ops, or in the dataset"
     elif row.ndim and RowShape(shape.shape, shape.dtype, ragged=True).admits(row, by_length=True):
         way += '; or give the field kind = "ragged", if rows are to differ in length'
     if shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
