@@ -115,16 +115,23 @@ def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
     return Preview(shown, f"values {', '.join(map(str, values[:SHOWN_CLASSES]))}{more}")
 
 
-def outline(boxes: np.ndarray, image: np.ndarray) -> Preview:
-    """Draw boxes (n, 4) into an image (C, H, W) uint8, thick enough for `LINES_SIDE`."""
+def outline(kind: str, entries: np.ndarray, image: np.ndarray) -> Preview:
+    """Draw boxes (n, 4), or keypoints (n, …, 2 or more) as squares, into an image (C, H, W) uint8.
+
+    Lines are thick enough for `LINES_SIDE`.
+    """
     pixels = _coloured(image).copy()
     thick = -(-max(pixels.shape[:2]) // LINES_SIDE)
+    boxes = entries
+    if kind == "keypoints":
+        points = np.floor(entries.reshape(-1, entries.shape[-1])[:, :2])
+        boxes = np.hstack([points - thick // 2, points + thick // 2 + 1])
     for left, top, right, bottom in boxes.round().astype(int).tolist():
         box = pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
         inside = box[thick:-thick, thick:-thick].copy()
         box[:] = 255, 0, 0
         box[thick:-thick, thick:-thick] = inside
-    return Preview(pixels, f"{len(boxes)} boxes")
+    return Preview(pixels, f"{len(entries)} {kind}")
 
 
 def _coloured(image: np.ndarray) -> np.ndarray:

@@ -110,7 +110,7 @@ class Cards:
     def _overlays(
         self, key: str, arrays: Mapping[str, np.ndarray], side: int | None
     ) -> Iterator[Picture]:
-        """Yield masks of epoch 0 over the first picture of their size, and boxes over theirs."""
+        """Yield masks of epoch 0 over the first picture of their size, and entries over theirs."""
         version, rows, masks = self._catalogue.version, dict[str, np.ndarray](), list[str]()
         for name, field in version.recipe.fields.items():
             row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
@@ -123,10 +123,12 @@ class Cards:
                 shown = overlay(rows[mask], rows[name])
                 yield _picture(f"{mask} over {name}", f"{mask} over {name} of {key}", shown, side)
         for name, field in version.recipe.fields.items():
-            boxes, picture = arrays.get(version.array_at(name, 0)), rows.get(field.of or "")
-            if field.kind == "boxes" and boxes is not None and picture is not None:
-                title = f"{name} over {field.of}"
-                yield _picture(title, f"{title} of {key}", outline(boxes, picture), side)
+            entries, follow = arrays.get(version.array_at(name, 0)), field.follow
+            if entries is None or follow is None or field.kind not in ("boxes", "keypoints"):
+                continue
+            if (picture := rows.get(of := follow.names[-1])) is not None:
+                shown = outline(field.kind, entries, picture)
+                yield _picture(f"{name} over {of}", f"{name} over {of} of {key}", shown, side)
 
 
 def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:

@@ -226,7 +226,7 @@ def test_a_missing_part_is_one_hole(tmp_path: Path) -> None:
     assert {key: reasons[f"row {key}"] for key in (3, 4, 5, 7, 8, 9, 10)} == {
         3: "its caption: it is None, and its field is of kind text",
         4: "its image: the file is empty",
-        5: "its tokens: it is the list [[1, 2], [3]], and no array of one dtype",
+        5: "its tokens: it is the list [[1, 2], [3]], and no array of one dtype and shape",
         7: "its boxes: it is the text 'none', and no array or list of numbers",
         8: reasons["row 8"],
         9: reasons["row 9"],
@@ -359,6 +359,11 @@ def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
         ),
         ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
         ({}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        *[
+            (field, [[b"a", b"b"]] * 6, r"bytes \(1 B\), .*: give each of several images")
+            for field in ({}, {"kind": "ragged"}, {"ops": [{"op": "decode"}]})
+        ],
+        ({}, [[np.ones(2), np.ones(3)]] * 6, "and no array of one dtype and shape"),
         ({}, [[2**63, -1]] * 6, "a list with 9223372036854775808, which no int64 holds"),
         (
             {"kind": "ragged"},

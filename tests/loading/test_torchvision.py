@@ -55,8 +55,9 @@ class Squares:
             mask[y : y + size, x : x + size] = 1 + category
             boxes.append([x, y, x + size, y + size])
             categories.append(category)
-        image, mask = (encoded(Image.fromarray(array), "PNG") for array in (pixels, mask))
-        return {"image": image, "mask": mask, "boxes": boxes, "category": categories, "label": 0}
+        files = [encoded(Image.fromarray(array), "PNG") for array in (pixels, mask)]
+        parts = {"boxes": boxes, "category": categories, "label": 0}
+        return {"image": files[0], "mask": files[1], **parts}
 
 
 class Transformed(Dataset[dict[str, Any]]):
@@ -76,7 +77,7 @@ class Transformed(Dataset[dict[str, Any]]):
         height, width = (torch.tensor([float(side)]) for side in size)
         part = CROP.boxes(height, width, draw.inside(0))[0].long().tolist()
         corners = torch.tensor(sample["boxes"], dtype=torch.float32).reshape(-1, 4)
-        boxes = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+        boxes = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
         # Of a `Mask`, torchvision takes `NEAREST`, which lies up to half a pixel beside the image.
         how = torchvision.transforms.InterpolationMode.NEAREST_EXACT
         moved = [

@@ -366,7 +366,7 @@ def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:
     recipe = precache.Recipe(fields={"image": FIELDS["png"]})
     source = write_tar(tmp_path / "a.tar", members)
     result = build(source, tmp_path / "store", recipe, sample_name="first-dot")
-    assert result.holes == [("a.tar/3.seg.png", "has no 'png'; it has 'seg.png'")]
+    assert result.holes == [("a.tar/3.seg.png", "its image: has no 'png'; it has 'seg.png'")]
 
 
 # --- compressed ---------------------------------------------------------------------------------

@@ -469,7 +469,7 @@ class Boxed:
         return {"image": photo, "boxes": boxes, "corners": corners, "label": None}
 
 
-def test_boxes_are_drawn_over_their_images(tmp_path: Path) -> None:
+def test_boxes_and_keypoints_are_drawn_over_their_images(tmp_path: Path) -> None:
     corners = {"kind": "keypoints", "of": "boxes"}
     fields = {"image": {"ops": [{"op": "decode"}]}, "boxes": {"kind": "boxes"}, "corners": corners}
     recipe = precache.Recipe.from_dict({"fields": fields})
@@ -478,13 +478,16 @@ def test_boxes_are_drawn_over_their_images(tmp_path: Path) -> None:
     with served(str(tmp_path)) as server:
         for row, key in enumerate(dataset.keys):
             read = page(server, f"row/{row}")
-            assert not any("corners" in title for title in read.pictures)
             wanted = dataset[row]["image"].permute(1, 2, 0).numpy().copy()
+            points = wanted.copy()
             for x1, y1, x2, y2 in Boxed.boxes[int(key)]:
                 box = wanted[y1:y2, x1:x2]
                 inner = box[5:-5, 5:-5].copy()
                 box[:] = 255, 0, 0
                 box[5:-5, 5:-5] = inner
+                for x, y in ((x1, y1), (x2, y2), (x2, y1)):
+                    points[max(0, y - 2) : y + 3, max(0, x - 2) : x + 3] = 255, 0, 0
+            assert np.array_equal(image(read.pictures[f"corners over image of {key}"]), points)
             assert np.array_equal(image(read.pictures[f"boxes over image of {key}"]), wanted)
         small = image(page(server).pictures["boxes over image of 0"])
         assert (small == [255, 0, 0]).all(2).sum() > 60

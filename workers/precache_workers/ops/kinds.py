@@ -53,10 +53,7 @@ def _numbers(value: Any) -> np.ndarray:
     Lists of arrays have that of the arrays.
     """
     require_exact(value)
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        raise SampleError(f"it is {described(value)}, and no array of one dtype") from None
+    array = np.asarray(value)
     if array.dtype.kind not in "biuf" or not array.ndim:
         way = '; of one number for each sample, state ops = [] and codec = "zstd", and no kind'
         raise SampleError(
@@ -73,15 +70,25 @@ def _numbers(value: Any) -> np.ndarray:
 def require_exact(value: Any) -> None:
     """Raise `SampleError` for values that NumPy would change while it makes an array of them.
 
-    These are masked ones, which would lose their mask, and whole numbers of a list that no int64
-    holds, which would become floats.
+    These are masked ones, which would lose their mask, whole numbers of a list that no int64
+    holds, which would become floats, and lists of which it makes no array.
     """
     if np.ma.is_masked(value):
         raise SampleError("it has masked values, and a row has no mask: fill them in the dataset")
     if not isinstance(value, list | tuple):
         return
-    with contextlib.suppress(TypeError, ValueError):  # it is no array, which others refuse
+    if value and isinstance(value[0], bytes):
+        raise SampleError(
+            f"it is {described(value)}: give each of several images a part and a field of its own, "
+            "or decode them to one height and width in the dataset"
+        )
+    try:
         array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise SampleError(
+            f"it is {described(value)}, and no array of one dtype and shape"
+        ) from None
+    with contextlib.suppress(TypeError, ValueError):  # values of no order, which others refuse
         if array.dtype.kind in "fuO" and (np.abs(array) >= 2.0**63).any():
             whole = (number for number in np.array(value, object).flat if isinstance(number, int))
             beyond = next((n for n in whole if not -(2**63) <= n < 2**63), None)
