@@ -1,8 +1,8 @@
 """Train a ResNet as on ImageNet, in one process or under torchrun, and resume within an epoch.
 
-The photos are stored a little larger than the network takes them, and cropped on the device::
+The photos are stored whole, and cropped at random as they are read::
 
-    precache build train/ train.store --resize 256 --crop 256
+    precache build train/ train.store --max-size 500
     precache build val/ val.store --resize 256 --crop 224 --classes train.store
     torchrun --nproc-per-node 8 imagenet.py train.store --val val.store
 
@@ -35,8 +35,7 @@ def normalize(version: precache.Version) -> Normalize:
 
 
 def augment(version: precache.Version, crop: int) -> Compose:
-    """Return what is done to each uint8 batch on the device."""
-    return Compose([RandomResizedCrop(crop, (0.25, 1)), HorizontalFlip(), normalize(version)])
+    return Compose([RandomResizedCrop(crop), HorizontalFlip(), normalize(version)])
 
 
 def train_step(

@@ -122,8 +122,10 @@ class RaggedReader(ArrayReader):
         if blended and self._crop_together(rows, windows, out):
             return
         jpeg = self.array.decoder.jpeg
-        # Fresh memory for each image would have to be zeroed, and come from beyond the caches.
-        room = np.empty(self.shapes[rows].prod(axis=1).max(initial=0) if jpeg else 0, np.uint8)
+        # Fresh memory for each image would have to be zeroed, and come from beyond the caches; a
+        # shape may be forged.
+        largest = min(MAX_EXPANDED, int(self.shapes[rows].prod(axis=1).max(initial=0)))
+        room = np.empty(largest if jpeg else 0, np.uint8)
         with contextlib.closing(self.rows(rows, room)) as images:
             for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
                 part = slice(number, number + 1)

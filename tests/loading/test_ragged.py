@@ -32,7 +32,7 @@ from precache.transforms import (
 from precache.viewer.search import Catalogue
 from tests.conftest import photo
 from tests.support.building import encoded, flip, write
-from tests.support.forging import forge_head
+from tests.support.forging import forge_head, forge_shape, little_memory
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
 
@@ -206,6 +206,16 @@ def test_a_chunk_is_checked_and_damage_is_named(
     store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
     harm(Path(precache.open(store).path))
     with pytest.raises(DamageError, match=f"image/c/{shard} is damaged at row"):
+        batches(store, RandomResizedCrop(24))
+
+
+@pytest.mark.parametrize("codec", ["raw", "raw420", "image", "jpeg"])
+def test_a_forged_shape_is_damage_and_takes_no_memory(
+    codec: str, ragged: dict[str, Path], tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
+    forge_shape(Path(precache.open(store).path), "image", 3, (3, 30_000, 30_000))
+    with little_memory(), pytest.raises(DamageError, match="image/c/0 is damaged at row"):
         batches(store, RandomResizedCrop(24))
 
 

@@ -125,9 +125,12 @@ def test_all_ranks_together_see_each_sample_once_and_one_process_resumes_with_wh
 
 
 @pytest.mark.heavy
-def test_imagenet_learns_and_validates(store: Path, tmp_path: Path) -> None:
+def test_imagenet_learns_from_whole_photos_and_validates(
+    photos: Path, store: Path, tmp_path: Path, make_store: Callable[..., BuiltStore]
+) -> None:
+    whole = make_store(photos, precache.Recipe.image(max_size=90), shard_samples=8).path
     printed = run(
-        tmp_path, "imagenet.py", store, *RESNET, "--val", store, "--epochs", 10, "--lr", 0.1
+        tmp_path, "imagenet.py", whole, *RESNET, "--val", store, "--epochs", 10, "--lr", 0.1
     )
     assert_learns(printed)
     assert printed.count("accuracy") == 10

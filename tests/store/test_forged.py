@@ -6,9 +6,8 @@ import contextlib
 import io
 import json
 import re
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import DamageError, PrecacheError, StoreError
 from tests.support.building import build_here, write, write_jpegs
-from tests.support.forging import settle
+from tests.support.forging import little_memory, settle
 from tests.support.mutations import places, small_names
 
 RECIPE = precache.Recipe.image(resize=8, crop=8)
@@ -114,22 +113,6 @@ def forge_rows(store: Path, rows: int, per_shard: int = 4) -> None:
     for name in ("image", "label", "valid", "key"):
         edit(version / name / "zarr.json", array)
     settle(version)
-
-
-MEMORY = 1 << 30
-"""Bytes of memory that reading a store of a few kilobytes may ask for."""
-
-
-@contextlib.contextmanager
-def little_memory() -> Iterator[None]:
-    """What asks for more than `MEMORY` at once ends in a `MemoryError`."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def read_all(store: Path) -> None:

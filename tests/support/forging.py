@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from precache.store.layout import decode_index
 from precache.store.tree import Leaf, seal_of, spare_objects
 
 _SMALL = ("label", "valid", "key", "rows", "holes", "shards", "_checks", "_sums")
+
+MEMORY = 1 << 30
+"""Bytes of memory that reading a store of a few kilobytes may ask for."""
 
 _DIGEST = re.compile(rb'("digest": ")[0-9a-f]{32}')
 
@@ -70,3 +76,22 @@ def forge_head(version: Path, name: str, head: bytes) -> None:
     leaves[0] = [len(data), digest >> 64, digest & 2**64 - 1]
     path.write_bytes(data)
     settle(version)
+
+
+def forge_shape(version: Path, name: str, row: int, shape: tuple[int, ...]) -> None:
+    """State another shape of a row of a ragged array."""
+    shapes: Any = zarr.open_array(version / f"{name}.shape", mode="r+")
+    shapes[row] = shape
+    settle(version)
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """What asks for more than `MEMORY` ends in a `MemoryError`."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
