@@ -455,7 +455,7 @@ def test_pages_are_fine_in_a_browser(
 
 
 class Boxed:
-    """Photos with boxes, and the corners of these."""
+    """Photos with boxes, and the corners of these, and a point far away."""
 
     boxes = ([[20, 30, 90, 120], [3, 0, 5, 149]], [[100, 50, 200, 150]], [])
 
@@ -464,7 +464,7 @@ class Boxed:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         boxes = self.boxes[number]
-        corners = [[[x1, y1], [x2, y2], [x2, y1]] for x1, y1, x2, y2 in boxes]
+        corners = [[[x1, y1], [x2, y2], [x2, y1], [1e30, -1e30]] for x1, y1, x2, y2 in boxes]
         photo = encoded(cut(number, (200, 150)), "PNG")
         return {"image": photo, "boxes": boxes, "corners": corners, "label": None}
 
