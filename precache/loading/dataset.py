@@ -358,7 +358,9 @@ class CachedDataset(Dataset[Batch]):
             return self.__read(_indices(index, len(self))).batch
         number = _number(index)
         row = _at_hand.rows.pop((id(self), self.__epoch, number), None)
-        return dict(self.__read([number])[0] if row is None else row)
+        row = self.__read([number])[0] if row is None else row
+        reader = self.__opened.reader
+        return row if reader.ragged or reader.sequences else dict(row)
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """Return the samples at `indices`, with their rows read together."""

@@ -16,7 +16,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 import precache
 from precache.errors import BuildError, RecipeError, SourceError, UsageError
@@ -269,11 +269,19 @@ def test_the_viewer_and_info_show_kinds_texts_and_lengths(built: Path) -> None:
 # --- batches of a DataLoader --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["default", "collate", "workers"])
+class Changing(precache.CachedDataset):
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        sample["row"] = sample["row"] + 0
+        return sample
+
+
+@pytest.mark.parametrize("way", ["default", "collate", "workers", "joined", "changed"])
 def test_a_dataloader_pads_as_a_loader_does(way: str, built: Path) -> None:
-    dataset = precache.CachedDataset(built)
+    dataset: Any = (Changing if way == "changed" else precache.CachedDataset)(built)
     options = {"collate_fn": dataset.collate} if way == "collate" else {}
-    batches = DataLoader(dataset, 5, num_workers=2 * (way == "workers"), **options)  # type: ignore[arg-type]
+    source = ConcatDataset([dataset]) if way == "joined" else dataset
+    batches = DataLoader(source, 5, num_workers=2 * (way == "workers"), **options)
     with precache.Loader(built, 5, shuffle=False, device="cpu") as loader:
         for one, other in zip(batches, loader, strict=True):
             assert one.keys() == other.keys()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import zarr
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 import precache
 from precache.codecs.jpeg import decode_jpeg, encode_jpeg
@@ -317,8 +317,9 @@ def test_a_data_loader_takes_rows_one_by_one_and_says_so_where_it_stacks(built: 
     assert [row.shape for row in several["image"]] == [dataset[n]["image"].shape for n in (3, 4, 5)]
     loader: Any = DataLoader(dataset, batch_size=4, collate_fn=list)
     assert sum(len(batch) for batch in loader) == len(dataset)
-    with pytest.raises(UsageError, match="collate_fn"):
-        next(iter(DataLoader(dataset, batch_size=4)))
+    for source in (dataset, ConcatDataset([dataset])):
+        with pytest.raises(UsageError, match="collate_fn"):
+            next(iter(DataLoader(source, batch_size=4)))
 
     class Cropped(precache.CachedDataset):
         def __getitem__(self, index: int) -> torch.Tensor:
