@@ -143,7 +143,7 @@ def aligned(rows: Iterable[tuple[str, str]], width: int = 0) -> Iterator[str]:
 
 
 class Table(NamedTuple):
-    """Rows of text below headings, for a terminal, for a page (``parts.html``), and for JSON.
+    """Rows of text below headings, for a terminal and for a page (``parts.html``).
 
     Attributes
     ----------
@@ -181,11 +181,6 @@ class Table(NamedTuple):
                 text.ljust(width) if self.is_text(column) else text.rjust(width)
                 for column, (text, width) in cells
             ).rstrip()
-
-    def to_dict(self) -> list[dict[str, str]]:
-        """Return each row by heading, for JSON."""
-        names = [heading.replace("\n", " ") for heading in self.headings]
-        return [dict(zip(names, row, strict=True)) for row in self.rows]
 
 
 def first_ones(items: Sequence[str], separator: str = ", ") -> str:

@@ -410,7 +410,8 @@ def doctor(
     """Measure a random part of a source before it is cached, and predict the gain of caching.
 
     It is `plan` without a store: both predict the same time of a build. Nothing is kept: trials are
-    written to a temporary folder, on the disk that TMPDIR names.
+    written to a temporary folder, on the disk that TMPDIR names. Of a source on a local disk, up to
+    1,536 files are dropped from the page cache before they are read, to measure the disk.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def render(
     script
         Name of the only script that can run in the page.
     served
-        The page is served over HTTP, and its forms lead there; otherwise it is one file.
+        The page is served over HTTP, and its links and forms lead there; otherwise it is one file.
     """
     return (
         _environment()
@@ -97,6 +97,7 @@ def render(
             css=style_sheet(styles),
             script=part(script) if script else "",
             policy=content_policy(styles, script, served=served),
+            served=served,
             **values,
         )
     )

@@ -202,9 +202,9 @@ class Publisher:
         """Make and publish a report on the thread."""
         self._due.put(functools.partial(self._publish, settings, window, self.machine))
 
-    def flush(self, seconds: float | None = None) -> None:
-        """Wait until all reports so far are published, or for some seconds."""
-        _wait(self._due, seconds)
+    def flush(self) -> None:
+        """Wait until all reports so far are published."""
+        _wait(self._due, None)
 
     def _run(self) -> None:
         while True:

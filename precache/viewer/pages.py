@@ -40,24 +40,23 @@ class Pages:
 
     # --- pages ----------------------------------------------------------------------------------
 
-    def grid(self, query: Query, start: int = 0, *, static: bool = False) -> str:
+    def grid(self, query: Query, start: int = 0, *, served: bool = True) -> str:
         """Return the HTML of the rows that match a query, from `start` on.
 
-        A static page has no links.
+        A page that is not served has no links.
         """
         matches, error = RowPage([], 0, 0, None), ""
         try:
             matches = self._catalogue.find(query, start, self._count)
         except UsageError as refused:
-            if static:
+            if not served:
                 raise
             error = str(refused)
         counts, version = self._catalogue.counts, self._catalogue.version
         return render(
             "view_grid.html",
             styles=STYLES,
-            served=not static,
-            static=static,
+            served=served,
             root=".",
             title=f"{self._store}: {counted(version.rows, 'row')}",
             store=self._store,
@@ -66,12 +65,12 @@ class Pages:
             query=query,
             cards=self._cards.page(matches.rows),
             class_names=[name for _, name, _ in counts[:TABLE_ROWS] if name],
-            classes=self._class_table(static),
+            classes=self._class_table(served),
             class_count=len(counts),
-            holes=self._hole_table(static),
+            holes=self._hole_table(served),
             links=_page_links(query, matches),
             summary=_summarize(matches, version.rows),
-            note=self._note(static, len(matches.rows)),
+            note=self._note(served, len(matches.rows)),
             error=error,
         )
 
@@ -85,30 +84,29 @@ class Pages:
         data = {"info": self._info, "rows": cards, "next": matches.later}
         return json.dumps(plain_data(data))
 
-    def _class_table(self, static: bool) -> list[tuple[object, ...]]:
+    def _class_table(self, served: bool) -> list[tuple[object, ...]]:
         counts = self._catalogue.counts
         largest = max((rows for _, _, rows in counts), default=1)
         return [
             (
-                name if static and name else hyperlink(name, _target({"class": name})) if name
-                else "no label",
+                hyperlink(name, _target({"class": name})) if name and served else name or "no label",
                 label, f"{rows:,}", bar(rows / largest),
             )
             for label, name, rows in counts[:TABLE_ROWS]
         ]  # fmt: skip
 
-    def _hole_table(self, static: bool) -> list[tuple[str, str]]:
+    def _hole_table(self, served: bool) -> list[tuple[str, str]]:
         version = self._catalogue.version
         return [
             (
-                version.keys[row] if static else hyperlink(version.keys[row], f"row/{row}"),
+                hyperlink(version.keys[row], f"row/{row}") if served else version.keys[row],
                 self._catalogue.hole(row),
             )
             for row in version.hole_rows[:TABLE_ROWS].tolist()
         ]
 
-    def _note(self, static: bool, rows: int) -> str:
-        full = "without --out, precache view" if static else "the page of a row"
+    def _note(self, served: bool, rows: int) -> str:
+        full = "the page of a row" if served else "without --out, precache view"
         side = side_of(rows)
         return f"Pictures have at most {side} pixels a side; {full} shows them in full."
 
@@ -121,7 +119,6 @@ class Pages:
             "view_sample.html",
             styles=STYLES,
             served=True,
-            static=False,
             root="..",
             title=f"{key} in {self._store}",
             store=self._store,

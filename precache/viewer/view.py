@@ -36,7 +36,7 @@ class View:
         name = os.fspath(path)
         as_data = name.endswith(".json")
         pages, query = self.pages, self.query
-        save(pages.data(query) if as_data else pages.grid(query, static=True), name)
+        save(pages.data(query) if as_data else pages.grid(query, served=False), name)
 
     def serve(self, port: int = 0) -> None:
         """Print an address of this machine, and serve the pages there until Ctrl-C.

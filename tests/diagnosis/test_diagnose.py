@@ -19,20 +19,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import precache
-from precache import Diagnosis, diagnose
-from precache.diagnosis.judgement import Remedy
+from precache import diagnose
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import DEADLINE, own_threads
-from tests.support.loops import (
-    KINDS,
-    Samples,
-    best_remedy,
-    burn,
-    draw_loop,
-    rate,
-    remedied,
-)
+from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
 
 TRIES = 3
 # Workers that sleep may be more than cores, which torch warns of.
@@ -46,17 +37,15 @@ def loader(work: Callable[[int], Any], **options: Any) -> DataLoader[torch.Tenso
     return DataLoader(Samples(work), **settings)
 
 
-def remedy(found: Diagnosis, name: str) -> Remedy:
-    return next(each for each in found.remedies if each.name == name)
-
-
-def verdict_holds(find: Callable[[], Diagnosis], verdict: str) -> Diagnosis:
-    """The first diagnosis with this verdict."""
+def succeeds(attempt: Callable[[], tuple[bool, object]]) -> None:
+    """Fail with what was tried unless an attempt succeeds."""
+    tried = []
     for _ in range(TRIES):
-        found = find()
-        if found.verdict == verdict:
-            return found
-    raise AssertionError(f"not {verdict}:\n{found}")
+        good, found = attempt()
+        if good:
+            return
+        tried.append(str(found))
+    raise AssertionError("\n".join(tried))
 
 
 @pytest.fixture(autouse=True)
@@ -74,43 +63,39 @@ def _leaves_nothing() -> Iterator[None]:
 @heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_is_judged_by_what_limits_it(kind: str) -> None:
-    tried = []
-    for _ in range(TRIES):
+    def attempt() -> tuple[bool, object]:
         loop = draw_loop(kind, np.random.default_rng())
         with loop.resources:
             found = diagnose(loop.loader(), loop.step, seconds=2)
-        if found.verdict == loop.verdict:
-            return
-        tried.append(f"expected {loop.verdict} of {loop}:\n{found}")
-    raise AssertionError("\n".join(tried))
+        return found.verdict == loop.verdict, f"expected {loop.verdict} of {loop}:\n{found}"
+
+    succeeds(attempt)
 
 
 @heavy
 @pytest.mark.parametrize("kind", ["network", "slow sample", "start-up"])
 def test_a_remedy_gains_what_is_predicted(kind: str) -> None:
     """Within a quarter, of the speed that the same loop has without it."""
-    tried = []
-    for _ in range(TRIES):
+
+    def attempt() -> tuple[bool, object]:
         loop = draw_loop(kind, np.random.default_rng())
-        found = diagnose(loop.loader(), loop.step, seconds=3)
-        best = best_remedy(loop, found.remedies)
+        best = best_remedy(loop, diagnose(loop.loader(), loop.step, seconds=3).remedies)
         gain = rate(remedied(loop, best), loop.step, 4) / rate(loop.loader(), loop.step, 4)
-        tried.append((loop, best, gain))
-        if abs(best.gain / gain - 1) < 0.25:
-            return
-    raise AssertionError(tried)
+        return abs(best.gain / gain - 1) < 0.25, (loop, best, gain)
+
+    succeeds(attempt)
 
 
 @heavy
 def test_workers_that_take_the_cores_from_the_step_are_cpu_bound() -> None:
-    workers = 2 * precache.runtime.usage.cores()
-    found = verdict_holds(
-        lambda: diagnose(
-            loader(lambda _: burn(0.05), num_workers=workers), lambda _: burn(0.05), seconds=2
-        ),
-        "CPU-bound",
-    )
-    assert remedy(found, "workers").gain < 1.3
+    data = loader(lambda _: burn(0.05), num_workers=2 * precache.runtime.usage.cores())
+
+    def attempt() -> tuple[bool, object]:
+        found = diagnose(data, lambda _: burn(0.05), seconds=2)
+        gains = {remedy.name: remedy.gain for remedy in found.remedies}
+        return found.verdict == "CPU-bound" and gains["workers"] < 1.3, found
+
+    succeeds(attempt)
 
 
 class Shuffled:
@@ -143,10 +128,8 @@ def test_what_was_changed_is_put_back() -> None:
     assert all(map(torch.equal, model.parameters(), before))
     assert optimizer.state_dict()["state"] == {}
     samples = Samples(lambda _: None, 64)
-    for sampler in (
-        BatchSampler(RandomSampler(samples, generator=generator), 4, drop_last=False),
-        Shuffled(generator),
-    ):
+    drawn = RandomSampler(samples, generator=generator)
+    for sampler in (BatchSampler(drawn, 4, drop_last=False), Shuffled(generator)):
         diagnose(DataLoader(samples, batch_sampler=sampler), lambda _: None, steps=3)
         assert torch.equal(generator.get_state(), after[0])
 
@@ -213,19 +196,19 @@ def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
+def batches(batch: torch.Tensor, cpu_s: float = 0.0) -> Iterator[torch.Tensor]:
+    while True:
+        burn(cpu_s)
+        yield batch
+
+
 @pytest.mark.gpu
 @needs_cuda
 def test_pageable_copies_are_found() -> None:
-    batch = torch.zeros(64 << 20)
-
-    def batches() -> Iterator[torch.Tensor]:
-        while True:
-            yield batch
-
     def step(given: torch.Tensor) -> float:
         return float(given.to("cuda").mean().item())
 
-    found = diagnose(batches(), step, seconds=1)
+    found = diagnose(batches(torch.zeros(64 << 20)), step, seconds=1)
     copies = found.measurements.copies
     assert copies is not None
     assert not copies.pinned
@@ -242,18 +225,11 @@ def test_pageable_copies_are_found() -> None:
 def test_loops_that_wait_for_the_host_or_for_the_device_are_told_apart(
     loading: float, cycles: int, verdict: str
 ) -> None:
-    def batches() -> Iterator[torch.Tensor]:
-        while True:
-            end = time.process_time() + loading
-            while time.process_time() < end:
-                pass
-            yield torch.zeros(4)
-
     def step(given: torch.Tensor) -> None:
         given.to("cuda")
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own
 
-    assert diagnose(batches(), step, seconds=1).verdict == verdict
+    assert diagnose(batches(torch.zeros(4), loading), step, seconds=1).verdict == verdict
 
 
 @pytest.mark.parametrize("mixed", [False, True])

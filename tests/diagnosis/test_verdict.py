@@ -1,11 +1,12 @@
-"""The verdict and the predictions, on made measurements."""
+"""The verdict, the predictions and the page, on made measurements."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from hypothesis import strategies as st
 from precache.diagnosis.diagnose import Diagnosis
 from precache.diagnosis.judgement import Remedy
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
+from precache.diagnosis.page import loops, render_diagnosis
 from precache.runtime.usage import Usage
+from tests.support.browser import Tab
+from tests.support.building import poll
+from tests.support.html_page import stands_alone
 
 COUNT = 60
 
@@ -41,7 +46,7 @@ def measured(
     free = step + (copies.exposed if copies else 0.0)
     both = made(together, wait=max(0.0, together - free) / together)
     if setup.workers == 0 and not isinstance(load, float):  # the loop loads by itself
-        both = dataclasses.replace(made([one + step for one in load]), waits=tuple(load))
+        both = replace(made([one + step for one in load]), waits=tuple(load))
     return Measurements(
         step=made(step), loader=made(load, cpu, **io), together=both, setup=setup, **more
     )
@@ -54,72 +59,56 @@ def remedy(found: Measurements, name: str) -> Remedy:
 TAIL = [0.01] * 57 + [0.5] * 3
 BURSTS = ([0.001] * 7 + [0.2]) * 8
 COPY = Copies(pinned=False, as_given=0.03, from_pinned=0.01, exposed=0.03)
+CUDA: dict[str, Any] = {"setup": {"workers": 2, "cuda": True}, "copies": COPY}
 LOCKED: dict[str, Any] = {"setup": {"workers": 3}, "single_worker": made(0.06)}
+
+TWO: dict[str, Any] = {"setup": {"workers": 2}}
+
+
+def waiting(cpu: float, **io: float) -> Measurements:
+    """Of a loop that loads by itself, with a share of CPU time and these figures of the kernel."""
+    return measured(0.02, 0.06, 0.08, cpu=cpu, io=io)
+
 
 CASES = {
     "the step takes the time": (measured(0.05, 0.001, 0.051), "compute-bound"),
     "workers are ahead": (measured(0.05, 0.04, 0.05, setup={"workers": 4}), "compute-bound"),
-    "noise beside fast workers": (
-        measured(0.05, 0.002, 0.06, setup={"workers": 2}),
-        "compute-bound",
-    ),
+    "noise beside fast workers": (measured(0.05, 0.002, 0.06, **TWO), "compute-bound"),
     "a busy machine beside fast workers": (
-        measured(0.04, 0.016, 0.05, setup={"workers": 2}, single_worker=made(0.03), take=0.01),
-        "compute-bound",
+        measured(0.04, 0.016, 0.05, **TWO, single_worker=made(0.03), take=0.01), "compute-bound"
     ),
-    "decoding, in this process": (measured(0.02, 0.06, 0.08, cpu=1.0), "CPU-bound"),
+    "decoding, in this process": (waiting(1.0), "CPU-bound"),
     "decoding, in workers": (
-        measured(0.02, 0.06, 0.06, setup={"workers": 2}, single_worker=made(0.12, 0.95)),
-        "CPU-bound",
+        measured(0.02, 0.06, 0.06, **TWO, single_worker=made(0.12, 0.95)), "CPU-bound"
     ),
-    "idle cores": (measured(0.02, 0.06, 0.08, cpu=0.28), "storage-bound"),
+    "idle cores": (waiting(0.28), "storage-bound"),
     "no figures of the kernel": (
-        dataclasses.replace(
-            measured(0.02, 0.06, 0.08), loader=TimedRun((0.06,) * COUNT, 0.06 * COUNT, Usage(3.6))
-        ),
+        replace(waiting(0), loader=TimedRun((0.06,) * COUNT, 0.06 * COUNT, Usage(3.6))),
         "storage-bound",
     ),
     "loading and step share cores": (
-        dataclasses.replace(
-            measured(0.02, 0.02, 0.04, cpu=1.0, setup={"workers": 1, "cores": 1}),
-            step=made(0.02, 1.0),
-            together=made(0.04, 1.0, wait=0.01),
-        ),
+        replace(measured(0.02, 0.02, 0.04, cpu=1.0, setup={"workers": 1, "cores": 1}),
+                step=made(0.02, 1.0), together=made(0.04, 1.0, wait=0.01)),
         "CPU-bound",
     ),
-    "cores are taken by others": (
-        measured(0.02, 0.06, 0.08, cpu=0.3, io={"delay": 0.65 * 0.06 * COUNT}),
-        "CPU-bound",
-    ),
+    "cores are taken by others": (waiting(0.3, delay=0.65 * 0.06 * COUNT), "CPU-bound"),
     "waiting for a network, and now and then for a core": (
-        measured(0.02, 0.06, 0.08, cpu=0.1, io={"delay": 0.45 * 0.06 * COUNT}),
-        "storage-bound",
+        waiting(0.1, delay=0.45 * 0.06 * COUNT), "storage-bound"
     ),
-    "waiting for the disk": (
-        measured(0.02, 0.06, 0.08, cpu=0.1, io={"read_bytes": 1e9}),
-        "storage-bound",
-    ),
-    "waiting for a pipe": (
-        measured(0.02, 0.06, 0.08, cpu=0.1, io={"called_bytes": 1e8}),
-        "storage-bound",
-    ),
-    "waiting for a network": (measured(0.02, 0.06, 0.08, cpu=0.1), "storage-bound"),
+    "waiting for the disk": (waiting(0.1, read_bytes=1e9), "storage-bound"),
+    "waiting for a pipe": (waiting(0.1, called_bytes=1e8), "storage-bound"),
+    "waiting for a network": (waiting(0.1), "storage-bound"),
     "waiting for each other": (measured(0.02, 0.06, 0.06, **LOCKED), "contention-bound"),
     "starting workers": (
-        measured(0.02, 0.005, 0.02, setup={"workers": 2, "epoch": 50}, start=1.0),
-        "startup-bound",
+        measured(0.02, 0.005, 0.02, setup={"workers": 2, "epoch": 50}, start=1.0), "startup-bound"
     ),
-    "copies": (
-        measured(0.02, 0.002, 0.052, setup={"workers": 2, "cuda": True}, copies=COPY),
-        "transfer-bound",
-    ),
+    "copies": (measured(0.02, 0.002, 0.052, **CUDA), "transfer-bound"),
     "a long tail, in this process": (measured(0.02, TAIL, 0.055), "variance-bound"),
     "a long tail, in workers": (
-        measured(0.04, TAIL, 0.055, setup={"workers": 1}),
-        "variance-bound",
+        measured(0.04, TAIL, 0.055, setup={"workers": 1}), "variance-bound"
     ),
     "bursts": (measured(0.02, BURSTS, 0.045), "variance-bound"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,29 +131,18 @@ def test_the_verdict_is_text_and_json(name: str) -> None:
 
 
 SECONDS = st.floats(1e-4, 10)
-RUNS = st.builds(
-    made, st.lists(SECONDS, min_size=1, max_size=40), st.floats(0, 4), st.floats(0, 1)
+EACH = st.lists(SECONDS, min_size=1, max_size=40)
+RUNS = st.builds(made, EACH, st.floats(0, 4), st.floats(0, 1))
+SETUPS = st.builds(
+    Setup, workers=st.none() | st.integers(0, 64), prefetch=st.integers(1, 8),
+    in_order=st.booleans(), epoch=st.none() | st.integers(1, 5000), cuda=st.booleans(),
+    cores=st.integers(1, 64), batch_nbytes=st.integers(0, 10**9), cached=st.booleans(),
 )  # fmt: skip
 ANY = st.builds(
-    Measurements,
-    step=RUNS,
-    loader=RUNS,
-    together=RUNS,
-    setup=st.builds(
-        Setup,
-        workers=st.none() | st.integers(0, 64),
-        prefetch=st.integers(1, 8),
-        in_order=st.booleans(),
-        epoch=st.none() | st.integers(1, 5000),
-        cuda=st.booleans(),
-        cores=st.integers(1, 64),
-        batch_nbytes=st.integers(0, 10**9),
-        cached=st.booleans(),
-    ),
-    start=st.floats(0, 10),
+    Measurements, step=RUNS, loader=RUNS, together=RUNS, setup=SETUPS, start=st.floats(0, 10),
     single_worker=st.none() | RUNS,
     copies=st.none() | st.builds(Copies, st.booleans(), SECONDS, SECONDS, SECONDS),
-)
+)  # fmt: skip
 
 
 @given(ANY)
@@ -190,8 +168,7 @@ def test_slow_batches_in_order_are_not_taken_for_contention() -> None:
 
 BUSY: dict[str, Any] = {"cpu": 0.5, "io": {"delay": 1.8}}
 """One worker that has half a core is one beside another process; two get two thirds of one."""
-TAKE: dict[str, Any] = {"setup": {"workers": 2}, "single_worker": made(0.12), "take": 0.005}
-CUDA: dict[str, Any] = {"setup": {"workers": 2, "cuda": True}, "copies": COPY}
+TAKE: dict[str, Any] = {**TWO, "single_worker": made(0.12), "take": 0.005}
 OTHER: dict[str, Any] = {"setup": {"workers": None}}
 LARGE: dict[str, Any] = {"cpu": 1.0, "setup": {"batch_nbytes": 2 * 10**9}}
 SMALL: dict[str, Any] = {"cpu": 1.0, "setup": {"batch_nbytes": 10**6}}
@@ -226,28 +203,21 @@ def test_a_remedy_has_the_gain_that_its_times_give(
 
 def test_what_would_not_help_is_no_remedy() -> None:
     cached = measured(0.02, 0.06, 0.08, setup={"workers": None, "cached": True})
-    pinned = measured(
-        0.02, 0.002, 0.05, **CUDA | {"copies": dataclasses.replace(COPY, pinned=True)}
-    )
-    names = {each.name for found in (cached, pinned) for each in Diagnosis.of(found).remedies}
-    assert not names & {"pinned memory"}
-    names = {each.name for each in Diagnosis.of(cached).remedies}
+    pinned = measured(0.02, 0.002, 0.05, **CUDA | {"copies": replace(COPY, pinned=True)})
+    names, others = ({each.name for each in Diagnosis.of(m).remedies} for m in (cached, pinned))
     assert not names & {"workers", "precache"}, "a Loader loads ahead, and reads a cache"
+    assert "pinned memory" not in names | others
 
 
-FLAGS: dict[str, Measurements] = {
+FLAGS = {
     "num_workers=32 on 4 cores: the workers compete": measured(
         0.02, 0.06, 0.06, cpu=1.0, setup={"workers": 32}
     ),
     "pin_memory=True, but the step uses no CUDA": measured(
         0.02, 0.06, 0.08, setup={"pin_memory": True}
     ),
-    "something else uses the machine": measured(
-        0.02, 0.06, 0.08, cpu=0.5, io={"delay": 0.4 * 0.06 * COUNT}
-    ),
-    "the model gives 1.50 times the measured speed": measured(
-        0.02, 0.01, 0.03, setup={"workers": 2}
-    ),
+    "something else uses the machine": waiting(0.5, delay=0.4 * 0.06 * COUNT),
+    "the model gives 1.50 times the measured speed": measured(0.02, 0.01, 0.03, **TWO),
 }
 
 
@@ -271,20 +241,72 @@ def test_the_only_slow_batch_of_all_runs_is_named_and_left_out() -> None:
 
 def test_waiting_for_transforms_on_the_cpu_is_not_called_loading() -> None:
     found = measured(0.02, 0.06, 0.08, cpu=1.0, setup={"workers": None, "cached": True})
-    together = dataclasses.replace(found.together, transform_share=0.8)
-    found = dataclasses.replace(found, together=together)
+    found = replace(found, together=replace(found.together, transform_share=0.8))
     judged = Diagnosis.of(found)
     reason = "transforms on the CPU compute, and the step waits for them"
     assert (judged.verdict, judged.reason) == ("CPU-bound", reason)
     assert remedy(found, "transforms").gain == pytest.approx(1 / (1 - 0.8 * 0.75), rel=0.01)
-    assert "The loop waits 75% of the time: 60% for transforms on the CPU, 15% for loading." in str(
-        judged
-    )
+    text = "The loop waits 75% of the time: 60% for transforms on the CPU, 15% for loading."
+    assert text in str(judged)
 
 
-def test_differences_of_readings_never_fall_below_zero() -> None:
-    for before, after in itertools.permutations([Usage(1.0, 5.0, None, 10.0), Usage(2.0, 3.0)]):
-        gained = after - before
-        assert gained.read_bytes is None
-        assert gained.cpu is not None
-        assert gained.cpu >= 0
+# --- the page ------------------------------------------------------------------------------------
+
+
+LOOP = Diagnosis.of(CASES["decoding, in this process"][0])
+
+
+def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason() -> None:
+    """A step of 20 ms takes 44 beside workers that want its cores; it waits another 16."""
+    crowded = measured(0.02, 0.03, 0.06, cpu=1.9, setup={"workers": 4, "cores": 2})
+    together = TimedRun((0.06,) * 1000, 60.0, Usage(60.0, cpu=110.0), (0.016,) * 1000)
+    found = Diagnosis.of(replace(crowded, together=together, step=made(0.02, cpu=1.0)))
+    assert loops(found)[0].lost_share == pytest.approx(2 / 3)
+    for text in (str(found), unescape(render_diagnosis(found))):
+        assert "The loop waited for data 27% of the measured time: loading also slows" in text
+    assert "so 67% of the time is lost to data." in str(found)
+    assert "waited for data" not in str(LOOP)
+    assert loops(LOOP)[0][2:] == pytest.approx((0.75, 12.5))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
+    found = Diagnosis.of(CASES[name][0])
+    html = render_diagnosis(found)
+    stands_alone(html, scripts=2)
+    waits, stall = found.simulation.stall_share, found.measurements.together.stall
+    for text in (
+        found.reason,
+        f"it waits {waits:.0%} of the time; the measured loop waited {stall:.0%}",
+        f"<dd>{found.lost_share:.0%}</dd>",
+        *(f"<dt>{remedy.gain:.2f} x: {remedy.what}</dt>" for remedy in found.remedies),
+    ):
+        assert text in unescape(html)
+    now, *others = loops(found)
+    assert now == ("now", "measured", found.lost_share, found.batches_per_s)
+    helpful = [remedy for remedy in found.remedies if remedy.gain >= 1.05]
+    for remedy, (name, basis, lost, rate) in zip(helpful, others, strict=True):
+        assert (name, basis, rate) == (remedy.name, "predicted", remedy.batches_per_s)
+        assert lost == pytest.approx(1 - rate / found.without_waiting, abs=1e-9)
+
+
+def test_what_a_page_plays_is_what_was_recorded(tab: Tab, tmp_path: Path) -> None:
+    """Of a loop that loads by itself."""
+    LOOP.html(tmp_path / "a.html")
+    tab.open(tmp_path / "a.html")
+    tab.click("#next")
+    taken = float(tab.text("#clock").split(" s")[0])
+    assert taken == pytest.approx(LOOP.simulation.startup / 1e3, abs=1e-3)
+    assert "training loop works" in tab.text("#now")
+    tab.run("document.querySelector('#at').focus()")
+    tab.press("End")
+    assert f"; {LOOP.simulation.done} batches done." in tab.text("#now")
+
+    def after_its_beginning() -> bool:  # what a key does may be drawn after a click
+        tab.run("document.querySelector('#at').focus()")
+        tab.press("Home")
+        tab.click("#next")
+        return "0 of 1 worker loading" in tab.text("#now")
+
+    poll(after_its_beginning, "its next moment is shown")
+    assert tab.text("#workers") == "1: idle"

@@ -1,9 +1,10 @@
-"""The arithmetic from measured samples to answers."""
+"""From measured samples to answers, as text and as a page."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.cli.calls import to_json
+from precache.cli.main import main
+from precache.errors import StorageError
 from precache.runtime.spread import Spread
+from precache.units import in_ms, size
+from precache_workers.doctor.page import (
+    render_doctor_report,
+    simulate_with_cache,
+    simulate_without_cache,
+)
 from precache_workers.doctor.report import (
     CodecFigures,
     DoctorReport,
@@ -21,9 +30,12 @@ from precache_workers.doctor.report import (
     predict_build,
 )
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
+from tests.support.html_page import stands_alone
 
 SAMPLES = 4
 NO_BUILD: Any = None
+SLOW = CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
+RAW = CodecFigures("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
 
 
 def times(name: str, *ms: float) -> Stage:
@@ -52,45 +64,23 @@ def ask(
 
     A build takes so much for a row; `shard` rows make a shard.
     """
+    storage = [
+        Throughput(depth=depth, requests=100, requests_per_s=rate, bytes_per_s=1e5 * rate,
+                   median_ms=median, p95_ms=p95)
+        for depth, rate, median, p95 in ((1, 300, 3, 5), (16, 2000, 5, 9))
+    ]  # fmt: skip
     found = DoctorReport(
-        source="photos",
-        samples=1000,
-        complete=True,
-        source_bytes=100e6,
-        listing_seconds=0.5,
-        keys=["a", "b", "c", "d"],
-        nbytes=[100_000] * SAMPLES,
-        failures=[],
-        misfits=[],
-        rate=rate,
-        cores=cores,
-        build=NO_BUILD,
-        stages=stages(DECODE, RESIZE),
-        random="",
-        codecs=[
-            CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 120),
-            CodecFigures("raw", 150_020, 150_000, 0.1e-3, 90_000, 10),
-        ],
-        storage=[
-            Throughput(
-                depth=depth,
-                requests=100,
-                requests_per_s=rate,
-                bytes_per_s=1e5 * rate,
-                median_ms=median,
-                p95_ms=p95,
-            )
-            for depth, rate, median, p95 in ((1, 300, 3, 5), (16, 2000, 5, 9))
-        ],
-        host=Host(2, 16 << 30, 8 << 30, 0.1, 0.5),
-        seconds=12.0,
-    )
-    found = dataclasses.replace(found, **changes)
+        source="photos", samples=1000, complete=True, source_bytes=100e6, listing_seconds=0.5,
+        keys=["a", "b", "c", "d"], nbytes=[100_000] * SAMPLES, failures=[], misfits=[], rate=rate,
+        cores=cores, build=NO_BUILD, stages=stages(DECODE, RESIZE), random="",
+        codecs=[CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 120), RAW], storage=storage,
+        host=Host(2, 16 << 30, 8 << 30, 0.1, 0.5), seconds=12.0,
+    )  # fmt: skip
+    found = replace(found, **changes)
     listed = {"listing": found.listing_seconds, "start": 1.5}
-    build = predict_build(
-        found.samples, shard, unit_times(row_ms), found.cores, found.storage, **listed
-    )
-    return dataclasses.replace(found, build=build)
+    times = unit_times(row_ms)
+    build = predict_build(found.samples, shard, times, found.cores, found.storage, **listed)
+    return replace(found, build=build)
 
 
 TEXT = """\
@@ -116,16 +106,13 @@ Reading a store from memory, measured on 2 cores here
 image   80 MB    1.88       4 s     15,000        120      0.24      160
 raw    150 MB    1.00     3.7 s     90,000         10      0.02      300
 
-Reading whole files of the source at random; I/O wait 10%
+Reading whole files of the source at random, dropped from memory before; I/O wait 10%
 at a time  requests/s  MB/s  median ms  p95
 1                 300    30          3    5
 16              2,000   200          5    9
 
 This machine: 2 cores, 17.2 GB memory, 8.59 GB free."""
 """Of `ask`. Cores come of means: 0.1 + 2 + 1 ms a sample, though the median takes 2.1."""
-
-SLOW = CodecFigures("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
-RAW = CodecFigures("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
 
 
 def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
@@ -135,56 +122,38 @@ def test_the_text_is_all_that_follows_from_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "cores", "texts"),
     [
-        (
-            {"host": Host(2, 16 << 30, 8 << 30, None, 11.0), "complete": False, "storage": []}, 4,
-            ["at least 1,000 samples", "Listing ran out of time", "load 11.0 on 2 cores"],
-        ),
-        (
-            {"failures": [(f"{n}.jpg", "no image") for n in range(8)]}, 4,
-            ["8 of 12; about 667 of all", "broken: 4.jpg: no image\n… and 3 more"],
-        ),
-        (
-            {"misfits": [("b", "its row is wide")] * 2}, 4,
-            ["add a resize and a crop", "other shape: b: its row is wide",
-             "other shapes     2 of 4; a build would store photos in their own shapes, and other"],
-        ),
-        (
-            {"random": "resize"}, 4,
-            ["the result of resize; resize is random, and a store keeps its draws"],
-        ),
-        (
-            {"stages": stages(times("decode", 1, 1, 1, 50), RESIZE)}, 4,
-            ["Slowest samples\nkey   bytes", "\nd    100 KB  52.4      15.4  decode"],
-        ),
-        (
-            {"samples": 100_000}, 1000,
-            ["52 s on 1,000 cores (2 s to list and start), limited by reading the source",
-             "1,000 cores would load 2,000/s, waiting for the source"],
-        ),
-        (
-            {"codecs": [SLOW, RAW]}, 4,
-            ["need 9 cores, more work per epoch than without",
-             "nothing with codec image; with raw a store would need 0.01 cores"],
-        ),
-        (
-            {"codecs": [SLOW]}, 4,
-            ["nothing: no store would be cheaper to read than the files"],
-        ),
+        ({"host": Host(2, 16 << 30, 8 << 30, None, 11.0), "complete": False, "storage": []}, 4,
+         ["at least 1,000 samples", "Listing ran out of time", "load 11.0 on 2 cores"]),
+        ({"failures": [(f"{n}.jpg", "no image") for n in range(8)]}, 4,
+         ["8 of 12; about 667 of all", "broken: 4.jpg: no image\n… and 3 more"]),
+        ({"misfits": [("b", "its row is wide")] * 2}, 4,
+         ["add a resize and a crop", "other shape: b: its row is wide",
+          "other shapes     2 of 4; a build would store photos in their own shapes, and other"]),
+        ({"random": "resize"}, 4,
+         ["the result of resize; resize is random, and a store keeps its draws"]),
+        ({"stages": stages(times("decode", 1, 1, 1, 50), RESIZE)}, 4,
+         ["Slowest samples\nkey   bytes", "\nd    100 KB  52.4      15.4  decode"]),
+        ({"samples": 100_000}, 1000,
+         ["52 s on 1,000 cores (2 s to list and start), limited by reading the source",
+          "1,000 cores would load 2,000/s, waiting for the source"]),
+        ({"codecs": [SLOW, RAW]}, 4,
+         ["need 9 cores, more work per epoch than without",
+          "nothing with codec image; with raw a store would need 0.01 cores"]),
+        ({"codecs": [SLOW]}, 4, ["nothing: no store would be cheaper to read than the files"]),
     ],
 )  # fmt: skip
 def test_the_text_says_what_is_special(changes: Any, cores: int, texts: list[str]) -> None:
     told = str(ask(cores=cores, **changes))
-    for text in texts:
-        assert text in told
+    assert [text for text in texts if text not in told] == []
 
 
 def test_a_dataset_gives_each_core_one_sample_at_a_time() -> None:
     fetch, *others = stages(DECODE, RESIZE)
-    waits = dataclasses.replace(fetch, ms=Spread.of([300.0] * SAMPLES))
+    waits = replace(fetch, ms=Spread.of([300.0] * SAMPLES))
     slow = ask(storage=[], stages=[waits, *others], cores=2)
     assert slow.source_per_s == pytest.approx(2 / 0.3)
     assert slow.samples_per_s_without_cache == pytest.approx(2 / 0.3)
-    times = dataclasses.replace(unit_times(), fetch=TimeCost(0.3, 1e-4))
+    times = replace(unit_times(), fetch=TimeCost(0.3, 1e-4))
     build = predict_build(1000, 100, times, 2, [], listing=0.5, start=1.5)
     assert build.seconds == pytest.approx(152, rel=0.02)
     assert build.limited_by == "fetch"
@@ -196,13 +165,9 @@ def test_a_few_rows_of_other_shapes_are_holes_and_no_obstacle() -> None:
     assert not ask(misfits=misfits).worthwhile
     assert not ask(codecs=[SLOW]).worthwhile
     samples = 100 * SAMPLES
-    many = ask(
-        keys=[str(n) for n in range(samples)],
-        nbytes=[1] * samples,
-        misfits=misfits,
-        stages=stages(times("decode", *[2] * samples), samples=samples),
-    )
-    assert many.worthwhile
+    each = {"keys": [str(n) for n in range(samples)], "nbytes": [1] * samples}
+    decode = stages(times("decode", *[2] * samples), samples=samples)
+    assert ask(**each, misfits=misfits, stages=decode).worthwhile
 
 
 @settings(max_examples=30)
@@ -220,3 +185,64 @@ def test_whatever_is_measured_has_an_answer(
     assert plain["build"]["seconds"] >= plain["build"]["cpu_seconds"] / cores * (1 - 1e-9)
     assert plain["samples_per_s_without_cache"] > 0
     assert str(found)
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">.jpg"
+FOUND = ask(rate=2000)
+NOTHING = ask(
+    source=HOSTILE,
+    keys=[HOSTILE, "ö/中\udcff.jpg", "c", "d"],
+    failures=[(HOSTILE, HOSTILE)],
+    misfits=[(HOSTILE, HOSTILE)],
+    stages=stages(times("</text><script>alert()</script>", 1, 1, 1, 5), times("none", *4 * [0])),
+    storage=[],
+)
+
+
+def test_a_page_has_the_figures_of_what_was_found() -> None:
+    page = render_doctor_report(FOUND)
+    decode = FOUND.stages[1].ms
+    text = f"median {in_ms(decode.median / 1e3)}, mean {in_ms(decode.mean / 1e3)}"
+    for wanted in (
+        f'<strong>decode</strong> <span class="soft">{text}',
+        *(f"<td>{size(codec.stored * FOUND.samples)}</td>" for codec in FOUND.codecs),
+        *(f"<td>{FOUND.cores_at_rate(codec):.2f}</td>" for codec in FOUND.codecs),
+        *(f'<td class="text">{s.key}</td><td>{size(s.nbytes)}</td>' for s in FOUND.slowest),
+        *(f"{at.depth}</td><td>{at.requests_per_s:,.0f}</td>" for at in FOUND.storage),
+    ):
+        assert wanted in page
+    stands_alone(page, scripts=2)
+
+
+def test_the_loops_that_are_modelled_stall_as_their_times_say() -> None:
+    slow = ask(rate=20_000)
+    before, after = simulate_without_cache(slow), simulate_with_cache(slow)
+    each = sum(stage.ms.mean for stage in slow.stages[:-1])
+    assert before.load.mean() == pytest.approx(64 * each, rel=0.05)
+    assert before.stall_share == pytest.approx(1 - 4e3 / each / 20_000, abs=0.05)
+    wide = simulate_without_cache(ask(rate=20_000, cores=400))
+    assert wide.stall_share == pytest.approx(0.9, abs=0.02), "the source delivers 2,000/s"
+    assert after is not None
+    assert after.stall_share < 0.01
+    assert simulate_with_cache(NOTHING) is None
+    for rate, stall in ((1e-9, 0.0), (1e12, 1.0)):
+        for cores in (1, 20_000):
+            found = ask(rate, cores)
+            for loop in (simulate_without_cache, simulate_with_cache):
+                assert loop(found).stall_share == pytest.approx(stall, abs=0.01)
+
+
+def test_what_cannot_be_written_is_said_before_measuring(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for page, text in (
+        (tmp_path / "no/such.html", "no/such.html cannot be written"),
+        (tmp_path, f"{tmp_path} is a folder"),
+    ):
+        assert main(["doctor", str(tmp_path), "--html", str(page)]) == 2
+        assert text in capfd.readouterr().err
+    with pytest.raises(StorageError, match="cannot write the page"):
+        FOUND.html(tmp_path)

@@ -1,4 +1,4 @@
-"""What all pages have in common."""
+"""What all pages have in common: policy, colours, the player; and what a browser makes of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ import operator
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from precache.diagnosis.diagnose import Diagnosis
 from precache.errors import StorageError, UsageError
 from precache.html import pages
 from precache.simulation.model import simulate
 from precache.simulation.page import render_simulation
+from tests.diagnosis.test_verdict import made, measured
+from tests.doctor.test_report import FOUND, HOSTILE, NOTHING
 from tests.support.browser import Tab
+
+TOGETHER = {"setup": {"workers": 4}, "single_worker": made(0.12, 0.9)}
+PAGES: dict[str, Any] = {
+    "varied": simulate(2000, 100, 7, load_cv=0.4),
+    "no workers": simulate(200, 100, 0, seconds=5),
+    "nothing came": simulate(2000, 100, 7, seconds=1),
+    "many workers": simulate(4000, 10, 200, load_cv=0.3, seconds=20),
+    "diagnosis": Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0)),
+    "diagnosis of workers": Diagnosis.of(measured(0.02, 0.03, 0.03, **TOGETHER)),
+    "doctor": FOUND,
+    "hostile": NOTHING,
+}
 
 
 def test_all_pages_carry_the_one_style_sheet() -> None:
@@ -27,12 +43,13 @@ def test_all_pages_carry_the_one_style_sheet() -> None:
 def test_a_missing_library_is_named_and_a_page_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for page in (PAGES["diagnosis"], FOUND):
+        with pytest.raises(StorageError, match=r"cannot write the page .*no/a\.html: No such file"):
+            page.html(tmp_path / "no/a.html")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "precache.html.pages")
     with pytest.raises(UsageError, match=r"a page needs jinja2: pip install 'precache\[report\]'"):
         importlib.import_module("precache.html.pages")
-    with pytest.raises(StorageError, match=r"cannot write the page .*no/a\.html: No such file"):
-        pages.save("", tmp_path / "no/a.html")
 
 
 def test_the_policy_allows_a_page_its_own_style_sheet_and_script_alone() -> None:
@@ -52,8 +69,30 @@ def test_no_script_but_the_pages_own_can_run(tab: Tab, tmp_path: Path) -> None:
     pages.save(html.replace("</main>", f"{evil}</main>"), tmp_path / "a.html")
     tab.open(tmp_path / "a.html")
     assert "Simulated" in tab.run("document.title")
-    assert tab.run("document.querySelector('#clock').textContent"), "its own did run"
+    assert tab.text("#clock"), "its own did run"
     assert "Content Security Policy" in " ".join(tab.errors)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_fine_drawn_and_played(tab: Tab, tmp_path: Path, name: str) -> None:
+    PAGES[name].html(tmp_path / "a.html")
+    tab.fine(tmp_path / "a.html")
+    for canvas in tab.run("[...document.querySelectorAll('canvas')].map(each => each.id)"):
+        pen = f"document.querySelector('canvas#{canvas}').getContext('2d')"
+        assert tab.run(f"{pen}.getImageData(0, 0, {pen}.canvas.width, 60).data.some(v => v)")
+    for _ in range(3):
+        tab.click("#next")
+    assert float(tab.text("#clock").split(" s")[0]) > 0
+    if name != "nothing came":  # where its end is the next moment
+        for text in ("Pause", "Play"):
+            tab.click("#play")
+            assert tab.text("#play") == text
+    assert tab.errors == []
+    if name == "hostile":
+        assert str(tab.run("document.title")).startswith("Doctor: <script>")
+        assert tab.run("document.scripts.length") == 2, "the data and what plays them"
+        assert tab.run("document.querySelectorAll('img').length") == 0
+        assert HOSTILE in str(tab.run("document.querySelector('main').innerText"))
 
 
 def luminance(colour: str) -> float:

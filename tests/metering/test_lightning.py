@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Lightning's own imports
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
 from precache.lightning import StallMonitor
@@ -27,38 +28,28 @@ from precache.lightning import StallMonitor
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Model(lightning.LightningModule):
-    """Sleeps a step, and tells how long it did."""
+class Model(BoringModel):
+    """Its steps sleep, and one may fail."""
 
     def __init__(self, seconds: float = 0.005, fail_at: int | None = None) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seconds = seconds
-        self.fail_at = fail_at
-        self.slept: list[float] = []
+        self.seconds, self.fail_at = seconds, fail_at
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == self.fail_at:
             raise ZeroDivisionError("the step failed")
-        started = time.perf_counter()
         time.sleep(self.seconds)
-        self.slept.append(time.perf_counter() - started)
-        return self.layer(torch.zeros(1)).sum()
+        return self.layer(torch.zeros(32)).sum()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         time.sleep(0.1)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Unsized:
     """Batches with keys, one of them late; without a length."""
 
     def __init__(self, count: int, late: int) -> None:
-        self.count = count
-        self.late = late
-        self.slept: list[float] = []
+        self.count, self.late, self.slept = count, late, list[float]()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number in range(self.count):
@@ -93,13 +84,10 @@ def _fit(tmp_path: Path, model: Any, loader: Any, callbacks: list[Any], **option
 
 def test_data_time_is_that_of_fetching_alone_and_loggers_get_it(tmp_path: Path) -> None:
     reports: list[precache.StallReport] = []
-    model, loader = Model(), Sized(40, late=25)
-    callbacks = [
-        StallMonitor(30, name="feed", to=[reports.append], device="cpu"),
-        SlowCallback(),
-        ModelCheckpoint(tmp_path, every_n_train_steps=7),
-    ]
-    trainer = _fit(tmp_path, model, loader, callbacks, val_check_interval=20)
+    monitor = StallMonitor(30, name="feed", to=[reports.append], device="cpu")
+    loader, saves = Sized(40, late=25), ModelCheckpoint(tmp_path, every_n_train_steps=7)
+    callbacks = [monitor, SlowCallback(), saves]
+    trainer = _fit(tmp_path, Model(), loader, callbacks, val_check_interval=20)
     assert [report.steps for report in reports] == [30, 10, 30, 10]
     for epoch in range(2):
         first = reports[2 * epoch]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import multiprocessing
 import random
 import subprocess
@@ -15,43 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import precache
 from precache import outputs
 from precache.errors import UsageError
+from precache.metering.recorder import keys_in_batch
 from precache.reading import readahead
 from precache.transforms import Transform
 from tests.conftest import BuiltStore
-
-
-class Slept:
-    """A loader that sleeps, and a step that does, both on a clock of their own."""
-
-    def __init__(self, delays: list[float]) -> None:
-        self.delays = delays
-        self.data: list[float] = []
-        self.steps: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self.delays)
-
-    def __iter__(self) -> Iterator[int]:
-        for number, delay in enumerate(self.delays):
-            started = time.perf_counter()
-            time.sleep(delay)
-            self.data.append(time.perf_counter() - started)
-            yield number
-
-    def step(self, seconds: float) -> None:
-        started = time.perf_counter()
-        time.sleep(seconds)
-        self.steps.append(time.perf_counter() - started)
-
-    def stall_ratio(self, start: int, stop: int) -> float:
-        data = sum(self.data[start:stop])
-        return data / (data + sum(self.steps[start:stop]))
 
 
 class Reports(list[precache.StallReport]):
@@ -82,6 +57,11 @@ class Clock:
     def move(self, seconds: float) -> None:
         self.now += seconds
 
+    def loader(self, delays: Iterable[float]) -> Iterator[int]:
+        for number, delay in enumerate(delays):
+            self.move(delay)
+            yield number
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -91,86 +71,74 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 RANDOM = random.Random(7)
-DELAYS = {
-    "none": [0.0] * 150,
-    "long-tailed": [min(0.1, 0.0005 * RANDOM.paretovariate(1)) for _ in range(150)],
-}
-
-
-@pytest.mark.parametrize("delays", DELAYS.values(), ids=DELAYS)
-def test_the_stall_ratio_is_what_was_slept(delays: list[float]) -> None:
-    """In one run of five: between two clocks this process may lose the CPU to others."""
-    errors = [stall_ratio_error(delays)]
-    while errors[-1] > 0.02 and len(errors) < 5:
-        errors.append(stall_ratio_error(delays))
-    assert min(errors) <= 0.02, errors
-
-
-def stall_ratio_error(delays: list[float]) -> float:
-    """The largest of a run's reports."""
-    loader, reports = Slept(delays), Reports()
-    for _ in meter(loader, every=60, to=[reports], device="cpu"):
-        loader.step(0.004)
-    assert [report.steps for report in reports] == [60, 60, 30]
-    assert [report.step for report in reports] == [60, 120, 150]
-    truths = [loader.stall_ratio(each.step - each.steps, each.step) for each in reports]
-    return max(abs(r.stall_ratio - truth) for r, truth in zip(reports, truths, strict=True))
-
-
-class Keyed:
-    """Batches of two samples; some are long in coming."""
-
-    def __init__(
-        self, count: int, slow: dict[int, float], clock: Clock, field: str = "key"
-    ) -> None:
-        self.count = count
-        self.clock = clock
-        self.slow = slow
-        self.field = field
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        row = torch.zeros(2, dtype=torch.int64)  # the memory of every batch
-        for number in range(self.count):
-            self.clock.move(self.slow.get(number, 0.0005))
-            row[:] = torch.tensor([2 * number, 2 * number + 1])
-            keys = [f"{2 * number}.jpg", f"{2 * number + 1}.jpg"]
-            yield {self.field: row if self.field == "row" else keys}
 
 
 @pytest.mark.parametrize(
-    ("field", "expected"),
-    [("key", [("60.jpg", "61.jpg"), ("20.jpg", "21.jpg")]), ("row", [(60, 61), (20, 21)])],
+    "delays", [[0.0] * 150, [min(0.1, 0.0005 * RANDOM.paretovariate(1)) for _ in range(150)]]
 )
-def test_rare_slow_samples_are_named(field: str, expected: list[Any], clock: Clock) -> None:
+def test_the_stall_ratio_is_what_was_waited(delays: list[float], clock: Clock) -> None:
     reports = Reports()
-    loader = Keyed(50, {30: 0.6, 10: 0.3}, clock, field)
-    for _ in meter(loader, to=[reports], device="cpu"):
-        pass
-    [report] = reports
-    slow = report.slow[:2]
-    assert [each.keys for each in slow] == expected
-    assert [each.step for each in slow] == [31, 11]
-    assert slow[0].seconds == pytest.approx(0.6)
-    assert "rare slow samples: step 31 (" in str(report)
-    assert str(expected[0][0]) in str(report)
+    for _ in meter(clock.loader(delays), every=60, to=[reports], device="cpu"):
+        clock.move(0.004)
+    assert [(report.steps, report.step) for report in reports] == [(60, 60), (60, 120), (30, 150)]
+    for report in reports:
+        data = sum(delays[report.step - report.steps : report.step])
+        assert report.stall_ratio == pytest.approx(data / (data + 0.004 * report.steps))
 
 
-def delay(source: Any, monkeypatch: pytest.MonkeyPatch, number: int, clock: Clock) -> None:
-    """Hold up one batch of a `Loader` or a `DataLoader`."""
-    made = type(source).__iter__
+class Keyed:
+    """Batches of two samples, in the same memory."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        row = torch.zeros(2, dtype=torch.int64)
+        for number in range(0, 100, 2):
+            row[:] = torch.tensor([number, number + 1])
+            yield {self.field: row if self.field == "row" else [f"{n}.jpg" for n in row.tolist()]}
+
+
+class _OwnKeys(precache.CachedDataset):
+    def __getitem__(self, index: int) -> Any:
+        return {"key": f"own {index}", "row": 1 << 40}
+
+
+def slow_down(loader: Any, late: dict[int, float], to: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Hold up some batches, of any loader."""
+    made = type(loader).__iter__
 
     def delayed(loader: Any) -> Iterator[Any]:
         for position, batch in enumerate(made(loader)):
-            if position == number:
-                clock.move(0.5)
+            clock.move(late.get(position, 0.0005))
             yield batch
 
-    monkeypatch.setattr(type(source), "__iter__", delayed)
+    to.setattr(type(loader), "__iter__", delayed)
 
 
-class _Keyed(precache.CachedDataset):
-    def __getitem__(self, index: int) -> Any:
-        return {"key": f"own {index}", "row": 1 << 40}
+@pytest.mark.parametrize("kind", ["key", "row", "dict", "tuple", "dataset", "subclass"])
+def test_rare_slow_samples_are_named(
+    kind: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """By fields of the batch, or as precache's own loaders know them."""
+    path, reports = stores["raw"].path, Reports()
+    dataset = (_OwnKeys if kind == "subclass" else precache.CachedDataset)(path)
+    loader: Any = torch.utils.data.DataLoader(dataset, 2)
+    expected = {
+        "key": ("8.jpg", "9.jpg"), "row": (8, 9), "subclass": ("own 8", "own 9")
+    }.get(kind, tuple(dataset.keys[8:10]))  # fmt: skip
+    if kind in ("key", "row"):
+        loader = Keyed(kind)
+    elif kind in ("dict", "tuple"):
+        with precache.Loader(path, 2, seed=5, device="cpu") as plain:
+            expected = tuple(plain.keys(list(plain)[4]["row"]))
+        loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
+    slow_down(loader, {4: 0.6, 2: 0.3}, monkeypatch, clock)
+    list(meter(loader, to=[reports], device="cpu"))
+    first, second = reports[0].slow[:2]
+    assert (first.step, first.keys, second.step) == (5, expected, 3)
+    assert first.seconds == pytest.approx(0.6)
+    assert f"rare slow samples: step 5 (600 ms: {expected[0]}, " in str(reports[0])
 
 
 def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
@@ -191,14 +159,13 @@ def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
         finally:
             closed.append(True)
 
-    name = "collected"
-    held: list[Any] = [iter(precache.meter(loader(), every=2, to=[reports], name=name))]
+    held: list[Any] = [iter(precache.meter(loader(), every=2, to=[reports], name="collected"))]
     held.append(held)
     for number in range(4):
         assert next(held[0]) == {number}
     del held
     gc.collect()
-    precache.meter([], name=name).flush()
+    precache.meter([], name="collected").flush()
     assert closed == [True]
     assert [report.steps for report in reports] == [2]
 
@@ -225,11 +192,9 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
     capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
-    for _ in meter(Keyed(4, {}, clock), name="train"):
-        clock.move(0.001)
-    for _ in meter(Keyed(4, {}, clock), name="fast", threshold=0.5):
-        clock.move(0.001)
-    list(meter(Keyed(4, {}, clock), to=[]))
+    for options in ({"name": "train"}, {"name": "fast", "threshold": 0.5}, {"to": []}):
+        for _ in meter(clock.loader([0.0005] * 4), **options):
+            clock.move(0.001)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("train, steps 1 to 4: waited for data 33.3% of the time; 0.5 of 1.5 ms")
     assert "median 0.5" in line
@@ -238,11 +203,7 @@ def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
 @pytest.mark.parametrize("mixed", [False, True], ids=["loader", "mixture"])
 @pytest.mark.parametrize("early", [False, True], ids=["on the loop's thread", "ahead of the loop"])
 def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
-    image_tiles: BuiltStore,
-    early: bool,
-    mixed: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: Clock,
+    image_tiles: BuiltStore, early: bool, mixed: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(readahead, "QUIET_BATCHES", 0)  # one thread alone makes batches
 
@@ -252,15 +213,12 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
             clock.move(1)
             return batch
 
-    transform = Slow() if early else lambda batch: Slow().apply(batch, None)
-    loaders: list[Any] = [
-        precache.Loader(image_tiles.path, 4, device="cpu", transform=transform, num_threads=1)
-    ]
-    loader = precache.mix(loaders) if mixed else loaders[0]
+    options: dict[str, Any] = {"device": "cpu", "num_threads": 1}
+    options["transform"] = Slow() if early else lambda batch: Slow().apply(batch, None)
+    loader: Any = precache.Loader(image_tiles.path, 4, **options)
     reports = Reports()
-    with loader:
-        for _ in meter(loader, to=[reports]):
-            pass
+    with precache.mix([loader]) if mixed else loader as loader:
+        list(meter(loader, to=[reports]))
         stats = loader.stats()
     assert 0 < stats.stall_ratio == pytest.approx(stats.transform_ratio)
     assert 0 < reports[0].stall_ratio == pytest.approx(reports[0].transform_ratio)
@@ -282,29 +240,11 @@ def test_a_process_of_multiprocessing_loses_no_report(tmp_path: Path) -> None:
         metered.flush()
 
 
-@pytest.mark.parametrize("kind", ["dict", "tuple", "dataset", "subclass"])
-def test_keys_of_precaches_own_loaders_are_known(
-    kind: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    path, reports = stores["raw"].path, Reports()
-    dataset = (_Keyed if kind == "subclass" else precache.CachedDataset)(path)
-    loader: Any = torch.utils.data.DataLoader(dataset, 2)
-    expected = ("own 8", "own 9") if kind == "subclass" else tuple(dataset.keys[8:10])
-    if kind in ("dict", "tuple"):
-        with precache.Loader(path, 2, seed=5, device="cpu") as plain:
-            expected = tuple(plain.keys(list(plain)[4]["row"]))
-        loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
-    delay(loader, monkeypatch, 4, clock)
-    for _ in meter(loader, to=[reports]):
-        pass
-    assert reports[0].slow[0].keys == expected
-
-
 def test_meters_of_a_name_number_steps_and_reports_through_all_epochs(clock: Clock) -> None:
     """Whether each epoch makes its own meter or not, on one thread; between epochs is no step."""
     reports = Reports()
-    metered = precache.meter(Slept([0.0] * 7), every=3, to=[reports], name="shared")
-    assert (len(metered), type(metered.loader)) == (7, Slept)
+    metered = precache.meter(range(7), every=3, to=[reports], name="shared")
+    assert (len(metered), metered.loader) == (7, range(7))
     for each in (metered, metered, meter(range(4), every=3, to=[reports], name="shared")):
         assert list(each) == list(range(len(metered) if each is metered else 4))
         clock.move(0.5)
@@ -340,14 +280,15 @@ def test_a_loop_that_ends_early_reports_its_whole_steps(end: str, steps: int) ->
 def test_reports_come_by_seconds_or_are_asked_for(every: str, times: Iterable[int]) -> None:
     """One that is asked for leaves out the step that is not over."""
     reports = Reports()
-    metered = precache.meter(Slept([0.02] * 20), every, to=[reports], name=f"every {every}")
-    list(metered)
-    metered.flush()
+    for _ in meter((time.sleep(0.02) for _ in range(20)), every, to=[reports]):
+        time.sleep(0.01)
     assert sum(report.steps for report in reports) == 20
     assert len(reports) in times
-    assert reports[0].iteration.max >= reports[0].data.max > 0
+    for report in reports:
+        assert report.data.mean >= 0.02
+        assert report.iteration.mean >= report.data.mean + 0.01
     reports.clear()
-    metered = precache.meter(Slept([0.001] * 3), to=[reports], name=f"asked {every}")
+    metered = precache.meter([0, 1, 2], to=[reports], name=f"asked {every}")
     asked = [metered.report() for _ in metered]
     metered.flush()
     assert [(report.steps, report.step) for report in asked] == [(0, 0), (1, 1), (1, 2)]
@@ -368,3 +309,79 @@ def test_an_iterator_that_is_never_closed_does_not_keep_the_process(
     )
     assert "batch [0, 1, 2, 3]" in done.stdout
     assert not done.stderr
+
+
+def test_an_output_that_fails_is_logged_and_a_slow_one_holds_up_no_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    free, passed = threading.Event(), []
+
+    def fail(report: precache.StallReport) -> None:
+        raise ConnectionError("the dashboard is away")
+
+    def slow(report: precache.StallReport) -> None:
+        assert free.wait(60)
+        passed.append(report.step)
+
+    metered = precache.meter(range(4), every=2, to=[fail, slow], name="bad outputs")
+    assert list(metered) == [0, 1, 2, 3]
+    assert passed == []  # two reports are due, and the first is still on its way
+    free.set()
+    metered.flush()
+    assert passed == [2, 4]
+    failed = [f"sending the report of step {step} failed" for step in passed]
+    assert [record.getMessage() for record in caplog.records] == failed
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks", "text"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4), ""),
+        ({"PMIX_RANK": "17"}, (0, 1), "this process alone, as rank 0 of 1: the launcher gave"),
+    ],
+)
+def test_ranks_without_a_store_report_each_for_itself(
+    variables: dict[str, str], ranks: tuple[int, int], text: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """As rank 0 of 1 where that is unclear, which ends no training and is said once."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    reports = Reports()
+    metered = precache.meter(range(3), to=[reports], threshold=1, name=f"alone {text}")
+    assert list(metered) == list(metered) == [0, 1, 2]
+    metered.flush()
+    for report in (*reports, metered.report()):
+        assert (report.rank, report.world_size) == ranks
+        assert [stalls.rank for stalls in report.ranks] == [report.rank]
+        assert "worst" not in str(report)
+    assert str(reports[0]).startswith("rank 1: alone" if ranks[0] else "alone")
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text in message and "PMIX_RANK='17'" in message for message in messages] == (
+        [True] if text else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"key": ["a", "b"]}, ("a", "b")),
+        ({"key": "a"}, ("a",)),
+        ({"__key__": ("a",)}, ("a",)),
+        ({"row": torch.tensor([3, 4])}, (3, 4)),
+        ({"row": np.array([3, 4])}, (3, 4)),
+        ({"row": [np.int64(3), 4], "key": [b"a\xff", np.str_("b")]}, ("a\ufffd", "b")),
+        ({"key": [np.zeros((2, 3)), np.zeros((2, 4))], "row": [np.int64(3)]}, (3,)),
+        ({"key": torch.ones(2, requires_grad=True)}, ()),
+        ({"key": [torch.ones(2, requires_grad=True)] * 2}, ()),
+        ({"key": [float("nan")]}, ()),
+        ({"row": torch.tensor([3]), "key": ["c"]}, ("c",)),
+        ({"image": torch.zeros(2)}, ()),
+        ((torch.zeros(2), torch.zeros(2)), ()),
+        (None, ()),
+    ],
+)
+def test_what_a_batch_says_of_its_samples(batch: object, expected: tuple[str | int, ...]) -> None:
+    keys = keys_in_batch(batch)()
+    assert keys == expected
+    assert tuple(json.loads(json.dumps(keys))) == expected

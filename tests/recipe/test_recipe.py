@@ -118,6 +118,7 @@ def test_flags_toml_and_python_give_the_same_fingerprint(
     recipes = [
         _from_flags(flags, monkeypatch),
         _from_flags(f"--recipe {file}", monkeypatch),
+        _from_flags(f"--recipe {canonical_json(python.to_dict()).decode()}", monkeypatch),
         Recipe.from_toml(file),
         python,
     ]

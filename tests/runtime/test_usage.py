@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -138,3 +139,12 @@ def test_a_loader_starts_no_more_threads_than_its_process_and_its_quota_allow(
             assert _threads(stores["image"], allowed, *within) == 1
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
+
+
+def test_differences_of_readings_never_fall_below_zero() -> None:
+    readings = usage.Usage(1.0, 5.0, None, 10.0), usage.Usage(2.0, 3.0)
+    for before, after in itertools.permutations(readings):
+        gained = after - before
+        assert gained.read_bytes is None
+        assert gained.cpu is not None
+        assert gained.cpu >= 0

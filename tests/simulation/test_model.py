@@ -1,9 +1,10 @@
-"""The recurrence against closed forms, an exact chain, published figures, and its own laws."""
+"""The recurrence against closed forms, an exact chain, published figures, its laws; the command."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import UsageError
-from precache.simulation.model import SCENARIOS, Simulation, simulate
+from precache.simulation.model import SCENARIOS, simulate
 from precache.simulation.page import render_simulation
+from tests.support.command_line import Run
 
 SETTINGS = st.fixed_dictionaries(
     {
         "load_ms": st.floats(1, 3000) | st.lists(st.floats(1, 99), min_size=1),
         "step_ms": st.integers(10, 300) | st.floats(10, 300),
-        "workers": st.integers(0, 12),
-        "prefetch": st.integers(1, 4),
-        "in_order": st.booleans(),
-        "startup_ms": st.sampled_from([0, 700, 20_000]),
-        "handover_ms": st.sampled_from([0, 3]),
-        "copy_ms": st.sampled_from([0, 2.5]),
-        "step_cv": st.sampled_from([0, 0.3]),
-        "seconds": st.floats(0.5, 8),
-        "seed": st.integers(0, 2**32),
+        "workers": st.integers(0, 12), "prefetch": st.integers(1, 4), "in_order": st.booleans(),
+        "startup_ms": st.sampled_from([0, 700, 20_000]), "handover_ms": st.sampled_from([0, 3]),
+        "copy_ms": st.sampled_from([0, 2.5]), "step_cv": st.sampled_from([0, 0.3]),
+        "seconds": st.floats(0.5, 8), "seed": st.integers(0, 2**32),
     }
 )  # fmt: skip
-
-
-def _done(found: Simulation) -> np.ndarray:
-    return np.sort(found.batches.done)[: found.done]
 
 
 # --- known answers ------------------------------------------------------------------------------
@@ -62,13 +55,14 @@ def test_workers_that_begin_together_make_spikes_and_those_one_by_one_none() -> 
 
 
 def test_slow_batches_hold_up_those_behind_them_only_in_order() -> None:
-    in_order, first_ready = (
-        np.mean([simulate(**SCENARIOS["high-variance"], seed=seed, in_order=order).stall_share
-                 for seed in range(10)])
-        for order in (True, False)
-    )  # fmt: skip
-    assert in_order > 0.05
-    assert first_ready < 0.01
+    def stall(in_order: bool) -> float:
+        runs = [
+            simulate(**SCENARIOS["high-variance"], seed=n, in_order=in_order) for n in range(10)
+        ]
+        return float(np.mean([run.stall_share for run in runs]))
+
+    assert stall(True) > 0.05
+    assert stall(False) < 0.01
 
 
 @given(
@@ -121,15 +115,10 @@ def _chain(workers: int, room: int, load: float, step: float) -> tuple[float, fl
 def test_exponential_times_agree_with_the_exact_chain(workers: int, prefetch: int) -> None:
     """Where no worker can be idle beside one with two batches to load."""
     rate, stall = _chain(workers, workers * (prefetch - 1), 0.1 * workers, 0.1)
-    found = [
-        simulate(100 * workers, 100, workers, prefetch=prefetch, in_order=False, load_cv=1,
-                 step_cv=1, seconds=600, seed=seed)
-        for seed in range(12)
-    ]  # fmt: skip
-    for exact, values in (
-        (rate, [one.batches_per_s for one in found]),
-        (stall, [one.stall_share for one in found]),
-    ):
+    setting = {"prefetch": prefetch, "in_order": False, "load_cv": 1, "step_cv": 1, "seconds": 600}
+    found = [simulate(100 * workers, 100, workers, **setting, seed=seed) for seed in range(12)]
+    for exact, name in ((rate, "batches_per_s"), (stall, "stall_share")):
+        values = [getattr(one, name) for one in found]
         error = 4 * np.std(values, ddof=1) / math.sqrt(len(values)) + 0.005 * exact
         assert np.mean(values) == pytest.approx(exact, abs=error)
 
@@ -181,19 +170,19 @@ def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
     assert (batches.taken[order][1:] >= batches.done[order][:-1]).all()
     if setting["in_order"]:
         assert (order == np.arange(len(order))).all()
-    for number in range(found.setting.window, len(order)):
-        before = order[number - found.setting.window]
-        assert (
-            batches.asked[number]
-            <= (batches.done if not setting["workers"] else batches.taken)[before]
-        )
+    before = (batches.taken if setting["workers"] else batches.done)[order]
+    window = found.setting.window
+    assert (batches.asked[window : len(order)] <= before[: max(0, len(order) - window)]).all()
 
 
 @given(SETTINGS)
 def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str, Any]) -> None:
     setting["in_order"] = True
-    few = _done(simulate(**setting))
-    more = _done(simulate(**setting | {"prefetch": setting["prefetch"] + 1}))
+    few, more = (
+        found.batches.done[: found.done]
+        for prefetch in (setting["prefetch"], setting["prefetch"] + 1)
+        for found in [simulate(**{**setting, "prefetch": prefetch})]
+    )
     assert len(more) >= len(few)
     assert (more[: len(few)] <= few).all()
 
@@ -201,19 +190,17 @@ def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str,
 TIMES = st.floats(0, 1e13) | st.floats(1e-9, 10) | st.lists(st.floats(0, 1e12), max_size=4)
 
 
+ANY = {
+    **dict.fromkeys(("load_ms", "step_ms", "startup_ms"), TIMES),
+    **dict.fromkeys(("handover_ms", "copy_ms"), st.floats(0, 1e13)),
+    **dict.fromkeys(("load_cv", "step_cv"), st.none() | st.floats(0, 100)),
+    "workers": st.integers(0, 40) | st.integers(0, 10**6), "prefetch": st.integers(1, 50),
+    "seconds": st.floats(1e-7, 20) | st.floats(1e-6, 1e9),
+}  # fmt: skip
+
+
 @settings(suppress_health_check=list(HealthCheck), max_examples=40)
-@given(
-    setting=st.fixed_dictionaries(
-        {
-            **dict.fromkeys(("load_ms", "step_ms", "startup_ms"), TIMES),
-            "workers": st.integers(0, 40) | st.integers(0, 10**6),
-            "prefetch": st.integers(1, 50),
-            **dict.fromkeys(("handover_ms", "copy_ms"), st.floats(0, 1e13)),
-            **dict.fromkeys(("load_cv", "step_cv"), st.none() | st.floats(0, 100)),
-            "seconds": st.floats(1e-7, 20) | st.floats(1e-6, 1e9),
-        }
-    )
-)
+@given(setting=st.fixed_dictionaries(ANY))
 @example({"load_ms": 1e12, "load_cv": 100, "step_ms": 1e12, "workers": 2, "seconds": 1e8})
 @example({"load_ms": 1, "step_ms": 100, "workers": 50_000, "prefetch": 1, "seconds": 1})
 @example({"load_ms": 2000, "step_ms": 100, "workers": 2, "seconds": 1e-6})
@@ -258,3 +245,54 @@ def test_whatever_can_be_simulated_can_be_reported(setting: dict[str, Any]) -> N
 def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         simulate(**{"load_ms": 1, "step_ms": 1, "workers": 2} | wrong)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+STEADY = ("--load-ms", 2000, "--workers", 7, "--step-ms", 100)
+TRACE = ("--load-ms", "x.txt", *STEADY[2:])
+
+
+def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
+    flags = "--prefetch 3 --no-in-order --startup-ms 9 --handover-ms 1 --copy-ms 2 --step-cv 0.1"
+    settings = {"prefetch": 3, "in_order": False, "startup_ms": 9, "handover_ms": 1, "copy_ms": 2}
+    expected = simulate(2000, 100, 7, **settings, step_cv=0.1, seed=5, load_cv=0.2)
+    more = ("--seed", 5, "--load-cv", 0.2)
+    assert run("simulate", *STEADY, *flags.split(), *more) == (0, f"{expected}\n", "")
+    assert run("simulate", *STEADY, *flags.split(), *more, "--json").json == expected.to_dict()
+    page = tmp_path / "a.html"
+    assert run("simulate", *STEADY, "--html", page).status == 0
+    assert page.read_text("utf-8") == render_simulation(simulate(2000, 100, 7))
+    out = run("simulate", "--scenario", "balanced", "--workers", 8).out
+    assert out == f"{simulate(**{**SCENARIOS['balanced'], 'workers': 8})}\n"
+    assert out == f"{simulate(scenario='balanced', workers=8)}\n"
+    trace = tmp_path / "times.txt"
+    trace.write_text("# measured on Monday\n1e2\n\n300,  200 # a row\n")
+    out = run("simulate", "--load-ms", trace, "--workers", 2, "--step-ms", 10).out
+    assert out == f"{simulate([100, 300, 200], 10, 2)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "says"),
+    [
+        ((*STEADY[:2], "--workers", -1, "--step-ms", 100), None, "workers is -1"),
+        (STEADY[2:], None, "give load_ms, or a scenario"),
+        (STEADY[:2], None, "give step_ms and workers, or a scenario"),
+        (("--scenario", "high"), None, "scenario is 'high'; there are loading-bound, "),
+        ((*STEADY, "--html", "no/a.html"), None, "no/a.html cannot be written"),
+        (TRACE, None, "cannot read the times in x.txt"),
+        (TRACE, "12\n13 ms\n", "x.txt: could not convert string to float: 'ms'; give millisec"),
+        (TRACE, "# none\n", "x.txt holds no times"),
+    ],
+)
+def test_bad_usage_ends_in_a_message_and_status_2(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...],
+    text: str | None, says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("x.txt").write_text(text)
+    status, out, err = run("simulate", *arguments)
+    assert (status, out) == (2, "")
+    assert says in err

@@ -91,6 +91,10 @@ class Tab:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
+    def text(self, selector: str) -> str:
+        """The text of an element."""
+        return str(self.run(f"document.querySelector({json.dumps(selector)}).textContent"))
+
     def open(
         self, page: Path | str, width: int = 1000, *, dark: bool = False, still: bool = False
     ) -> None:
@@ -120,13 +124,14 @@ class Tab:
         )
         return found
 
-    def fine(self, path: Path) -> None:
-        """The page is, on a light phone and on a dark desk, without an error or a fault."""
-        for width, dark in ((360, False), (1200, True)):
+    def fine(self, page: Path | str) -> None:
+        """The page is, on phones and desks, light and dark, without an error or a fault."""
+        url = page if isinstance(page, str) else page.as_uri()
+        for width, dark in ((360, False), (390, True), (1200, False), (1200, True)):
             self.errors.clear()
             self.requests.clear()
-            self.open(path, width, dark=dark)
-            assert [url for url in self.requests if not url.startswith("data:")] == [path.as_uri()]
+            self.open(page, width, dark=dark)
+            assert [url for url in self.requests if not url.startswith("data:")] == [url]
             over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert self.run(over) == 0
             if AXE is not None:

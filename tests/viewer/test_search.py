@@ -1,9 +1,7 @@
-"""Rows found by key, class and state: in bounded memory and time, however many there are."""
+"""Rows found by key, class and state, whose keys are read only where they are needed."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,106 +10,54 @@ import numpy as np
 import pytest
 
 from precache.errors import UsageError
-from precache.store import version
-from precache.store.arrays import checks_per_object
-from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
+from precache.store import small_arrays, version
+from precache.viewer import search
 from precache.viewer.search import Catalogue, Query
 from tests.conftest import BuiltStore
-from tests.support.building import write
-from tests.support.forging import settle
-
-ROWS = 1_000_000
-FAR = 900_000
-"""A row whose shard is there, as are those of the first rows."""
-
-
-def write_large(built: BuiltStore, to: Path) -> Path:
-    """A store that says it has a million rows: real metadata and small arrays, three shards."""
-    folder = to / built.result.version
-    shutil.copytree(built.path, to)
-    document = json.loads((folder / "zarr.json").read_bytes())
-    own = document["attributes"]["precache"]
-    per_shard = own["rows_per_shard"]
-    own.update(rows=ROWS, holes=2)
-    (folder / "zarr.json").write_text(json.dumps(document))
-    array = json.loads((folder / "image/zarr.json").read_bytes())
-    array["shape"][0] = ROWS
-    (folder / "image/zarr.json").write_text(json.dumps(array))
-    version = built.open()
-    leaves = version.shard_leaves("image")
-    table = np.zeros((ROWS // per_shard, 3), np.uint64)
-    checks = np.zeros((ROWS // per_shard, len(version.checks("image", 0))), np.uint32)
-    for number, leaf in enumerate(leaves):
-        table[number] = leaf.size, leaf.xxh3 >> 64, leaf.xxh3 & 2**64 - 1
-        checks[number] = version.checks("image", number)
-    table[FAR // per_shard], checks[FAR // per_shard] = table[0], checks[0]
-    shutil.copytree(folder / "image/c/0", folder / f"image/c/{FAR // per_shard}")
-    labels = (np.arange(ROWS) % 3).astype(np.int8)
-    valid = np.ones(ROWS, np.bool_)
-    valid[[5, 777_777]] = False
-    keys = [f"{row % 3}/{row:07d}.jpg" for row in range(ROWS)]
-    per_object = checks_per_object(checks.shape[1])
-    for array_name, files in {
-        "label": small_array(labels, ["row"], fill_value=-1),
-        "valid": small_array(valid, ["row"], fill_value=False),
-        "shards/image": small_array(table, ["shard", "size_xxh3"]),
-        "_checks/image": small_array(checks, ["shard", "chunk"], per_chunk=per_object),
-        "key": string_array(keys, "row"),
-    }.items():
-        shutil.rmtree(folder / array_name)
-        for name, data in files.items():
-            write(folder / array_name / name, data)
-    settle(folder)
-    return to
-
-
-@pytest.fixture(scope="module")
-def large(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_large(stores["raw"], tmp_path_factory.mktemp("large") / "store")
+from tests.support.building import flip
 
 
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The chunks of keys that were read, in order."""
-    read: list[str] = []
-    decode = version.decode_strings
+    """Chunks of eight keys that were read, in order."""
+    read, decode = list[str](), version.decode_strings
 
     def spy(data: bytes, where: str, count: int) -> Any:
         read.append(where.rpartition("/")[2])
         return decode(data, where, count)
 
     monkeypatch.setattr(version, "decode_strings", spy)
+    for module in (small_arrays, version, search):
+        monkeypatch.setattr(module, "KEYS_PER_CHUNK", 8)
     return read
 
 
 def test_paging_and_searches_read_the_keys_that_they_need_alone(
-    large: Path, chunks_read: list[str]
+    tiles: Path, make_store: Callable[..., BuiltStore], chunks_read: list[str]
 ) -> None:
-    shown = Catalogue(str(large))
-    found = shown.find(Query(), FAR, 24)
-    assert found.rows == list(range(FAR, FAR + 24))
-    assert (found.first, found.later) == (FAR, FAR + 24)
+    """Of 25 cats, 25 dogs and 25 eels, the last dog and eel being holes."""
+    store = make_store(tiles, keep_order=True)
+    keys = sorted(str(path.relative_to(tiles)) for path in tiles.rglob("*.png"))
+    shown = Catalogue(str(store.path))
+    found = shown.find(Query(), 60, 5)
+    assert (found.rows, found.first, found.later) == ([60, 61, 62, 63, 64], 60, 65)
     counts = [(label, rows) for label, _, rows in shown.counts]
-    assert counts == [(0, 333_333), (1, 333_333), (2, 333_332)]
+    assert counts == [(0, 25), (1, 24), (2, 24)]
     assert chunks_read == [], "nothing is asked of keys"
-    assert shown.key(FAR) == "0/0900000.jpg"
-    assert chunks_read == [str(FAR // KEYS_PER_CHUNK)]
-    [row] = shown.read([FAR])
-    [first] = shown.read([0])
+    assert shown.key(60) == keys[60]
+    assert chunks_read == ["7"]
+    [row] = shown.read([60])
     assert isinstance(row, dict)
-    assert isinstance(first, dict)
-    assert np.array_equal(row["image"], first["image"])
+    assert np.array_equal(row["image"], store.pixels(keys[60]))
     chunks_read.clear()
-    found = Catalogue(str(large)).find(Query("77", state="holes"), 0, 24)
-    assert found.rows == [777_777]
-    assert chunks_read == ["0", str(777_777 // KEYS_PER_CHUNK)], "those of the two holes"
+    found = Catalogue(str(store.path)).find(Query("74", state="holes"), 0, 24)
+    assert (found.rows, chunks_read) == ([74], ["6", "9"]), "those of the two holes"
     chunks_read.clear()
-    shown = Catalogue(str(large))
-    found = shown.find(Query("1/"), 0, 24)
-    assert found.rows == list(range(1, 72, 3))
-    assert found.later == 71
-    assert shown.find(Query("2/"), found.later, 24).rows[0] == 71
-    assert chunks_read == ["0"], "kept from the search before"
+    shown = Catalogue(str(store.path))
+    found = shown.find(Query("dog/"), 0, 5)
+    assert (found.rows, found.later) == ([25, 26, 27, 28, 29], 30)
+    assert shown.find(Query("eel/"), 30, 5).rows[0] == 50
+    assert chunks_read == list("0123456"), "the last one is kept from the search before"
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +99,7 @@ def test_one_damaged_row_leaves_the_others(
     stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
 ) -> None:
     damaged = copy_store(stores["image"])
-    path = damaged.shard_path(0)
-    data = bytearray(path.read_bytes())
-    data[20] ^= 1
-    path.write_bytes(data)
+    flip(damaged.shard_path(0), 20)
     read = Catalogue(str(damaged.path)).read(range(8))
     assert [row for row, each in enumerate(read) if isinstance(each, str)] == [0]
     assert "damaged at row 0" in str(read[0])

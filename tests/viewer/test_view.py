@@ -24,10 +24,9 @@ import precache
 from precache.errors import StorageError, UsageError
 from precache.storage.open import open_folder
 from precache.viewer.cards import side_of
-from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
 from tests.conftest import BuiltStore
-from tests.support.browser import AXE, Tab
+from tests.support.browser import Tab
 from tests.support.building import (
     build_here,
     command,
@@ -38,7 +37,7 @@ from tests.support.building import (
     running,
     write,
     write_jpegs,
-)
+)  # fmt: skip
 from tests.support.command_line import Run
 from tests.support.html_page import Page, stands_alone
 from tests.support.servers import S3Server
@@ -51,32 +50,23 @@ HOSTILE = [
     "ö/中 é\u202e.png",
 ]
 BROKEN = "cat/broken <img src=x onerror=alert(1)>.jpg"
-RECIPE: dict[str, Any] = {
-    "fields": {
-        "image": {"ops": [{"op": "decode"}, {"op": "center_crop", "size": [40, 48]}]},
-        "small": {
-            "ops": [
-                {"op": "decode", "mode": "L"},
-                {"op": "resize", "size": [12, 20]},
-                {"op": "to_dtype", "dtype": "float32", "scale": True},
-            ]
-        },
-        "ends": {
-            "ops": [
-                {"op": "decode"},
-                {"op": "function", "function": "tests.viewer.test_view:ends", "version": "1",
-                 "dtype": "uint8", "shape": [2]},
-            ]
-        },
-    }
+ENDS = {"op": "function", "function": "tests.viewer.test_view:ends", "version": "1",
+        "dtype": "uint8", "shape": [2]}  # fmt: skip
+OPS: dict[str, list[dict[str, Any]]] = {
+    "image": [{"op": "decode"}, {"op": "center_crop", "size": [40, 48]}],
+    "small": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [12, 20]},
+              {"op": "to_dtype", "dtype": "float32", "scale": True}],
+    "ends": [{"op": "decode"}, ENDS],
 }  # fmt: skip
-calls: list[int] = []
 
 
 def ends(array: np.ndarray) -> np.ndarray:
     """A function of a recipe: the least and the greatest value."""
-    calls.append(1)
     return np.array([array.min(), array.max()], np.uint8)
+
+
+def recipe_of(fields: dict[str, Any]) -> precache.Recipe:
+    return precache.Recipe.from_dict({"fields": fields})
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +77,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[..., Bu
     for number, key in enumerate(keys):
         write(root / key, encoded(cut(number, (52, 44)), "PNG"))
     write(root / BROKEN, b"no image at all")
-    return make_store(root, precache.Recipe.from_dict(RECIPE), shard_samples=4)
+    return make_store(
+        root, recipe_of({name: {"ops": ops} for name, ops in OPS.items()}), shard_samples=4
+    )
 
 
 @contextlib.contextmanager
@@ -152,12 +144,11 @@ def test_pages_show_every_key_as_it_is_and_no_other_markup(
     assert keys(pages) == list(built.open().keys)
     assert set(HOSTILE) < set(keys(pages))
     for read in pages:
-        tags = {name for name, _ in read.elements}
-        assert not tags & {"script", "b", "iframe", "object"}
+        assert not {name for name, _ in read.elements} & {"script", "b", "iframe", "object"}
         assert all(not name.startswith("on") for _, each in read.elements for name in each)
-        assert all(each.get("alt") for each in read.all("img"))
-        assert all(set(each) <= {"src", "alt", "width", "height"}
-                   for each in read.all("img"))  # fmt: skip
+        for each in read.all("img"):
+            assert each["alt"]
+            assert set(each) <= {"src", "alt", "width", "height"}
 
 
 def test_every_picture_of_every_page_is_there_and_right_and_a_hole_has_its_reason(
@@ -200,14 +191,9 @@ def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
             assert np.array_equal(image(body), dataset[1]["image"].permute(1, 2, 0).numpy())
 
 
-def voc_colour(number: int) -> list[int]:
-    """The colour of a class in Pascal VOC, by the code of its development kit."""
-    colour = [0, 0, 0]
-    for place in range(8):
-        for channel in range(3):
-            colour[channel] |= (number >> channel & 1) << (7 - place)
-        number >>= 3
-    return colour
+VOC = {1: "800000", 2: "008000", 3: "808000", 4: "000080", 5: "800080", 6: "008080", 14: "408080",
+       255: "e0e0c0"}  # fmt: skip
+"""Colours of the classes of Pascal VOC, as its own pictures have them."""
 
 
 def test_masks_lie_over_their_images(tmp_path: Path) -> None:
@@ -217,19 +203,17 @@ def test_masks_lie_over_their_images(tmp_path: Path) -> None:
         write(tmp_path / f"images/{number}.png", encoded(photo, "PNG"))
         write(tmp_path / f"masks/{number}.png", encoded(Image.fromarray(mask), "PNG"))
     of_masks = {"input": "masks", "ops": [{"op": "decode", "mode": "P"}]}
-    fields = {"image": {"ops": [{"op": "decode"}]}, "mask": of_masks}
-    recipe = precache.Recipe.from_dict({"fields": fields})
+    recipe = recipe_of({"image": {"ops": [{"op": "decode"}]}, "mask": of_masks})
     build_here(tmp_path / "{images,masks}", tmp_path / "store", recipe)
     dataset = precache.CachedDataset(tmp_path / "store")
     with served(str(tmp_path / "store")) as server:
         for row, key in enumerate(dataset.keys):
             read = page(server, f"row/{row}")
             pixels, classes = dataset[row]["image"].numpy(), dataset[row]["mask"][0].numpy()
-            colours = np.array([voc_colour(n) for n in range(256)])[classes]
-            wanted = np.where(
-                classes[..., None] > 0, (pixels.transpose(1, 2, 0) + colours) // 2,
-                pixels.transpose(1, 2, 0),
-            )  # fmt: skip
+            colours = np.zeros((256, 3), int)
+            colours[[*VOC]] = [[*bytes.fromhex(colour)] for colour in VOC.values()]
+            pixels = pixels.transpose(1, 2, 0)
+            wanted = np.where(classes[..., None] > 0, (pixels + colours[classes]) // 2, pixels)
             assert np.array_equal(image(read.pictures[f"mask over image of {key}"]), wanted)
             assert ", 14, 255" in read.text
 
@@ -268,11 +252,8 @@ def test_what_is_shown_is_there_as_json(
     assert [row["key"] for row in data["rows"]] == keys([page(server, "?class=dog")])
     assert all(row["labels"] == ["dog"] for row in data["rows"])
     assert data["info"]["version"] == version.id
-    for told in (
-        version.id,
-        "decode → center_crop(size=(40, 48))",
-        f"{version.std['image'][2]:.2f}",
-    ):
+    deviation = f"{version.std['image'][2]:.2f}"
+    for told in (version.id, "decode → center_crop(size=(40, 48))", deviation):
         assert told in page(server).text
     assert data["info"]["recipe"] == version.recipe.to_dict()
     following = json.loads(ask(server, f"rows.json?class=dog&from={data['next']}")[2])
@@ -351,17 +332,18 @@ def test_addresses_that_make_no_sense_are_errors_and_no_more(server: ViewServer)
 def test_every_answer_forbids_scripts_frames_and_other_hosts(server: ViewServer) -> None:
     for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
         assert ask(server, "", method=method)[0] == 501
+    fixed = {
+        "x-content-type-options": "nosniff", "cache-control": "no-store", "server": "precache"
+    }  # fmt: skip
     for path in ("", "row/0", "rows.json", "nothing", "/"):
         headers = ask(server, path)[1]
-        rules = dict(each.strip().split(" ", 1)
-                     for each in headers["content-security-policy"].split(";"))  # fmt: skip
+        assert headers.items() >= fixed.items()
+        policy = headers["content-security-policy"]
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
         assert rules["img-src"] == "data:"
         assert "script-src" not in rules
-        assert "unsafe" not in headers["content-security-policy"]
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["cache-control"] == "no-store"
-        assert headers["server"] == "precache"
+        assert "unsafe" not in policy
 
 
 def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
@@ -388,15 +370,14 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
 
 
 def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path, run: Run) -> None:
-    store = str(built.path)
     for count in (0, -1, 1001):
         with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
-            precache.view(store, rows=count)
-    view = precache.view(store)
+            precache.view(built.path, rows=count)
+    view = precache.view(built.path)
     with pytest.raises(StorageError, match="cannot write"):
         view.write(tmp_path)
     with pytest.raises(UsageError, match="has no class 'dgo'; did you mean dog"):
-        precache.view(store, label="dgo").write(tmp_path / "x.html")
+        precache.view(built.path, label="dgo").write(tmp_path / "x.html")
     with pytest.raises(UsageError, match="cannot listen on port 99999"):
         ViewServer(view.pages, 99999)
     with ViewServer(view.pages) as other, pytest.raises(UsageError, match="give another"):
@@ -438,20 +419,13 @@ def test_a_static_page_needs_nothing_else_and_is_bounded(
 def test_pages_are_fine_in_a_browser(
     server: ViewServer, built: BuiltStore, tmp_path: Path, tab: Tab
 ) -> None:
-    """On a phone and a desk, in the light and the dark, without an error or a fault."""
     [hole] = built.open().hole_rows.tolist()
-    server.pages.grid(Query())
     precache.view(built.path).write(tmp_path / "page.html")
-    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     drawn = "[...document.images].every(each => each.naturalWidth > 0) && document.images.length"
     tab.fine(tmp_path / "page.html")
     for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 2), (f"row/{hole}", 0)):
-        for width, dark in ((360, True), (1200, False)):
-            tab.errors.clear()
-            tab.open(server.url + path, width, dark=dark)
-            assert (tab.run(over), tab.errors) == (0, [])
-            assert tab.run(drawn) >= images
-            assert AXE is None or tab.faults() == []
+        tab.fine(server.url + path)
+        assert tab.run(drawn) >= images
 
 
 class Boxed:
@@ -472,8 +446,7 @@ class Boxed:
 def test_boxes_and_keypoints_are_drawn_over_their_images(tmp_path: Path) -> None:
     corners = {"kind": "keypoints", "of": "boxes"}
     fields = {"image": {"ops": [{"op": "decode"}]}, "boxes": {"kind": "boxes"}, "corners": corners}
-    recipe = precache.Recipe.from_dict({"fields": fields})
-    build_here(f"python:{__name__}:Boxed", tmp_path, recipe)
+    build_here(f"python:{__name__}:Boxed", tmp_path, recipe_of(fields))
     dataset = precache.CachedDataset(tmp_path)
     with served(str(tmp_path)) as server:
         for row, key in enumerate(dataset.keys):

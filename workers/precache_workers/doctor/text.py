@@ -147,7 +147,9 @@ def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tup
             "median ms": [number(trial.median_ms) for trial in trials],
             "p95": [number(trial.p95_ms) for trial in trials],
         }
-        yield f"Reading whole files of the source at random{io_wait}", _table(columns)
+        # A bucket's are in no memory of this machine.
+        cold = "" if "://" in report.source else ", dropped from memory before"
+        yield f"Reading whole files of the source at random{cold}{io_wait}", _table(columns)
 
 
 def _build_cpu(report: DoctorReport, codec: CodecFigures) -> float:
