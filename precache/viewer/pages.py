@@ -87,13 +87,14 @@ class Pages:
     def _class_table(self, served: bool) -> list[tuple[object, ...]]:
         counts = self._catalogue.counts
         largest = max((rows for _, _, rows in counts), default=1)
+
+        def shown(name: str) -> str:
+            return hyperlink(name, _target({"class": name})) if name and served else name
+
         return [
-            (
-                hyperlink(name, _target({"class": name})) if name and served else name or "no label",
-                label, f"{rows:,}", bar(rows / largest),
-            )
+            (shown(name) or "no label", label, f"{rows:,}", bar(rows / largest))
             for label, name, rows in counts[:TABLE_ROWS]
-        ]  # fmt: skip
+        ]
 
     def _hole_table(self, served: bool) -> list[tuple[str, str]]:
         version = self._catalogue.version

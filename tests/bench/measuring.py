@@ -1,15 +1,18 @@
 """Benchmarks of what precache measures and predicts."""
 
 import itertools
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import precache
 from precache.diagnosis.judgement import Remedy
@@ -31,6 +34,7 @@ from tests.bench.harness import (
     rotated,
 )
 from tests.support import loops
+from tests.support.building import free_ports
 
 EVERY = 100
 BARE = "bare loop"
@@ -98,6 +102,57 @@ def _loop(loader: Iterable[Any]) -> tuple[float, float]:
     return last - wall, time.process_time() - cpu
 
 
+METERED = ("on no rank", "on each rank", "on rank 0 alone")
+
+
+@part("ends")
+def ends(
+    work: Work,
+    epochs: Annotated[int, "of each loop"] = 100,
+    steps: Annotated[int, "of an epoch"] = 20,
+    ranks: Annotated[int, "processes"] = 2,
+) -> Table:
+    """The stall meter at the end of an epoch, of ranks that meet in each step (gloo).
+
+    Each epoch has a meter of its own. Epochs with and without one take turns, with steps of 2 ms.
+    What is measured is the time from the end of the last step to the end of the loop.
+    """
+    context, [port] = multiprocessing.get_context("spawn"), free_ports(1)
+    with ProcessPoolExecutor(ranks, context) as pool:
+        begun = [pool.submit(_ends, n, ranks, port, epochs, steps) for n in range(ranks)]
+        spent = [rank.result() for rank in begun]
+    most = max(max(rank[name]) for rank in spent for name in METERED[1:])
+    table = Table(
+        f"The end of an epoch takes {1e3 * most:.2f} ms at most, of {epochs} on {ranks} gloo ranks",
+        ("a meter", "rank|d", "median µs|.0f", "longest ms|.2f", "at most|d"),
+        measured=spent,
+    )
+    for name, (number, rank) in itertools.product(METERED, enumerate(spent)):
+        table.add(name, number, 1e6 * statistics.median(rank[name]), 1e3 * max(rank[name]), 1)
+    return table
+
+
+def _ends(rank: int, ranks: int, port: int, epochs: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of each epoch's end, on one rank."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo")
+    spent: dict[str, list[float]] = {name: [] for name in METERED}
+    for _, name in itertools.product(range(epochs), METERED):
+        loader: Iterable[int] = range(steps)
+        if name == METERED[1] or (name == METERED[2] and rank == 0):
+            loader = precache.meter(loader, to=[], name=name)
+        last = 0.0
+        for _ in loader:
+            time.sleep(0.002)
+            dist.all_reduce(torch.ones(1))
+            last = time.perf_counter()
+        spent[name].append(time.perf_counter() - last)
+    dist.barrier()
+    dist.destroy_process_group()
+    return spent
+
+
 # --- the model of a loop -----------------------------------------------------------------------
 
 SETTINGS = (
@@ -146,6 +201,10 @@ def simulation(
         table.add(
             *names, statistics.median(real), statistics.median(model), over, *shares, 100 * points
         )
+    beyond = [max(abs(row[column]) for row in table.rows) for column in (6, 9)]
+    table.title += (
+        f": {beyond[0]:.1%} of throughput and {beyond[1]:.1f} points of stall off at most"
+    )
     return table
 
 
@@ -264,6 +323,9 @@ def gains(
             gain = after / before
             log.print(kind, loop.options, best.what, gain, best.gain)
             table.add(kind, best.what, before, after, gain, best.gain, best.gain / gain - 1)
+    off = [abs(row[-1]) for row in table.rows]
+    within = sum(error <= 0.25 for error in off)
+    table.title += f": {within} of {len(off)} within 25%, {max(off):.0%} off at most"
     return table
 
 
@@ -321,7 +383,7 @@ def _predicted(source: Path, store: Path, codec: str, seconds: float) -> tuple[f
     )
 
 
-PARTS = (meter, simulation, verdicts, gains, doctor)
+PARTS = (meter, ends, simulation, verdicts, gains, doctor)
 
 if __name__ == "__main__":
     main("measuring", PARTS)

@@ -112,22 +112,38 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_verdict_is_text_and_json(name: str) -> None:
-    found, verdict = CASES[name]
-    diagnosis = Diagnosis.of(found)
-    assert diagnosis.verdict == verdict, diagnosis.reason
-    assert diagnosis.without_waiting == pytest.approx(1 / found.step.mean)
-    lines = str(diagnosis).splitlines()
-    assert lines[0] == f"{verdict}: {diagnosis.reason}"
+def test_the_verdict_is_text_json_and_a_page(name: str) -> None:
+    measurements, verdict = CASES[name]
+    found = Diagnosis.of(measurements)
+    assert found.verdict == verdict, found.reason
+    assert found.without_waiting == pytest.approx(1 / measurements.step.mean)
+    lines = str(found).splitlines()
+    assert lines[0] == f"{verdict}: {found.reason}"
     assert any(line.split()[:2] == ["per", "batch"] for line in lines)
-    assert "loader alone" in str(diagnosis)
-    loaded = json.loads(json.dumps(diagnosis.to_dict()))
-    assert loaded["verdict"] == verdict
-    assert loaded["remedies"] == [vars(each) for each in diagnosis.remedies]
-    assert loaded["runs"]["step alone"]["mean"] == pytest.approx(found.step.mean)
+    assert "loader alone" in str(found)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["verdict"] == verdict
+    assert data["remedies"] == [vars(remedy) for remedy in found.remedies]
+    assert data["runs"]["step alone"]["mean"] == pytest.approx(measurements.step.mean)
     if name not in ("copies", "noise beside fast workers"):  # the model gives the measured speed
-        predicted = 1e3 * len(diagnosis.simulation.load) / diagnosis.simulation.end
-        assert predicted == pytest.approx(diagnosis.batches_per_s, rel=0.15)
+        predicted = 1e3 * len(found.simulation.load) / found.simulation.end
+        assert predicted == pytest.approx(found.batches_per_s, rel=0.15)
+    waits, stall = found.simulation.stall_share, measurements.together.stall
+    page = render_diagnosis(found)
+    stands_alone(page, scripts=2)
+    for text in (
+        found.reason,
+        f"it waits {waits:.0%} of the time; the measured loop waited {stall:.0%}",
+        f"<dd>{found.lost_share:.0%}</dd>",
+        *(f"<dt>{remedy.gain:.2f} x: {remedy.what}</dt>" for remedy in found.remedies),
+    ):
+        assert text in unescape(page)
+    now, *others = loops(found)
+    assert now == ("now", "measured", found.lost_share, found.batches_per_s)
+    helpful = [remedy for remedy in found.remedies if remedy.gain >= 1.05]
+    for remedy, (name, basis, lost, rate) in zip(helpful, others, strict=True):
+        assert (name, basis, rate) == (remedy.name, "predicted", remedy.batches_per_s)
+        assert lost == pytest.approx(1 - rate / found.without_waiting, abs=1e-9)
 
 
 SECONDS = st.floats(1e-4, 10)
@@ -201,6 +217,15 @@ def test_a_remedy_has_the_gain_that_its_times_give(
     assert text in f"{given.what}, {given.confidence}, {given.why}"
 
 
+def test_two_runs_add_up_to_the_run_of_both() -> None:
+    one, other = made(0.1, 0.5, wait=0.5, read_bytes=1e6), made(0.3, 1.0, wait=1.0)
+    other = replace(other, transform_share=0.5)
+    both = one + other
+    assert (both.total, both.usage.wall, both.usage.cpu) == pytest.approx((24, 24, 3 + 18))
+    assert (len(both.seconds), both.usage.read_bytes) == (120, None)
+    assert both.transform_share == pytest.approx(0.5 * 18 / (3 + 18)), "by their waits"
+
+
 def test_what_would_not_help_is_no_remedy() -> None:
     cached = measured(0.02, 0.06, 0.08, setup={"workers": None, "cached": True})
     pinned = measured(0.02, 0.002, 0.05, **CUDA | {"copies": replace(COPY, pinned=True)})
@@ -267,27 +292,6 @@ def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason(
     assert "so 67% of the time is lost to data." in str(found)
     assert "waited for data" not in str(LOOP)
     assert loops(LOOP)[0][2:] == pytest.approx((0.75, 12.5))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
-    found = Diagnosis.of(CASES[name][0])
-    html = render_diagnosis(found)
-    stands_alone(html, scripts=2)
-    waits, stall = found.simulation.stall_share, found.measurements.together.stall
-    for text in (
-        found.reason,
-        f"it waits {waits:.0%} of the time; the measured loop waited {stall:.0%}",
-        f"<dd>{found.lost_share:.0%}</dd>",
-        *(f"<dt>{remedy.gain:.2f} x: {remedy.what}</dt>" for remedy in found.remedies),
-    ):
-        assert text in unescape(html)
-    now, *others = loops(found)
-    assert now == ("now", "measured", found.lost_share, found.batches_per_s)
-    helpful = [remedy for remedy in found.remedies if remedy.gain >= 1.05]
-    for remedy, (name, basis, lost, rate) in zip(helpful, others, strict=True):
-        assert (name, basis, rate) == (remedy.name, "predicted", remedy.batches_per_s)
-        assert lost == pytest.approx(1 - rate / found.without_waiting, abs=1e-9)
 
 
 def test_what_a_page_plays_is_what_was_recorded(tab: Tab, tmp_path: Path) -> None:

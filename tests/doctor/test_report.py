@@ -212,6 +212,8 @@ def test_a_page_has_the_figures_of_what_was_found() -> None:
         *(f"<td>{FOUND.cores_at_rate(codec):.2f}</td>" for codec in FOUND.codecs),
         *(f'<td class="text">{s.key}</td><td>{size(s.nbytes)}</td>' for s in FOUND.slowest),
         *(f"{at.depth}</td><td>{at.requests_per_s:,.0f}</td>" for at in FOUND.storage),
+        "<span>without a cache</span> <strong>49%</strong>",
+        "<span>cached, image</span> <strong>0%</strong>",
     ):
         assert wanted in page
     stands_alone(page, scripts=2)

@@ -80,6 +80,6 @@ def _feeding(report: DoctorReport, before: Simulation) -> Chart:
             Panel("cores needed", needed, [plain(cores, 2) for cores in needed], available),
         ],
         ["orange"] + ["green"] * len(report.codecs),
-        "Stall is the share of its time in which the device waits, as simulated from CPU times on "
+        "Stall is the share of its time in which the device waits, as simulated on "
         f"{text.count_cores(report.cores)}.",
     )
