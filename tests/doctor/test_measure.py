@@ -151,6 +151,8 @@ def test_rows_of_different_shapes_have_no_store_and_random_ops_are_named(tmp_pat
     write_jpegs(tmp_path / "b", 4, (50, 50))
     found = examine(tmp_path, None, samples=9)
     assert (found.sampled, len(found.misfits), found.worthwhile) == (9, 4, False)
+    reason = "its row is uint8 (3, 50, 50), most are uint8 (3, 48, 64)"
+    assert {why for _, why in found.misfits} == {reason}
     assert found.cores == found.host.cores == usage.cores() >= 1
     assert 0 < found.host.memory_free <= found.host.memory
     names = {"decode": {}, "resize": {"size": [40, 40]}, "random_resized_crop": {"size": 32}}

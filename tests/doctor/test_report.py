@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.cli.calls import to_json
-from precache.cli.main import main
-from precache.errors import StorageError
 from precache.runtime.spread import Spread
 from precache.units import in_ms, size
 from precache_workers.doctor.page import (
@@ -235,16 +232,3 @@ def test_the_loops_that_are_modelled_stall_as_their_times_say() -> None:
             found = ask(rate, cores)
             for loop in (simulate_without_cache, simulate_with_cache):
                 assert loop(found).stall_share == pytest.approx(stall, abs=0.01)
-
-
-def test_what_cannot_be_written_is_said_before_measuring(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for page, text in (
-        (tmp_path / "no/such.html", "no/such.html cannot be written"),
-        (tmp_path, f"{tmp_path} is a folder"),
-    ):
-        assert main(["doctor", str(tmp_path), "--html", str(page)]) == 2
-        assert text in capfd.readouterr().err
-    with pytest.raises(StorageError, match="cannot write the page"):
-        FOUND.html(tmp_path)

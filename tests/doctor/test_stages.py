@@ -33,7 +33,7 @@ def through(root: Path, recipe: precache.Recipe = RECIPE, seconds: float = 60.0)
 
 
 def test_stages_and_rows_are_those_of_a_build(tmp_path: Path) -> None:
-    write_jpegs(tmp_path, 4, (64, 48))
+    write_jpegs(tmp_path, 9, (64, 48))
     write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
     write(tmp_path / "cat/broken.jpg", b"none")
     found = through(tmp_path)
@@ -41,7 +41,7 @@ def test_stages_and_rows_are_those_of_a_build(tmp_path: Path) -> None:
     assert [key for key, _ in found.failures] == ["cat/broken.jpg"]
     for name in ("fetch", *found.steps, "encode"):
         stage = found.stage(name)
-        assert len(stage.each_ms) == len(stage.each_cpu_ms) == 5
+        assert len(stage.each_ms) == len(stage.each_cpu_ms) == 10
         assert min(stage.each_cpu_ms) >= 0
         assert stage.ms.mean > 0
     source = FolderSource(LocalFolder(tmp_path))
@@ -51,19 +51,8 @@ def test_stages_and_rows_are_those_of_a_build(tmp_path: Path) -> None:
         assert np.array_equal(each.rows["image"], recipe(sample, each.key))
         assert each.nbytes == (tmp_path / each.key).stat().st_size
     assert found.shapes == {"image": RowShape((3, 32, 32), "uint8")}
-
-
-def test_rows_of_other_shapes_are_told_apart_and_a_few_are_measured_in_any_case(
-    tmp_path: Path,
-) -> None:
-    write_jpegs(tmp_path, 12)
-    write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
-    found = through(tmp_path, precache.Recipe.image())
-    assert found.misfits() == [
-        ("cat/wide.jpg", "its row is uint8 (3, 48, 90), most are uint8 (3, 48, 64)")
-    ]
-    assert len(found.usual) == 12
-    assert len(through(tmp_path, seconds=0.0).samples) == 8
+    few = through(tmp_path, seconds=0.0)
+    assert len(few.samples) + len(few.failures) == 8, "in any case"
 
 
 def test_fields_take_their_steps_together(tmp_path: Path) -> None:

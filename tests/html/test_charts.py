@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.html.charts import (
-    Bars,
-    Chart,
-    Dots,
-    Panel,
-    round_numbers,
-)
+from precache.html.charts import Bars, Chart, Dots, Panel, round_numbers
 from precache.html.pages import _environment
 
 EVIL = "</text><script>'&'$\\frac{$\n\u202e中"

@@ -33,13 +33,6 @@ PAGES: dict[str, Any] = {
 }
 
 
-def test_all_pages_carry_the_one_style_sheet() -> None:
-    sheet = (Path(pages.__file__).parent / "page.css").read_text("utf-8")
-    assert pages.style_sheet() == sheet
-    assert pages.style_sheet("view.css").startswith(sheet)
-    assert sheet in render_simulation(simulate(20, 10, 1, seconds=1))
-
-
 def test_a_missing_library_is_named_and_a_page_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

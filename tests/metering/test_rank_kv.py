@@ -29,37 +29,37 @@ def ranks() -> Iterator[list[RankKeyValue]]:
     del clients, server
 
 
-def _figures(rank: int, window: int) -> RankStalls:
-    return RankStalls(rank, window, 100, 0.01 * rank, 0.002, 0.1)
-
-
 def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spoke(
     ranks: list[RankKeyValue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def figures(rank: int, window: int) -> RankStalls:
+        return RankStalls(rank, window, 100, 0.01 * rank, 0.002, 0.1)
+
+    def put(rank: int, window: int) -> None:
+        ranks[rank].put(figures(rank, window))
+
     def wait(window: int, seconds: float) -> bool:
         time.sleep(seconds)
-        return True
+        return window != 3  # a later report is due
 
-    first, second, third = ranks
-    first.put(_figures(0, 1))
-    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 0.05)
-    assert first.gather(1, wait) == [_figures(0, 1)]
-    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 1000)  # it would hang
-    first.put(_figures(0, 2))
-    assert first.gather(2, wait) == [_figures(0, 2)]
-    second.put(_figures(1, 2))
-    first.put(_figures(0, 3))  # a later report is due: what is there will do
-    assert first.gather(3, lambda window, seconds: False) == [_figures(0, 3), _figures(1, 2)]
-    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 60)
+    def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
+        monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", limit)
+        assert ranks[0].gather(window, wait) == [figures(*one) for one in expected]
+
+    put(0, 1)
+    gathers(0.05, 1, (0, 1))
+    put(0, 2)
+    gathers(1000, 2, (0, 2))  # it would hang
+    put(1, 2)
+    put(0, 3)
+    gathers(1000, 3, (0, 3), (1, 2))  # what is there will do
     for window in (4, 5):
-        for rank in (0, 1):
-            ranks[rank].put(_figures(rank, window))
-        late = threading.Timer(0.05, third.put, [_figures(2, window)])
-        if window == 4:  # rank 2 is not waited for until it has spoken
-            late.run()
-        else:
-            late.start()
-        assert first.gather(window, wait) == [_figures(rank, window) for rank in range(3)]
+        put(0, window)
+        put(1, window)
+        late = threading.Timer(0.05, put, [2, window])
+        # Rank 2 is not waited for until it has spoken.
+        (late.run if window == 4 else late.start)()
+        gathers(60, window, (0, window), (1, window), (2, window))
     late.join()
 
 
@@ -98,8 +98,7 @@ def batches():
         yield number
 
 stalls = []
-to = [outputs.log(), outputs.jsonl(f"{folder}/{rank}.jsonl")]
-to.append(lambda report: stalls.append(report.stalls))
+to = [outputs.log(), outputs.jsonl(f"{folder}/{rank}.jsonl"), lambda r: stalls.append(r.stalls)]
 for epoch in range(2):
     metered = precache.meter(batches(), every=40, to=to, threshold=0.3)
     for batch in metered:
@@ -116,22 +115,21 @@ dist.destroy_process_group()
 def test_rank_0_names_the_worst_and_ranks_that_stall_write_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "train.py"), str(tmp_path)],
-        env=environment(), capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
+    line = [sys.executable, *launcher, str(tmp_path / "train.py"), str(tmp_path)]
+    done = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    reports = {
-        rank: [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()]
-        for rank in (0, 2)
-    }
+
+    def lines_of(name: str) -> list[str]:
+        return (tmp_path / name).read_text().splitlines()
+
     assert not (tmp_path / "1.jsonl").exists()
-    for rank in (0, 2):
-        assert [report["step"] for report in reports[rank]] == [40, 80, 90, 130, 170, 180]
-    for report in reports[0]:
+    first, third = (list(map(json.loads, lines_of(f"{rank}.jsonl"))) for rank in (0, 2))
+    for reports in (first, third):
+        assert [report["step"] for report in reports] == [40, 80, 90, 130, 170, 180]
+    for report in first:
         assert report["worst_rank"] == 2
         assert [each["rank"] for each in report["ranks"]] == [0, 1, 2]
-    assert all(report["stall_ratio"] > 0.3 for report in reports[2])
-    lines = [(tmp_path / f"{rank}.log").read_text().splitlines() for rank in range(3)]
+    assert all(report["stall_ratio"] > 0.3 for report in third)
+    lines = [lines_of(f"{rank}.log") for rank in range(3)]
     assert [len(each) for each in lines] == [0, 0, 6]
     assert all(line.startswith("rank 2: data, steps ") for line in lines[2])

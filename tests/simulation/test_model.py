@@ -281,6 +281,7 @@ def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
         (STEADY[:2], None, "give step_ms and workers, or a scenario"),
         (("--scenario", "high"), None, "scenario is 'high'; there are loading-bound, "),
         ((*STEADY, "--html", "no/a.html"), None, "no/a.html cannot be written"),
+        ((*STEADY, "--html", "."), None, ". is a folder; give the name of a file"),
         (TRACE, None, "cannot read the times in x.txt"),
         (TRACE, "12\n13 ms\n", "x.txt: could not convert string to float: 'ms'; give millisec"),
         (TRACE, "# none\n", "x.txt holds no times"),

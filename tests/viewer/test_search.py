@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache.errors import UsageError
 from precache.store import small_arrays, version
 from precache.viewer import search
 from precache.viewer.search import Catalogue, Query
@@ -103,13 +102,3 @@ def test_one_damaged_row_leaves_the_others(
     read = Catalogue(str(damaged.path)).read(range(8))
     assert [row for row, each in enumerate(read) if isinstance(each, str)] == [0]
     assert "damaged at row 0" in str(read[0])
-
-
-def test_what_is_not_there_is_refused(small: Catalogue) -> None:
-    with pytest.raises(UsageError, match="no class 'dgo'; did you mean dog"):
-        small.find(Query(label="dgo"), 0, 4)
-    with pytest.raises(UsageError, match="'some' is not one of all, valid, holes"):
-        Query(state="some")
-    for row in (-1, 23):
-        with pytest.raises(UsageError, match=f"there is no row {row}; rows go from 0 to 22"):
-            small.key(row)

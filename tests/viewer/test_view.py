@@ -340,17 +340,22 @@ def test_only_this_machine_s_names_and_the_whole_address_are_answered(server: Vi
 
 
 def test_addresses_that_make_no_sense_are_errors_and_no_more(server: ViewServer) -> None:
-    for path in (
-        "row/13", "row/-1", "row/x", "row/", "row/1/2", "row/99999999999999999999", "row/²",
-        "raw/%2e%2e/etc/passwd", "nothing", "?rows=some", "?from=x", "?from=-1", "?" + "a=1&" * 30,
-        "row/%3Cscript%3E",
-    ):  # fmt: skip
+    long, script = "99999999999999999999", "<script>"
+    nothing, wrong = "there is nothing at this address", "is not a row number"
+    for path, text in {
+        "row/13": "there is no row 13; rows go from 0 to 12", "row/-1": wrong, "row/x": wrong,
+        "row/": wrong, "row/²": wrong, f"row/{long}": wrong, "row/%3Cscript%3E": f"'{script}' is",
+        "row/1/2": nothing, "raw/%2e%2e/etc/passwd": nothing, "nothing": nothing, "?from=x": wrong,
+        "?from=-1": wrong, "?rows=some": "'some' is not one of all, valid, holes",
+        "?" + "a=1&" * 30: "the address has too many parts",
+    }.items():  # fmt: skip
         status, headers, body = ask(server, quote(path, safe="/?=&%."))
         assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8"), path
-        [home] = Page(body).all("a")
+        read = Page(body)
+        [home] = read.all("a")
         target = urljoin(server.root + path.partition("?")[0], home["href"])
         assert target in (server.root, server.root[:-1])
-        assert Page(body).all("script") == []
+        assert (text in read.text, read.all("script")) == (True, [])
     assert keys([page(server, "?from=999999999999")]) == []
 
 
