@@ -83,7 +83,7 @@ def find_verdict(model: LoopModel) -> tuple[Verdict, str]:
         return "compute-bound", "the step takes the time; data is ready when it is needed"
     if measured.copies and measured.copies.exposed * now > 0.5 * lost:
         return "transfer-bound", "the step waits for its batch to be copied to the device"
-    if measured.together.transform_share > 0.5:
+    if measured.together.transform_share > 0.5 and model.computing > 0.5:
         return "CPU-bound", "transforms on the CPU compute, and the step waits for them"
     load = model.load(model.setting.workers)
     middle = Spread.of(load).median

@@ -32,7 +32,8 @@ def player_values(simulation: Simulation) -> dict[str, Any]:
     """Return the values of the template ``player.html``."""
     batches = simulation.batches
     end = min([simulation.end, *batches.begun[MAX_BATCHES : MAX_BATCHES + 1].tolist()])
-    shown = {name: np.round(ms[:MAX_BATCHES], 3) for name, ms in batches._asdict().items()}
+    played = ("worker", "begun", "ready", "taken", "done")
+    shown = {name: np.round(getattr(batches, name)[:MAX_BATCHES], 3) for name in played}
     data = {
         "end": end,
         "workers": simulation.setting.lanes,

@@ -273,6 +273,8 @@ def test_waiting_for_transforms_on_the_cpu_is_not_called_loading() -> None:
     assert remedy(found, "transforms").gain == pytest.approx(1 / (1 - 0.8 * 0.75), rel=0.01)
     text = "The loop waits 75% of the time: 60% for transforms on the CPU, 15% for loading."
     assert text in str(judged)
+    idle = replace(found, loader=made(0.06, cpu=0.1))  # the transforms wait themselves
+    assert Diagnosis.of(idle).verdict == "storage-bound"
 
 
 # --- the page ------------------------------------------------------------------------------------

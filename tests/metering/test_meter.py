@@ -348,18 +348,17 @@ def test_ranks_without_a_store_report_each_for_itself(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     reports = Reports()
-    metered = precache.meter(range(3), to=[reports], threshold=1, name=f"alone {text}")
+    metered = precache.meter(range(3), 1, to=[reports], threshold=1, name=f"alone {ranks}")
     assert list(metered) == list(metered) == [0, 1, 2]
     metered.flush()
     for report in (*reports, metered.report()):
         assert (report.rank, report.world_size) == ranks
         assert [stalls.rank for stalls in report.ranks] == [report.rank]
         assert "worst" not in str(report)
-    assert str(reports[0]).startswith("rank 1: alone" if ranks[0] else "alone")
-    messages = [record.getMessage() for record in caplog.records]
-    assert [text in message and "PMIX_RANK='17'" in message for message in messages] == (
-        [True] if text else []
-    )
+    assert str(reports[0]).startswith(f"{'rank 1: ' * ranks[0]}alone {ranks}, step 1: ")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(text)
+    assert all(text in line and "PMIX_RANK='17'" in line for line in said)
 
 
 @pytest.mark.parametrize(

