@@ -18,22 +18,21 @@ _said = set[frozenset[str]]()
 
 
 def compare_classes(version: Version) -> None:
-    """Log once if a class has another number in another version that is read at the same time."""
-    numbers = {name: number for number, name in enumerate(version.classes)}
+    """Log once if a number means another class in another version that is read at the same time."""
     for ref in list(_read):
         if (other := ref()) is None:
             continue
         pair = frozenset((version.path, other.path))
-        names = enumerate(other.classes) if pair not in _said else ()
-        moved = ((name, number) for number, name in names if numbers.get(name, number) != number)
-        for name, number in moved:
-            _said.add(pair)
-            log.warning(
-                "class %r has number %d in %s, and %d in %s: what learns one is wrong on the "
-                "other; to share the numbers, build one with --classes and the store of the other",
-                *(name, numbers[name], version.path, number, other.path),
-            )
-            break
+        names = zip(version.classes, other.classes, strict=False)
+        for number, (own, another) in enumerate(names if pair not in _said else ()):
+            if own != another:
+                _said.add(pair)
+                log.warning(
+                    "class %d is %r in %s, and %r in %s: what learns one is wrong on the other; to "
+                    "share the numbers, build one with --classes and the store of the other",
+                    *(number, own, version.path, another, other.path),
+                )
+                break
     _read.add(weakref.ref(version, _read.discard))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
-import logging
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +16,6 @@ from precache.loading.loop import Arrived, Loop, require_same
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import Counters
 from precache.sampling.mix_schedule import MixSchedule, shares_of
-
-log = logging.getLogger(__name__)
 
 MIXTURE_STATE_FORMAT = 1
 
@@ -87,23 +83,7 @@ def mix(
         until=until,
         seed=seed,
     )
-    mixture = Mixture(loaders, schedule)
-    _warn_of_classes(loaders)
-    return mixture
-
-
-def _warn_of_classes(loaders: Sequence[Loader]) -> None:
-    """Log once that a class number means different names in two sources."""
-    classes = [loader.version.classes for loader in loaders]
-    for (one, names), (other, others) in itertools.combinations(enumerate(classes), 2):
-        for number, (name, another) in enumerate(zip(names, others, strict=False)):
-            if name != another:
-                log.warning(
-                    "class %d is %r in source %d of the mixture, and %r in source %d; to share the "
-                    "numbers, build one with --classes and the store of the other",
-                    *(number, name, one, another, other),
-                )
-                return
+    return Mixture(loaders, schedule)
 
 
 def _require_compatible(loaders: Any) -> None:
