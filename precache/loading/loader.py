@@ -392,6 +392,11 @@ class Loader(Loop):
             )
         return other
 
+    def _follow_to(self, version: str) -> None:
+        """With `refresh`, read another version of the store."""
+        if self._follower and version != self.version.id:
+            self._use(self._reopened(self._follower.uri_of(version)))
+
     def _use(self, source: BatchSource) -> None:
         self._earlier = self.counters
         self._source.stream.close()
@@ -434,7 +439,10 @@ class Loader(Loop):
                 "a Loader that follows a build is neither copied nor pickled before the build has "
                 "ended: make another one where it is used; state_dict() has its position"
             )
-        return _make, (type(self), uri, parameters, self.world_size)
+        if not (self._follower or isinstance(uri, Version)):
+            uri = self.version.path
+        begun = self.version.id if self._reached[1] else None
+        return _make, (type(self), uri, parameters, self.world_size, begun)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -450,9 +458,9 @@ class Loader(Loop):
         version = state.get("version")
         if self._source.live is not None and state.get("order") != BY_SHARD:
             self._await_build()  # a later epoch has another order
-        elif self._follower and isinstance(version, str) and version != self.version.id:
+        elif self._follower and isinstance(version, str):
             require_same({**self.identity(), "version": version}, state, "this loader")
-            self._use(self._reopened(self._follower.uri_of(version)))
+            self._follow_to(version)
         require_same(self.identity(), state, "this loader")
         epoch, place = self._position(state, lambda epoch: self.order.count)
         if not self.order.batches(place):  # the rest is less than a batch
@@ -468,11 +476,16 @@ class Loader(Loop):
         self._source.close()
 
 
-def _make(kind: type[Loader], uri: Any, options: dict[str, Any], ranks: int) -> Loader:
-    """Make a loader for `copy` and `pickle`, of one in a process that is one of so many ranks."""
+def _make(
+    kind: type[Loader], uri: Any, options: dict[str, Any], ranks: int, begun: str | None
+) -> Loader:
+    """Make a loader for `copy` and `pickle`, of one in a process that is one of so many ranks, and
+    within an epoch of a version."""
     loader = kind.__new__(kind)
     Loader.__init__(loader, uri, **options)
     loader._ranks = ranks
+    if begun is not None:
+        loader._follow_to(begun)
     return loader
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,29 @@ def test_by_default_a_commit_changes_nothing_and_its_states_name_the_version(
         loader.load_state_dict(state)
     with precache.Loader(f"{store}@{version}", batch_size=3) as loader:
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("refresh", [None, "epoch"])
+def test_a_copy_reads_the_version_that_its_position_is_of(
+    source: Path, store: Path, refresh: Any
+) -> None:
+    old = pixels(store)
+    with precache.Loader(store, batch_size=3, refresh=refresh) as loader:
+        pickled = {0: pickle.dumps(loader)}
+        batches = iter(loader)
+        read = [next(batches)["row"].tolist()]
+        pickled[1] = pickle.dumps(loader)
+        build_here(source, store, RECIPES[1])
+        copies = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickled[1])]
+        rest = [batch["row"].tolist() for batch in batches]
+        for other in copies:
+            with other:
+                assert other.version.id == loader.version.id
+                batches = [*other]
+                assert [batch["row"].tolist() for batch in batches] == rest
+                assert check(other, batches, old) + len(*read) == 10
+        with pickle.loads(pickled[0]) as fresh:
+            assert check(fresh, fresh, pixels(store) if refresh else old) == 10
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": "block", "access": "pread"}])
