@@ -281,6 +281,13 @@ class CachedDataset(Dataset[Batch]):
                 rows - samples, rows, self.version.path,
             )  # fmt: skip
 
+        if self.__opened.reader.variant_period > 1 and not self.__epoch:
+            log.warning(
+                "%s has several variants of each sample, and a CachedDataset reads those of epoch "
+                "0 until set_epoch(epoch) chooses others: call it before each epoch",
+                self.version.path,
+            )
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.__getitems__ is not CachedDataset.__getitems__:

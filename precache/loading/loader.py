@@ -322,22 +322,26 @@ class Loader(Loop):
             )
         if self._has_rank and not self._counted_parts and self._options.rows is None:
             self._counted_parts = True
-            self._warn_of_few_parts(workers)
+            self._warn_of_parts(workers)
 
-    def _warn_of_few_parts(self, workers: int) -> None:
-        """Log that there are more processes, with so many workers each, than parts."""
+    def _warn_of_parts(self, workers: int) -> None:
+        """Log that there are more processes, with so many workers each, than parts, or fewer."""
         processes = 1
         with contextlib.suppress(UsageError):  # it is unclear
             processes = find_rank()[1]
-        alone = self.world_size == workers == 1
-        if self.world_size < processes * workers and not alone:
-            log.warning(
-                "rank=%d, world_size=%d was given, and rows would be dealt out to %d: processes "
-                "(%d) times workers of a DataLoader (%d). Unless processes share their rows, some "
-                "read the same ones: give %s",
-                self.rank, self.world_size, processes * workers, processes, workers,
-                PARTS if workers > 1 else "the rank and the number of all processes",
-            )  # fmt: skip
+        alone, readers = self.world_size == workers == 1, processes * workers
+        if self.world_size < readers and not alone:
+            why = "Unless processes share their rows, some read the same ones"
+        elif self.world_size > readers > 1:
+            why = "Unless other jobs read the rest, some rows are never read"
+        else:
+            return
+        log.warning(
+            "rank=%d, world_size=%d was given, and rows would be dealt out to %d: processes (%d) "
+            "times workers of a DataLoader (%d). %s: give %s",
+            self.rank, self.world_size, readers, processes, workers, why,
+            PARTS if workers > 1 else "the rank and the number of all processes",
+        )  # fmt: skip
 
     # --- which version an epoch reads ---
 

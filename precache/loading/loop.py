@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import torch
+from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
 from precache.loading.cuda_clock import stall_clock
@@ -19,6 +21,8 @@ from precache.loading.options import LoaderOptions
 from precache.loading.rank_check import RankCheck
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import Counters, LoaderStats
+
+log = logging.getLogger(__name__)
 
 
 class Arrived(NamedTuple):
@@ -43,6 +47,9 @@ class Arrived(NamedTuple):
     repeated: torch.Tensor | None
     output: list[Any]
 
+
+_first_epochs = set[str]()
+"""What decided the rows of loops that read epoch 0 by default, and what the log has said of it."""
 
 OF_DATALOADER = ("sampler", "batch_sampler", "collate_fn", "num_workers")
 
@@ -124,7 +131,12 @@ class Loop(ABC):
         check, turn = self._check, self._turn(epoch)
         check.register(lambda: self.settings(place))
         check.begin(turn, place, chosen=chosen)
-        with contextlib.closing(self.batches(epoch, place)) as batches, check.passing():
+        is_first = not (chosen or epoch or place)
+        with (
+            contextlib.closing(self.batches(epoch, place)) as batches,
+            check.passing(),
+            self._reading_first(is_first),
+        ):
             self._clock.begin()
             for following, rows, nbytes, ready, mark, output in batches:
                 self._last, place = (epoch, place), following or 0
@@ -137,6 +149,32 @@ class Loop(ABC):
                 yield output.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
                 check.advance()
+
+    @contextlib.contextmanager
+    def _reading_first(self, is_first: bool) -> Iterator[None]:
+        """Log once that epoch 0 comes again, where a loop is made anew for each epoch."""
+        settings = self.settings() if is_first else {"shuffle": False}
+        worker, name = get_worker_info(), type(self).__name__
+        if not settings.get("shuffle", True) or self._check.rank or (worker and worker.id):
+            yield
+            return
+        order, why = repr(settings), ""
+        if order in _first_epochs:
+            why = "as did one before it that read the same rows"
+        elif worker:
+            why = "in a worker of a DataLoader, which starts its workers anew for each epoch"
+        if why and why not in _first_epochs:
+            _first_epochs.add(why)
+            log.warning(
+                "a %s begins at epoch 0 %s: epochs of one training would all have the same order "
+                "and random numbers. Keep one %s%s, or call set_epoch(epoch) before each; an "
+                "evaluation takes shuffle=False",
+                *(name, why, name, " and give persistent_workers=True" if worker else ""),
+            )
+        try:
+            yield
+        finally:
+            _first_epochs.add(order)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse an index, and a `DataLoader` around this."""

@@ -82,7 +82,7 @@ class RankCheck:
     def __init__(
         self, rank: int, world_size: int, what: str = "loader", unit: str = "sample"
     ) -> None:
-        self._rank, self.world_size = rank, world_size
+        self.rank, self.world_size = rank, world_size
         self._unit = unit
         self._name = self._what = ""
         if world_size > 1:
@@ -124,13 +124,13 @@ class RankCheck:
                 self._warn_of_worker()
                 return  # perhaps not yet
             process = self._job.rank
-            own = {"rank": self._rank, "settings": settings()}
+            own = {"rank": self.rank, "settings": settings()}
             first = self._set_first("settings", own)
-            claimed = self._set_first(f"rank/{self._rank}", process)
+            claimed = self._set_first(f"rank/{self.rank}", process)
             self._require_equal(json.loads(json.dumps(own)), first)
             if claimed != process:
                 raise UsageError(
-                    f"ranks would read the same rows: {self._what} is for rank {self._rank} of "
+                    f"ranks would read the same rows: {self._what} is for rank {self.rank} of "
                     f"{self.world_size} on ranks {claimed} and {process} of the job; leave out "
                     f"rank and world_size, or give each process its own; {ALONE}"
                 )
@@ -141,7 +141,7 @@ class RankCheck:
 
     def _warn_of_worker(self) -> None:
         """Log, on rank 0 alone, that a loader in a worker of a `DataLoader` is not compared."""
-        if self.world_size > 1 and self._rank == 0 and get_worker_info() is not None:
+        if self.world_size > 1 and self.rank == 0 and get_worker_info() is not None:
             self._registered = True
             log.warning(
                 "%s is in a worker of a DataLoader, and no rank compares it with another's: ranks "
@@ -210,7 +210,7 @@ class RankCheck:
                 "rank %d reads epoch %d of %s to its end, which %d of %d ranks have begun, and "
                 "%s: ranks that train together at different epochs read overlapping rows; iterate "
                 "equally often, or set_epoch(epoch), on all; %s",
-                self._rank, epoch, self._what, begun, known,
+                self.rank, epoch, self._what, begun, known,
                 "another rank chose its epoch" if chosen else "read the one before it alone, too",
                 ALONE,
             )  # fmt: skip
@@ -258,7 +258,7 @@ class RankCheck:
 
     def _compare(self, name: str, epoch: int, place: int) -> None:
         """Compare a position; raise `UsageError` if the first rank had another."""
-        own = [self._rank, epoch, place]
+        own = [self.rank, epoch, place]
         try:
             first = self._set_first(name, own)
         except RuntimeError as error:
@@ -267,7 +267,7 @@ class RankCheck:
         if first[1:] != own[1:]:
             raise UsageError(
                 f"ranks would read overlapping rows: {self._what} begins at epoch {epoch}, "
-                f"{self._unit} {place} on rank {self._rank}, and at epoch {first[1]}, {self._unit} "
+                f"{self._unit} {place} on rank {self.rank}, and at epoch {first[1]}, {self._unit} "
                 f"{first[2]} on rank {first[0]}; load the same state on all ranks, and call "
                 f"set_epoch(epoch) on all before each epoch; {ALONE}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import logging
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -107,6 +108,44 @@ def test_a_set_smaller_than_a_batch_is_one_short_batch_and_marked_where_it_repea
         said = rf"has 21 valid rows.*, of which drop_last .*: {way}$"
         with pytest.raises(UsageError, match=said):
             precache.Loader(image_store.path, 22, drop_last=True, rank=0, world_size=world)
+
+
+# --- epochs ---
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [
+        (lambda make, _: [_read(make()), _read(make())], 1),
+        (lambda make, _: [_read(precache.mix([make()])), _read(precache.mix([make()]))], 1),
+        (lambda make, _: [[*zip(*loaders, strict=True)] for loaders in [[make(), make()]]], 0),
+        (lambda make, _: [_read(make(epoch=epoch)) for epoch in range(3)], 0),
+        (lambda make, _: [[*loader] for loader in [make()] * 3], 0),
+        (lambda make, _: [_read(make(shuffle=False)) for _ in range(2)], 0),
+        (lambda make, seed: [_read(make()), _read(make(seed=seed + 1))], 0),
+        (lambda make, _: [_read(make(rank=1, world_size=2)) for _ in range(2)], 0),
+    ],
+    ids=["anew", "mixed", "together", "chosen", "kept", "as stored", "seeds", "another rank"],
+)
+def test_epochs_of_loaders_made_anew_that_are_all_the_first_are_said(
+    epochs: Callable[..., Any],
+    said: int,
+    image_store: BuiltStore,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("precache.loading.loop._first_epochs", set())
+    caplog.set_level(logging.WARNING, "precache.loading.loop")
+
+    def make(epoch: int | None = None, **options: Any) -> precache.Loader:
+        loader = precache.Loader(image_store.path, 4, **options)
+        if epoch is not None:
+            loader.set_epoch(epoch)
+        return loader
+
+    epochs(make, 0)
+    found = [line for line in caplog.messages if "begins at epoch 0 as did one before it" in line]
+    assert len(found) == said
 
 
 # --- copies -------------------------------------------------------------------------------------

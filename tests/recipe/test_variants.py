@@ -175,9 +175,14 @@ def test_from_a_bucket_only_the_variant_of_the_epoch_is_fetched(
 
 
 def test_a_dataset_reads_one_variant_until_it_is_told_another(
-    store: Path, alone: dict[int, np.ndarray]
+    store: Path, alone: dict[int, np.ndarray], caplog: pytest.LogCaptureFixture
 ) -> None:
+    dataset = precache.CachedDataset(store)
+    [line] = caplog.messages
+    assert "reads those of epoch 0 until set_epoch(epoch) chooses others: call it before" in line
+    assert np.array_equal(np.stack([each["image"] for each in dataset]), alone[0])
     dataset = precache.CachedDataset(store, variant=1)
+    assert [line] == caplog.messages
     assert np.array_equal(np.stack([each["image"] for each in dataset]), alone[1])
     dataset.set_epoch(3)
     assert np.array_equal(np.stack([each["image"] for each in dataset]), alone[0])
