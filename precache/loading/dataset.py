@@ -260,8 +260,8 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
-        for name in _TRANSFORMS:
-            if hasattr(type(self), name):
+        for name in (*_TRANSFORMS, *(vars(CachedDataset).keys() & _UNUSED.keys())):
+            if getattr(type(self), name, None) is not getattr(CachedDataset, name, None):
                 _require_followed(name, type(self))
         require_choice("access", access, choices_of(LoaderOptions, "access"))
         self.__opened = _OpenedVersion(

@@ -127,9 +127,10 @@ def test_what_samples_would_not_follow_cannot_be_set(
     for holder in (dataset, random_split(dataset, [20, 1])[0].dataset, Plain(dataset.version.path)):
         with pytest.raises(UsageError, match=f"^{name} was set on a .*, .*{way}"):
             setattr(holder, name, len)
-    of_class = type("OfClass", (precache.CachedDataset,), {"transform": len})
-    with pytest.raises(UsageError, match="transform was set on a OfClass"):
-        of_class(dataset.version.path)
+    for own in ("transform", "labels", "classes"):
+        of_class = type("OfClass", (precache.CachedDataset,), {own: property(len)})
+        with pytest.raises(UsageError, match=f"{own} was set on a OfClass"):
+            of_class(dataset.version.path)
     for labels in (dataset.labels, dataset.version.labels):
         with pytest.raises(ValueError, match="read-only"):
             labels[:] = 7
