@@ -17,6 +17,7 @@ down are dropped, together with the entries that belong to them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -416,7 +417,9 @@ def steps_of(transform: Any, place: Place = ()) -> list[tuple[Place, Any]]:
     if transform is None:
         return []
     if not (isinstance(transform, Compose) and type(transform).apply is Compose.apply):
-        return [(place, transform)]
+        # Those that look at their first batch look at that of each loader.
+        own = isinstance(transform, ColorJitter | Normalize)
+        return [(place, copy.copy(transform) if own else transform)]
     within = enumerate(transform.steps)
     return [placed for index, step in within for placed in steps_of(step, (*place, index))]
 

@@ -174,7 +174,8 @@ class Loop(ABC):
         try:
             yield
         finally:
-            _first_epochs.add(order)
+            if self._last[1] or self._reached[0]:  # more than a look at the first batch
+                _first_epochs.add(order)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuse an index, and a `DataLoader` around this."""

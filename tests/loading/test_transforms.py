@@ -968,6 +968,25 @@ def test_units_are_checked_with_the_first_batch_of_a_loader(image_tiles: BuiltSt
 
 
 @pytest.mark.parametrize(
+    ("step", "said"),
+    [(Normalize(*IMAGENET), "another range"), (ColorJitter(0.1), "takes floats of 0 to 1")],
+)
+def test_units_are_checked_by_each_loader_that_shares_a_transform(
+    step: Any, said: str, image_tiles: BuiltStore
+) -> None:
+    def divided(by: int) -> Compose:
+        return Compose([lambda batch: {**batch, "image": batch["image"] / by}, step])
+
+    with (
+        precache.Loader(image_tiles.path, 8, transform=divided(255)) as right,
+        precache.Loader(image_tiles.path, 8, transform=divided(1)) as wrong,
+    ):
+        assert torch.isfinite(next(iter(right))["image"]).all()
+        with pytest.raises(UsageError, match=said):
+            next(iter(wrong))
+
+
+@pytest.mark.parametrize(
     ("images", "mean", "std"),
     [
         (_images(), [0] * 3, [255] * 3),
