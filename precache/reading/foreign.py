@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,11 @@ from precache.store.version import FieldInfo, Version
 if TYPE_CHECKING:
     import zarr
 
+
+log = logging.getLogger(__name__)
+
+DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
+"""Files beside the objects of an array."""
 
 COMPARED = 4096
 """Bytes of rows at the beginning, in the middle and at the end of an array that identify it."""
@@ -133,7 +139,22 @@ def open_group(
             opened[name] = zarr.open_array(where, path=path, mode="r", storage_options=options)
         except Exception as error:  # of the storage, of its library, or of the document
             raise StoreError(f"zarr-python opens no array {path!r} in {folder}: {error}") from error
+        if folder.local("") is not None:
+            _warn_of_missing(folder.folder(opened[name].path), opened[name])
     return ForeignGroup(folder, opened)
+
+
+def _warn_of_missing(folder: Folder, array: zarr.Array[Any]) -> None:
+    """Log how many objects of an array are missing: zarr-python reads them as its fill value."""
+    sides = zip(array.shape, array.shards or array.chunks, strict=True)
+    objects = math.prod(-(-length // side) for length, side in sides)
+    written = sum(file.size > 0 and file.name not in DOCUMENTS for file in folder.walk())
+    if written < objects:
+        log.warning(
+            "%s of %s objects of %s are missing, or empty, and their rows are read as its fill "
+            "value %s: copy it again unless these were never written",
+            f"{objects - written:,}", f"{objects:,}", folder, array.fill_value,
+        )  # fmt: skip
 
 
 def _layout(array: zarr.Array[Any], group: str) -> Array:

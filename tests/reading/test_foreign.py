@@ -15,7 +15,7 @@ from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 import precache
 from precache.codecs.zarr_plugin import ImageFilter
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
-from precache.reading.foreign import ForeignGroup, open_group
+from precache.reading.foreign import DOCUMENTS, ForeignGroup, open_group
 from precache.reading.version_reader import VersionReader, read_small_field
 from tests.support.building import flip
 
@@ -136,6 +136,24 @@ def test_a_group_without_a_name_of_an_array_or_without_zarr_python_says_what_is_
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(UsageError, match=r"needs zarr: pip install 'precache\[zarr\]'"):
         precache.Loader(tmp_path, 4, fields={"x": "x"})
+
+
+@pytest.mark.parametrize("lost", [None, "unlink", "empty"])
+@pytest.mark.parametrize("way", ["rows share a chunk", "sharded", "Zarr v2"])
+def test_objects_that_are_missing_are_said(
+    way: str, lost: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, PIXELS.astype(np.uint8), **WAYS[way])
+    files = [file for file in (tmp_path / "train/pixels").rglob("*") if file.is_file()]
+    objects = [file for file in files if file.name not in DOCUMENTS]
+    if lost == "unlink":
+        objects[1].unlink()
+    elif lost == "empty":
+        objects[1].write_bytes(b"")
+    with precache.Loader(tmp_path, 4, fields={"image": "train/pixels"}):
+        found = [line for line in caplog.messages if "are read as its fill value 0: copy" in line]
+    assert len(found) == bool(lost)
+    assert all(f"1 of {len(objects)} objects of {tmp_path}/train/pixels are" in x for x in found)
 
 
 def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
