@@ -187,14 +187,16 @@ class Loop(ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse options, which decide when this is made, unless a subclass iterates itself."""
         # Its own names first: some are set with each batch.
-        option = not name.startswith("_") and name in LoaderOptions.model_fields
-        option |= name in OF_DATALOADER and value is not None
-        if option and type(self).__iter__.__module__.startswith(__package__):
-            raise UsageError(
-                f"{name} was set on a {type(self).__name__}, and its batches would not follow it: "
-                f"give {name} when it is made, if it has such an option"
-            )
+        if not name.startswith("_"):
+            _require_followed(name, value, type(self))
         super().__setattr__(name, value)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse options among the names of a subclass, unless it iterates itself."""
+        super().__init_subclass__(**options)
+        if not cls.__module__.startswith(__package__):
+            for name, value in vars(cls).items():
+                _require_followed(name, value, cls)
 
     def close(self) -> None:
         """End running iterators."""
@@ -275,6 +277,16 @@ class Loop(ABC):
         new, steps = self._reported.plus(before, -1), self._clock.take()
         return dataclasses.replace(
             steps.stats(new), ranks=self._check.world_size, compared=self._check.count()
+        )
+
+
+def _require_followed(name: str, value: Any, kind: type[Loop]) -> None:
+    """Raise `UsageError` for an option that is set on a loop, unless a subclass iterates itself."""
+    option = name in LoaderOptions.model_fields or (name in OF_DATALOADER and value is not None)
+    if option and kind.__iter__.__module__.startswith(__package__):
+        raise UsageError(
+            f"{name} was set on a {kind.__name__}, and its batches would not follow it: give "
+            f"{name} when it is made, if it has such an option"
         )
 
 

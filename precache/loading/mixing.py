@@ -105,6 +105,11 @@ def _require_compatible(loaders: Any) -> None:
             )
         if loader.closed:
             raise UsageError(f"source {number} is closed; make a new one")
+        if type(loader).__iter__ is not Loader.__iter__:
+            raise UsageError(
+                f"source {number} is a {type(loader).__name__} with an __iter__ of its own, past "
+                "which a mixture reads: change batches by transform= of that Loader instead"
+            )
         if loader.is_chosen:
             raise UsageError(
                 f"source {number} is at a position that was chosen by set_epoch, seek or "

@@ -298,6 +298,13 @@ def test_what_a_loader_would_ignore_is_refused(
         assert next(iter(batches))
 
 
+@pytest.mark.parametrize("name", ["transform", "batch_size", "collate_fn"])
+def test_a_subclass_that_names_what_a_loader_would_ignore_is_refused(name: str) -> None:
+    for value in (len, property(len), 3):
+        with pytest.raises(UsageError, match=f"^{name} was set on a Own, .*: give {name} when"):
+            type("Own", (precache.Loader,), {name: value})
+
+
 def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: BuiltStore) -> None:
     class Doubled(precache.Loader):
         def __iter__(self) -> Iterator[Any]:
@@ -308,6 +315,8 @@ def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: Built
     with Doubled(image_store.path, 2) as loader:
         loader.transform = len
         assert set(loader) == {3}
+        with pytest.raises(UsageError, match="source 0 is a Doubled with an __iter__ of its own"):
+            precache.mix([loader])
 
 
 def test_two_iterators_of_a_loader_are_two_epochs(
