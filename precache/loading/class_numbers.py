@@ -18,14 +18,21 @@ _said = set[frozenset[str]]()
 
 
 def compare_classes(version: Version) -> None:
-    """Log once if a number means another class in another version that is read at the same time."""
+    """Log once if a number means another class in another version that is read at the same time.
+
+    Of versions that have no class in common, which may belong to several models, one is named.
+    """
+    own_names, said = {*version.classes}, False
     for ref in list(_read):
         if (other := ref()) is None:
             continue
         pair = frozenset((version.path, other.path))
+        if said and own_names.isdisjoint(other.classes):
+            continue
         names = zip(version.classes, other.classes, strict=False)
         for number, (own, another) in enumerate(names if pair not in _said else ()):
             if own != another:
+                said = True
                 _said.add(pair)
                 log.warning(
                     "class %d is %r in %s, and %r in %s: what learns one is wrong on the other; to "

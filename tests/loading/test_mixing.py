@@ -306,11 +306,14 @@ def test_class_numbers_that_mean_other_names_are_said_once(
         write_photos(tmp_path / f"{store}.in", 10, (16, 16), classes=tuple(classes.split()))
         build_here(tmp_path / f"{store}.in", tmp_path / store, precache.Recipe.image())
     kept: list[Any] = [precache.CachedDataset(tmp_path / "one")]
-    opened = [("three", ""), ("two", "bee"), ("two", ""), ("four", "ape"), ("five", "fox")]
-    for name, first in opened:
+    for name, first in (("three", ""), ("two", "bee"), ("two", ""), ("four", "ape")):
         caplog.clear()
         kept.append(precache.Loader(tmp_path / name, 2, device="cpu"))
         found = [line for line in caplog.messages if f" in {tmp_path}/one/" in line]
         assert len(found) == bool(first)
         assert all(f"class 0 is '{first}' in {tmp_path}/{name}/" in line for line in found)
         assert all("'ant' in" in line and "--classes" in line for line in found)
+    caplog.clear()
+    kept.append(precache.Loader(tmp_path / "five", 2, device="cpu"))
+    [line] = caplog.messages
+    assert f"class 0 is 'fox' in {tmp_path}/five/" in line
