@@ -35,8 +35,9 @@ from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import Counters
 from precache.sampling.order import Order
-from precache.storage.open import StorageOptions
+from precache.storage.open import StorageOptions, open_folder
 from precache.store.live_version import LiveVersion
+from precache.store.open import split_uri
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
 
@@ -443,8 +444,11 @@ class Loader(Loop):
                 "a Loader that follows a build is neither copied nor pickled before the build has "
                 "ended: make another one where it is used; state_dict() has its position"
             )
-        if not (self._follower or isinstance(uri, Version)):
-            uri = self.version.path
+        if not (self._follower or isinstance(uri, Version) or self.version.foreign):
+            options = parameters["storage_options"]
+            base, _ = split_uri(uri, options)
+            if str(open_folder(base, options)) != self.version.path:  # it is a store
+                uri = f"{base}@{self.version.id}"
         begun = self.version.id if self._reached[1] else None
         return _make, (type(self), uri, parameters, self.world_size, begun)
 

@@ -97,6 +97,10 @@ def test_a_copy_reads_the_version_that_its_position_is_of(
                 assert check(other, batches, old) + len(*read) == 10
         with pickle.loads(pickled[0]) as fresh:
             assert check(fresh, fresh, pixels(store) if refresh else old) == 10
+        named = [f"{store}@{loader.version.id[:6]}", loader.version.path, f"{store}/"]
+    for uri in named:
+        with precache.Loader(uri, batch_size=3) as one, copy.copy(one) as other:
+            assert other.version.id == one.version.id
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": "block", "access": "pread"}])
