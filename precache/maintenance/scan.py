@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
-from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
+from precache.store.build_status import DESCRIPTION, BuildStatus, read_build
 from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
 from precache.store.json_documents import LogEntry
 
@@ -118,7 +118,7 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
         return None
     objects = tuple(list_objects(folder))
     names = {item.name for item in objects}
-    build = read_build_or_none(folder) if DESCRIPTION in names else None
+    build = read_build(folder) if DESCRIPTION in names else None
     scratch = any(item.startswith(f"{BUILD}/") for item in names)
     scratch = scratch or (path is not None and os.path.lexists(path / BUILD))
     # Folders of others do not have only scratch files of ours.

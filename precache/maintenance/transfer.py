@@ -11,10 +11,8 @@ other store has the same id with another root, the copy is a generation of its o
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,7 +41,6 @@ from precache.store.commit_log import (
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import Leases
 from precache.store.open import open_version, split_uri
-from precache.store.small_arrays import READ_TOGETHER
 from precache.store.tree import CHECKSUM, Leaf, seal_of, spare_objects
 from precache.store.version import REPAIR_HINT, VERIFY_HINT, Version
 from precache.units import size
@@ -79,26 +76,6 @@ class Transferred:
             f"version {short(self.version)} is at {printable(self.path)}: "
             f"{self.objects} objects, {size(self.nbytes)} copied{skipped}"
         )
-
-
-class _Progress:
-    """Counts copied objects and reports progress."""
-
-    def __init__(self, tick: Tick) -> None:
-        self.objects = self.nbytes = self.skipped = 0
-        self._tick = tick
-
-    def add_objects(self, sizes: Iterable[int]) -> None:
-        """Count copied objects by their sizes."""
-        for nbytes in sizes:
-            self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
-
-    def add_shards(self, shards: Iterable[tuple[Leaf, bool]]) -> None:
-        """Count shards, each with whether it existed before."""
-        for shard, existed in shards:
-            self.skipped += existed
-            self.add_objects([] if existed else [shard.size])
-            self._tick(shard.size)
 
 
 def pull(
@@ -171,23 +148,18 @@ def push(
 
 
 def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
-    progress = _Progress(tick)
     while True:
         target = _place(store, version)
         with Leases(target).wait(partial(_say_waiting, target)):
             if _is_free(entries := read_log(store), store, target.name, version):
-                _copy(version, target, store, progress)
+                copied, skipped = _copy(version, target, store, tick)
                 make_current(store, target.name)
                 break
     remove_abandoned_scratch(target)  # not needed once the version is complete and current
     before = entries.current.version if entries.current else None
+    replaced = None if before == target.name else before
     return Transferred(
-        target.name,
-        str(target),
-        progress.objects,
-        progress.nbytes,
-        progress.skipped,
-        None if before == target.name else before,
+        target.name, str(target), len(copied), sum(copied), skipped, replaced=replaced
     )
 
 
@@ -247,8 +219,10 @@ def _is_free(entries: Log, store: Folder, name: str, version: Version) -> bool:
 # --- copying ------------------------------------------------------------------------------------
 
 
-def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) -> None:
+def _copy(version: Version, target: Folder, store: Folder, tick: Tick) -> tuple[list[int], int]:
     """Put what a folder lacks of a version: shards, other objects, and the root last.
+
+    Returns sizes of objects that were put, but the root, and how many shards were there.
 
     An object is put only if it has the bytes that the version's tree names, so whatever else wrote
     to the folder wrote the same ones.
@@ -260,16 +234,16 @@ def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) 
         target.put(COPY, [root], scratch=TEMPORARY)
     relatives = [name for name in _generations(store, target.name) if name != target.name]
 
-    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
+    def put_shard(shard: Leaf) -> int:
         if shard.is_in(target):
-            return shard, True
+            return -1
         for folder in map(store.folder, relatives):
             if folder.size(shard.name) == shard.size and shard.is_in(folder):
                 with contextlib.suppress(StorageError):  # another process may remove it
                     target.copy(shard.name, folder, shard.name, scratch=TEMPORARY)
-                    return shard, True
+                    return -1
         target.put(shard.name, [shard.read(version.folder, VERIFY_HINT)], scratch=TEMPORARY)
-        return shard, False
+        return shard.size
 
     def put(item: tuple[str, bytes]) -> int:
         name, data = item
@@ -278,17 +252,15 @@ def _copy(version: Version, target: Folder, store: Folder, progress: _Progress) 
         target.put(name, [data], scratch=TEMPORARY)
         return len(data)
 
-    progress.add_shards(prefetch(put_shard, shards, THREADS, 2 * THREADS))
-    sizes = prefetch(put, objects.items(), THREADS, 2 * THREADS)
-    progress.add_objects(nbytes for nbytes in sizes if nbytes >= 0)
-    expected = {shard.name: shard.size for shard in shards}
-    expected |= {name: len(data) for name, data in objects.items()}
-    found = target.sizes()
-    if gone := [name for name, nbytes in expected.items() if found.get(name) != nbytes]:
-        raise StorageError(
-            f"{target.path(gone[0])} was removed during the copy; run the same command again"
-        )
+    sizes = list[int]()
+    done = prefetch(put_shard, shards, THREADS, 2 * THREADS)
+    for shard, nbytes in zip(shards, done, strict=True):
+        sizes.append(nbytes)
+        tick(shard.size)
+    skipped = sizes.count(-1)
+    sizes += prefetch(put, objects.items(), THREADS, 2 * THREADS)
     put((ROOT, root))
+    return [nbytes for nbytes in sizes if nbytes >= 0], skipped
 
 
 def _read(version: Version) -> tuple[dict[str, bytes], bytes]:
@@ -296,10 +268,7 @@ def _read(version: Version) -> tuple[dict[str, bytes], bytes]:
 
     Raises `DamageError` if one is damaged.
     """
-    names = list(version.leaves)
-    parts = [names[start : start + READ_TOGETHER] for start in range(0, len(names), READ_TOGETHER)]
-    read = itertools.chain.from_iterable(map(version.small_objects, parts))
-    objects = dict(zip(names, read, strict=True))
+    objects = version.small_objects(list(version.leaves))
     root = version.folder.read(ROOT)
     if seal_of(root) != version.digest:
         where = version.folder.path(ROOT)

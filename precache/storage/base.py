@@ -20,6 +20,9 @@ from precache.errors import StorageError
 
 Buffer = bytes | bytearray | memoryview
 
+READ_TOGETHER = 256
+"""Small objects that are read at a time."""
+
 Range = tuple[str, int, int]
 """Name of an object, first byte, number of bytes."""
 
@@ -353,7 +356,7 @@ class Folder(ABC):
     def get(self, name: str) -> bytes | None:
         """A small object, or None where there is none."""
         try:
-            return required(*self.read_many([name], [-1]))
+            return required(*self.read_small([name]))
         except StorageError as error:
             if is_missing(error):
                 return None
@@ -383,6 +386,12 @@ class Folder(ABC):
                 names, sizes, most, self.read_parts(parts, sizes, whole=whole), strict=True
             )
         ]
+
+    def read_small(self, names: Sequence[str]) -> Iterator[bytes | StorageError]:
+        """Yield small objects of unknown sizes, in order; `READ_TOGETHER` are held at a time."""
+        for start in range(0, len(names), READ_TOGETHER):
+            part = names[start : start + READ_TOGETHER]
+            yield from self.read_many(part, [-1] * len(part))
 
     def _too_large(self, name: str) -> StorageError:
         return StorageError(f"cannot read {self.path(name)}: {too_large_text(name)}")

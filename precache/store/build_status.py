@@ -56,16 +56,11 @@ def read_description(version: Folder) -> Identity | None:
     return None if data is None else Identity.read(data, version.path(DESCRIPTION))
 
 
-def read_build_or_none(folder: Folder) -> BuildStatus | None:
-    """Like `read_build`; returns None, too, if the description is damaged or not ours."""
-    with contextlib.suppress(StoreError):
-        return read_build(folder)
-    return None
-
-
 def read_build(version: Folder) -> BuildStatus | None:
-    """Return the progress of a version that was begun; None if nothing describes its build."""
-    identity = read_description(version)
+    """Return the progress of a version that was begun; None if no intact document describes it."""
+    identity = None
+    with contextlib.suppress(StoreError):
+        identity = read_description(version)
     if identity is None or identity.version != version.name:
         return None
     shards, done = -(-identity.rows // identity.rows_per_shard), len(version.names(RECEIPTS))

@@ -141,7 +141,7 @@ def read_log(store: Folder, *, newest: bool = False, appends: bool = False) -> L
     names.sort(key=lambda name: int(name[:-5]))
     paths = [f"commits/{name}" for name in (names[-1:] if newest else names)]
     entries: list[LogEntry] = []
-    for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+    for path, data in zip(paths, store.read_small(paths), strict=True):
         if isinstance(data, StorageError):
             raise data
         is_last = path == paths[-1]

@@ -160,7 +160,7 @@ class LiveVersion(Version):
                 yield receipt
             last = min(self.finished + RECEIPTS_AT_ONCE, self.shards)
             names = [receipt_name(shard) for shard in range(self.finished, last)]
-            found = [*self.folder.read_many(names, [-1] * len(names))]
+            found = [*self.folder.read_small(names)]
 
     def add(self, receipt: Receipt, shard: int) -> range:
         """Take what a receipt tells of its shard; returns its rows.

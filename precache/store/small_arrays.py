@@ -7,7 +7,7 @@ which is for other software, and no object is decoded into more memory than its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,34 +21,25 @@ from precache.store.arrays import Array, array_document, small
 
 KEYS_PER_CHUNK = 1 << 16
 
-READ_TOGETHER = 256
-"""Objects that are read at a time, before the first of them is decoded."""
-
 # --- reading ------------------------------------------------------------------------------------
 
 
 def read_small(
-    array: Array, folder: str, read: Callable[[Sequence[str]], list[bytes]], place: str
+    array: Array, folder: str, read: Callable[[Sequence[str]], Mapping[str, bytes]], place: str
 ) -> np.ndarray:
-    """Read a whole small array, many objects at a time.
-
-    Memory is taken only for objects that exist, even if the array claims to be longer.
+    """Read a whole small array.
 
     Parameters
     ----------
     folder
         The array's.
     read
-        Reads objects by name.
+        Reads objects: name -> bytes.
     place
         Start of their paths, for messages.
     """
-    chunks = list[np.ndarray]()
-    for start in range(0, array.objects, READ_TOGETHER):
-        numbers = range(start, min(start + READ_TOGETHER, array.objects))
-        names = [f"{folder}/{array.object_name(number)}" for number in numbers]
-        pairs = zip(names, read(names), strict=True)
-        chunks += [decode_chunk(array, data, f"{place}{name}") for name, data in pairs]
+    objects = read([f"{folder}/{array.object_name(number)}" for number in range(array.objects)])
+    chunks = [decode_chunk(array, data, f"{place}{name}") for name, data in objects.items()]
     values = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
     return values[: array.rows]  # without the padding of the last chunk
 

@@ -49,7 +49,6 @@ from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED
 from precache.store.small_arrays import (
     KEYS_PER_CHUNK,
-    READ_TOGETHER,
     decode_chunk,
     decode_strings,
     read_small,
@@ -423,10 +422,10 @@ class Version:
 
     def read_checked(self, name: str) -> bytes:
         """Read an object other than a shard, as `small_objects` does."""
-        return self.small_objects([name])[0]
+        return self.small_objects([name])[name]
 
-    def small_objects(self, names: Sequence[str]) -> list[bytes]:
-        """Read objects other than shards.
+    def small_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Read objects other than shards: name -> bytes.
 
         Raises
         ------
@@ -436,7 +435,8 @@ class Version:
         with self.unless_gone():
             leaves = [self._leaf(name) for name in names]
             read = read_ahead(self.folder, self._ahead, names)
-            return [self._checked(*pair) for pair in zip(leaves, read, strict=True)]
+            pairs = zip(leaves, read, strict=True)
+            return {leaf.name: self._checked(leaf, data) for leaf, data in pairs}
 
     def _leaf(self, name: str) -> Leaf:
         try:
@@ -469,16 +469,10 @@ class Version:
             if root is None or seal_of(root) != self.digest:
                 flaws.append(Flaw(ROOT, CHECKSUM))
                 root = spare_root(self.folder)
-            for start in range(0, len(leaves), READ_TOGETHER):
-                part = leaves[start : start + READ_TOGETHER]
-                names = [leaf.name for leaf in part]
-                read = self.folder.read_many(names, [-1] * len(names))
-                faults = (fault_of(leaf, data) for leaf, data in zip(part, read, strict=True))
-                flaws += [
-                    Flaw(leaf.name, fault)
-                    for leaf, fault in zip(part, faults, strict=True)
-                    if fault
-                ]
+            read = self.folder.read_small(list(self.leaves))
+            for leaf, data in zip(leaves, read, strict=True):
+                if fault := fault_of(leaf, data):
+                    flaws.append(Flaw(leaf.name, fault))
             if root is not None:
                 flaws += spare_flaws(self.folder, root, leaves)
         if flaws and self.is_gone():
@@ -565,7 +559,7 @@ def read_ahead(
     """Read small objects; what was read ahead is taken from there, once."""
     read = {name: data for name in names if (data := ahead.pop(name, None)) is not None}
     rest = [name for name in names if name not in read]
-    read.update(zip(rest, folder.read_many(rest, [-1] * len(rest)) if rest else (), strict=True))
+    read.update(zip(rest, folder.read_small(rest), strict=True))
     return [read[name] for name in names]
 
 

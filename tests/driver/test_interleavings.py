@@ -50,6 +50,7 @@ from precache.store.layout import RowShape
 from precache.store.lease import Lease, Leases
 from precache.store.open import open_own
 from precache.store.tree import Leaf
+from precache.store.version import HOLES
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import Build
@@ -444,7 +445,7 @@ def minimal(source: Rows) -> str:
 
 def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
     names = ("label/c/0", "valid/c/0", f"{SHARDS}/image/c/0/0")  # those that a root must name
-    return dict.fromkeys(names, json_of_the_actor(list(goal.shapes)))
+    return {**dict.fromkeys(names, json_of_the_actor(list(goal.shapes))), HOLES: b"{}"}
 
 
 def tidied(build: Build, goal: TargetVersion) -> TargetVersion:

@@ -23,7 +23,7 @@ def test_small_arrays_round_trip_over_several_chunks(
     for name, data in small_array(values, ["row", "pair"]).items():
         folder.put(f"x/{name}", [data])
     array = arrays.small(values.shape, dtype)
-    read = read_small(array, "x", lambda names: [folder.read(name) for name in names], "")
+    read = read_small(array, "x", lambda names: {name: folder.read(name) for name in names}, "")
     assert read.dtype == values.dtype
     np.testing.assert_array_equal(read, values)
     assert len(folder.names("x/c")) == -(-rows // 8)

@@ -109,8 +109,8 @@ class MemoryFolder:
         self._learn(data and timeless(self._at(name), data))
         return data
 
-    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        return [self._one(name) for name in names]
+    def read_small(self, names: Sequence[str]) -> Iterator[bytes | StorageError]:
+        return map(self._one, names)
 
     def _one(self, name: str) -> bytes | StorageError:
         data = self.get(name)

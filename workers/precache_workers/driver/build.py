@@ -245,7 +245,7 @@ class Build(SampleProbe):
             return target
         self.progress.phase(f"Mending {', '.join(flawed)}")
         try:
-            objects = {name: version.read_checked(name) for name in version.leaves}
+            objects = version.small_objects(list(version.leaves))
         except DamageError:
             anew = new_target(self.store, target)
             self.progress.say(

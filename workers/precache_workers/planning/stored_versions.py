@@ -22,9 +22,6 @@ from precache.store.row_table import RowTable, read_contents, read_parts
 from precache.store.tree import spare_root
 from precache.store.version import ROW_TABLE, Version, read_attributes
 
-RECEIPTS_AT_ONCE = 64
-"""Receipts read at a time."""
-
 UNREADABLE = DamageError, StorageError, StoreError
 """Raised where a version is read that is damaged, was removed, or is of a newer release."""
 
@@ -152,10 +149,7 @@ def open_finished(folder: Folder) -> Version:
 
 def receipts_of(folder: Folder) -> Iterator[Receipt]:
     """Read the receipts of a version that was begun."""
-    names = [f"{RECEIPTS}/{name}" for name in folder.names(RECEIPTS)]
-    for start in range(0, len(names), RECEIPTS_AT_ONCE):
-        part = names[start : start + RECEIPTS_AT_ONCE]
-        for data in folder.read_many(part, [-1] * len(part)):
-            # If it is damaged, or removed by another build's commit, its shard is built again.
-            with contextlib.suppress(ValueError):
-                yield Receipt.from_json(data if isinstance(data, bytes) else b"")
+    for data in folder.read_small([f"{RECEIPTS}/{name}" for name in folder.names(RECEIPTS)]):
+        # If it is damaged, or removed by another build's commit, its shard is built again.
+        with contextlib.suppress(ValueError):
+            yield Receipt.from_json(data if isinstance(data, bytes) else b"")
