@@ -217,6 +217,10 @@ class ObjectStore:
         bucket, key = self._at(path)
         if isinstance(span.token, _ByLibrary):
             return self._page_by_library(bucket, key, span.token)
+        rooted = not key and span.token is None and span.after < "/"
+        if rooted and self._by_library(bucket, "/", _ByLibrary(None, "", 0))[0]:
+            # obstore takes a key that begins with a slash for one without.
+            return self._page_by_library(bucket, key, _ByLibrary(None, span.after, 0))
         seen = max(span.after, span.seen) if bucket.ordered else ""
         pages = 0 if bucket.ordered or span.token is None else span.token.pages
         size = PAGE[self._kind]
@@ -244,14 +248,19 @@ class ObjectStore:
     def _page_by_library(self, bucket: Bucket, key: str, token: _ByLibrary) -> Page:
         """List a page through the service's own library, which takes any key."""
         prefix = f"{key}/" if key else ""
-        try:
-            files, more = bucket.list_any_keys(prefix, token.after, token.token)
-        except Exception as error:
-            raise _translate_from_library(error) from None
+        files, more = self._by_library(bucket, prefix, token)
         files = [info._replace(name=info.name.removeprefix(prefix)) for info in files]
         left = max(0, token.skip - len(files))
         next_token = _ByLibrary(more, token.after, left) if more else None
         return Page(files[token.skip :], [], next_token)
+
+    def _by_library(
+        self, bucket: Bucket, prefix: str, token: _ByLibrary
+    ) -> tuple[list[FileInfo], str | None]:
+        try:
+            return bucket.list_any_keys(prefix, token.after, token.token)
+        except Exception as error:
+            raise _translate_from_library(error) from None
 
     def names(self, path: str) -> list[str]:
         import obstore

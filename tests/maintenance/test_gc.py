@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import time
-import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
@@ -150,24 +149,6 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
             assert told is None or told >= least
 
 
-def test_no_version_goes_before_its_time_and_the_current_never(
-    store: tuple[Path, list[str]],
-) -> None:
-    path, (first, second, third) = store
-    done = precache.gc(path, keep=1)
-    assert removed(done) == []
-    assert why(done)[third] == "current"
-    assert why(done)[first].startswith("replaced ")
-    done = precache.gc(path, keep=2, older_than=0, dry_run=True)
-    assert removed(done) == [first]
-    assert why(done)[second] == "among the newest 2"
-    assert sorted(p.name for p in path.iterdir()) == sorted([first, second, third, *ALWAYS])
-    assert precache.use(f"{path}@{first}").previous == third
-    assert removed(precache.gc(path, keep=0, older_than="0s")) == [third, second]
-    assert precache.open(path).id == first
-    assert precache.verify(path).ok
-
-
 def test_bad_usage_and_no_store(tmp_path: Path) -> None:
     for wrong in ("7", "d", "-1d", "7y", "", 3, 3.5, -1, float("nan")):
         with pytest.raises(UsageError, match="is not an age; give a number with a unit"):
@@ -228,32 +209,6 @@ def test_what_others_have_is_neither_touched_nor_counted(
         assert (path / f"{'f' * 32}.1").is_dir()
 
 
-PARTS = st.sampled_from([
-    "zarr.json", "c", "0", "image", "_build", "tmp", "build.json", "shards", "_gc", SOME,
-    "a b", "é",
-])  # fmt: skip
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sets(st.lists(PARTS, min_size=1, max_size=4).map(tuple), min_size=1, max_size=6))
-def test_no_folder_without_metadata_of_ours_is_touched(
-    built: tuple[Path, list[str]], tmp_path: Path, names: set[tuple[str, ...]]
-) -> None:
-    store = tmp_path / uuid.uuid4().hex
-    shutil.copytree(built[0] / "commits", store / "commits")
-    mine = store / SOME
-    for parts in sorted(names, key=len, reverse=True):
-        path = mine.joinpath(*parts)
-        if not path.exists() and not any(p.is_file() for p in path.parents):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"mine")
-    (mine / "photo.jpg").write_bytes(b"mine")
-    before = sorted(mine.rglob("*"))
-    age(store, 900 * DAY)
-    precache.gc(store, keep=0, older_than=0)
-    assert sorted(mine.rglob("*")) == before
-
-
 def test_a_link_is_no_version(store: tuple[Path, list[str]], tmp_path: Path) -> None:
     path, (first, second, third) = store
     elsewhere = tmp_path / "elsewhere"
@@ -309,7 +264,9 @@ def test_whatever_a_killed_process_left_is_collected(
         if not name.endswith("/"):
             left.write_bytes(b"left")
     age(path, 8 * DAY)
-    precache.gc(path)
+    done = precache.gc(path)
+    if f"{SOME}/{COPY}" in names:
+        assert why(done)[SOME] == "unfinished copy, last changed 8 days ago"
     assert {p.name for p in path.iterdir()} == {second, third, *ALWAYS}
     assert not [p.name for p in (path / "commits").iterdir() if p.suffix != ".json"]
     assert precache.verify(path).ok
@@ -485,23 +442,6 @@ def test_a_build_that_was_left_goes_by_its_age_unless_its_holder_seems_alive_aga
     age(path / left.name, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left.name]
     assert not (path / left.name).exists()
-
-
-def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: Path) -> None:
-    path, versions = store
-    target = tmp_path / "other"
-    precache.pull(f"{path}@{versions[0]}", target)
-    partial = target / versions[1]
-    shutil.copytree(path / versions[1] / "image", partial / "image")
-    write(partial / COPY, (path / versions[1] / ROOT).read_bytes())
-    age(partial, 10)
-    assert "in use by a process" in why(precache.gc(target, older_than=0))[versions[1]]
-    age(partial, 9 * DAY + 60)
-    done = precache.gc(target)
-    assert removed(done) == [versions[1]]
-    assert why(done)[versions[1]] == "unfinished copy, last changed 9 days ago"
-    assert {p.name for p in target.iterdir()} == {versions[0], "commits"}
-    assert precache.verify(target).ok
 
 
 def lose(array: np.ndarray, store: str) -> np.ndarray:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import precache
-from precache.errors import BuildError, UsageError
-from precache.maintenance.location import open_for_writing, require_apart
+from precache.errors import UsageError
+from precache.maintenance.location import require_apart
 from tests.conftest import BuiltStore
 from tests.support.building import write, write_jpegs
-from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=24, crop=24)
 
@@ -80,33 +79,3 @@ def test_a_store_is_apart_from_all_files_that_a_pattern_stands_for(
         with pytest.raises(UsageError, match="lies inside of the source"):
             precache.build(pattern, source / "store", RECIPE, address="serial")
     require_apart(source / "store", f"{source}/*.parquet")
-
-
-def test_a_first_build_that_failed_is_finished(source: Path, tmp_path: Path) -> None:
-    write(source / "cat/broken.jpg", b"x")
-    store = tmp_path / "store"
-    with pytest.raises(BuildError, match="1 of 5 samples failed"):
-        precache.build(source, store, RECIPE, address="serial", max_failures=0)
-    assert not (store / "commits").exists()
-    assert precache.build(source, store, RECIPE, address="serial").failed == 1
-
-
-def test_a_copy_goes_into_a_store_or_a_new_folder(image_tiles: BuiltStore, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="lies inside of the source"):
-        precache.pull(image_tiles.path, Path(image_tiles.path, "copy"))
-    for _ in range(2):
-        precache.pull(image_tiles.path, tmp_path / "new")
-    assert precache.verify(tmp_path / "new").ok
-
-
-def test_a_bucket_is_told_by_its_first_page(source: Path, s3: S3Server) -> None:
-    s3.make_bucket("places")
-    options = s3.options()
-    folder = open_for_writing("s3://places/new", source, options)
-    for path in source.rglob("*.jpg"):
-        folder.put(path.relative_to(source).as_posix(), [path.read_bytes()])
-    with pytest.raises(UsageError, match=r"holds other files \(cat, dog, eel\)"):
-        open_for_writing("s3://places/new", "", options)
-    begun = open_for_writing("s3://places/begun", "", options)
-    begun.put(f"{'0' * 32}.1/_build/build.json", [b"{}"])
-    open_for_writing("s3://places/begun", "", options)

@@ -71,25 +71,6 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_keys_of_a_bucket_that_no_version_has_are_not_copied(
-    built: BuiltStore, bucket: str, tmp_path: Path
-) -> None:
-    precache.pull(built.path, bucket)
-    version = built.result.version
-    memory = open_folder(bucket)._service.fs.store  # type: ignore[attr-defined]  # no client puts such keys
-    path = f"{bucket.removeprefix('memory:/')}/{version}"
-    odd = ["../../keys", "/keys", "extra/../../../../keys", "x\0y", "a\nb"]
-    for name in odd:
-        memory[f"{path}/{name}"] = memory[f"{path}/{ROOT}"]
-    try:
-        precache.pull(bucket, tmp_path / "a/b/store")
-    finally:
-        for name in odd:
-            del memory[f"{path}/{name}"]
-    assert {p.name for p in tmp_path.rglob("*")}.isdisjoint({"keys", "x\0y", "a\nb", "extra"})
-    assert contents(tmp_path / "a/b/store" / version) == contents(built.version_folder)
-
-
 def put_secret(tmp_path: Path) -> Path:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/id_rsa").write_bytes(SECRET)

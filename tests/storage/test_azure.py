@@ -10,8 +10,6 @@ import base64
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from precache.errors import StorageError
 from precache.storage import object_store, retries
@@ -28,10 +26,6 @@ from tests.support.servers import (
 )
 
 pytest.importorskip("obstore", reason="az:// needs obstore")
-NAMES = st.sets(
-    st.lists(st.text("ab0é +%&<", min_size=1, max_size=3), min_size=1, max_size=3).map("/".join),
-    max_size=40,
-)
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 
@@ -106,34 +100,6 @@ def test_a_listing_of_many_pages_goes_on_where_it_failed(
     assert faults == []
     assert sorted(info.name for info in found) == sorted(names)
     assert all(info.etag.startswith("0x") and info.mtime_ns > 10**18 for info in found)
-
-
-@settings(max_examples=10)
-@given(names=NAMES, page=st.integers(1, 7))
-def test_no_name_is_lost_or_comes_twice(
-    names: set[str], page: int, names_alone: AzureListingServer
-) -> None:
-    names_alone.names, names_alone.page = sorted(names), page
-    folder = open_folder("az://bucket", names_alone.options())
-    assert sorted(info.name for info in folder.walk()) == names_alone.names
-    assert set(folder.names()) == {name.partition("/")[0] for name in names}
-
-
-def test_no_more_pages_are_asked_for_than_are_walked(
-    names_alone: AzureListingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names_alone.names, names_alone.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
-    monkeypatch.setitem(object_store.PAGE, "azure", 10)
-    folder = open_folder("az://bucket", names_alone.options())
-    before = names_alone.pages
-    walk = folder.walk()
-    for _ in range(100):
-        next(walk)
-    walk.close()
-    assert names_alone.pages - before <= 13
-    before = names_alone.pages
-    assert folder.exists("x")
-    assert names_alone.pages - before <= 3
 
 
 @pytest.mark.parametrize("key", [WRONG_KEY, "this-is-no-key-but-a-secret"])

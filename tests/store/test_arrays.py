@@ -5,23 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import zarr
 
 from precache.errors import StoreError
-from precache.recipe.recipe import Field
-from precache.store.arrays import field_document, parse_json, version_arrays
-from precache.store.layout import RowShape
+from precache.store.arrays import parse_json, version_arrays
 from tests.conftest import BuiltStore
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
-def test_zarr_python_takes_every_document(codec: str) -> None:
-    field = Field.model_validate({"ops": [{"op": "decode"}], "codec": codec})
-    document = field_document(field, RowShape((3, 8, 8), "uint8"), 23, 8)
-    made = zarr.core.metadata.ArrayV3Metadata.from_dict(document)
-    assert made.shape == (23, 3, 8, 8)
-    assert made.chunk_grid.chunk_shape == (8, 3, 8, 8)
-
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "no such codec": ({"codec": "gzip"}, "codec 'gzip'; there are raw, zstd"),

@@ -33,23 +33,6 @@ def test_a_chunk_holds_a_power_of_two_of_small_rows_or_one_large_row(nbytes: int
     assert nbytes == 0 or 2 * rows * nbytes > TARGET_CHUNK_BYTES
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rows"),
-    [
-        ((3, 224, 224), "uint8", 1),
-        ((3, 112, 112), "uint8", 1),
-        ((3, 32, 32), "uint8", 16),
-        ((3, 32, 32), "float32", 4),
-        ((), "int64", 8192),
-        ((512,), "float16", 64),
-    ],
-)
-def test_rows_per_chunk_of_usual_rows(shape: tuple[int, ...], dtype: str, rows: int) -> None:
-    assert RowShape(shape, dtype).rows_per_chunk == rows
-    photo = 3 * 224 * 224
-    assert 64 << 20 <= rows_per_shard(1_281_167, [photo]) * photo <= 256 << 20, "as is promised"
-
-
 @given(st.integers(0, 10**9), st.lists(ROW_BYTES, min_size=1, max_size=4))
 def test_a_shard_is_whole_chunks_of_every_field(rows: int, nbytes: list[int]) -> None:
     per_shard = rows_per_shard(rows, nbytes)
@@ -59,6 +42,8 @@ def test_a_shard_is_whole_chunks_of_every_field(rows: int, nbytes: list[int]) ->
     shapes = [RowShape((n,), "uint8") for n in nbytes]
     assert all(per_shard % shape.chunk_rows(per_shard) == 0 for shape in shapes)
     assert (per_shard - step) * max(nbytes) < TARGET_SHARD_BYTES
+    photo = 3 * 224 * 224
+    assert 64 << 20 <= rows_per_shard(1_281_167, [photo]) * photo <= 256 << 20, "as is promised"
 
 
 @given(st.integers(1, 10**6), ROW_BYTES)

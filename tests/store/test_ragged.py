@@ -121,13 +121,6 @@ def test_any_values_and_shapes_come_back(values: np.ndarray, image: np.ndarray) 
         assert (read.shape, read.tobytes()) == (row.shape, row.tobytes())
 
 
-def test_a_row_takes_28_bytes_beside_its_pixels(tmp_path: Path) -> None:
-    rows = [row for row in photos() if row.size][:PER_SHARD]
-    write(tmp_path / "image", rows, "raw")
-    shard = (tmp_path / "image/c/0").read_bytes()
-    assert len(shard) == sum(row.nbytes + 28 for row in rows) + 4
-
-
 @every_codec
 def test_rows_that_were_stored_are_read(codec: str) -> None:
     row = np.ascontiguousarray(photo(3, 29, 41).transpose(2, 0, 1))

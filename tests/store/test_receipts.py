@@ -1,12 +1,7 @@
-"""Receipts round-trip; whatever else lies in their place ends in an error that builds expect."""
+"""Receipts round-trip; of forged ones, see `test_forged`."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,36 +38,3 @@ RECEIPTS = st.builds(
 @given(RECEIPTS)
 def test_a_receipt_round_trips(receipt: Receipt) -> None:
     assert Receipt.from_json(receipt.to_json()) == receipt
-
-
-def _receipt() -> Receipt:
-    made = {"image": ShardObject(10, 1, 30, "01020304")}
-    return Receipt(
-        shard=0,
-        objects=made,
-        holes={3: "broken"},
-        content=["ab"],
-        sums={"image": ChannelSums(1, [1.0], [1.0])},
-        seconds={},
-        cpu_seconds=0.5,
-    )
-
-
-@given(st.integers(0, 400), st.binary(max_size=3))
-def test_a_receipt_that_was_cut_or_spoilt_is_an_error_of_the_few(cut: int, patch: bytes) -> None:
-    data = _receipt().to_json()
-    spoilt = data[:cut] + patch + data[cut + len(patch) :]
-    for part in (spoilt[: max(cut, 1)], spoilt):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            Receipt.from_json(part)
-
-
-FORMS: list[object] = [None, [], [1], "x", 3, {"image": None}, {"image": 3}]
-
-
-def test_a_receipt_of_another_form_is_an_error_of_the_few() -> None:
-    document = json.loads(_receipt().to_json())
-    for value, name in itertools.product(FORMS, ["objects", "holes", "sums", None]):
-        forged = value if name is None else {**document, name: value}
-        with pytest.raises((ValueError, KeyError, TypeError)):
-            Receipt.from_json(json.dumps(forged).encode())

@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 Fault = Callable[["_Handler", int, bytes], bool]
 """Answers a request in place of its server's answer (status, body); False to let that pass."""
@@ -352,7 +352,11 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
         ignored = {name.lower() for name in self.proxy.ignored}
         headers = {n: each for n, each in self.headers.items() if n.lower() not in ignored}
-        upstream.request(self.command, self.path, body, headers)
+        there = self.path
+        if "://" in there:  # as a proxy of HTTP is asked, for any host
+            there = urlsplit(there)._replace(scheme="", netloc="").geturl()
+            headers = {n: each for n, each in headers.items() if n.lower() != "host"}
+        upstream.request(self.command, there, body, headers)
         answer = upstream.getresponse()
         data = answer.read()
         self.upstream_headers = dict(answer.getheaders())
