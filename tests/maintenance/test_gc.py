@@ -39,6 +39,7 @@ from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases
 from tests.support.building import (
     age,
+    assert_same,
     build_here,
     build_until,
     collect_until,
@@ -391,9 +392,7 @@ def test_what_was_removed_says_so_and_can_be_built_again(
     assert not (path / first).exists()
     again = build_here(source, path, recipe_of(SIDES[0]), {"shard_samples": 4})
     assert (again.version, again.shards_skipped) == (f"{first[:32]}.2", 0)
-    after = pixels(path)
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(after[key], before[key]) for key in before)
+    assert_same(pixels(path), before)
 
 
 def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folder:

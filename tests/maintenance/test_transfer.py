@@ -67,10 +67,6 @@ def names_of(store: BuiltStore) -> list[str]:
     return [name for name in object_names(store.version_folder) if name != ROOT]
 
 
-def files(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
 def put_secret(tmp_path: Path) -> Path:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/id_rsa").write_bytes(SECRET)
@@ -271,11 +267,11 @@ def test_what_others_have_in_its_place_stays(kind: str, built: BuiltStore, tmp_p
     else:
         place.mkdir()
         (place / "photo.jpg").write_bytes(b"mine")
-    before = files(tmp_path)
+    before = contents(tmp_path)
     done = precache.pull(built.path, tmp_path / "to")
     assert done.version == f"{built.result.version[:32]}.2"
     assert precache.verify(tmp_path / "to").ok
-    assert files(tmp_path).items() >= before.items()
+    assert contents(tmp_path).items() >= before.items()
 
 
 @pytest.mark.parametrize("to", ["disk", "bucket"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 
 import precache
@@ -19,7 +18,7 @@ from precache.errors import DamageError, PrecacheError, StorageError
 from precache.storage import retries
 from precache.storage.object_store import ObjectStore
 from tests.storage.conftest import Service, only
-from tests.support.building import contents, cut, encoded, pixels, write
+from tests.support.building import assert_same, contents, cut, encoded, pixels, write
 from tests.support.servers import (
     Fault,
     error_document,
@@ -261,8 +260,7 @@ def test_wrong_bytes_are_caught(service: Service, built: Path, tmp_path: Path) -
     more: dict[str, Any] = {"cache": tmp_path / "cache", "storage_options": options}
     found, right = pixels(store, **more), pixels(built / "store")
     assert service.proxy.faults["GET", ending] == []
-    assert found.keys() == right.keys()
-    assert all(np.array_equal(found[key], right[key]) for key in right)
+    assert_same(found, right)
     service.proxy.faults["GET", ending] = [wrong_bytes] * 20
     with pytest.raises(DamageError, match=r"c/1/0/0/0 is damaged"):
         precache.pull(store, tmp_path / "later", storage_options=options)
@@ -315,7 +313,6 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
         pixels(store, storage_options=options, cache=tmp_path / cache) for cache in ("one", "other")
     ]
     for found in epochs:
-        assert found.keys() == right.keys()
-        assert all(np.array_equal(found[key], right[key]) for key in right)
+        assert_same(found, right)
     assert min(failed["photo"], failed["shard"]) >= 2
     assert failed["write"] >= 2 or service.files

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
-import numpy as np
 import pytest
 
 import precache
@@ -24,7 +23,7 @@ from precache.errors import StorageError
 from precache.storage import fsspec_services, retries
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.open import open_folder
-from tests.support.building import contents, cut, encoded, pixels, write
+from tests.support.building import assert_same, contents, cut, encoded, pixels, write
 from tests.support.servers import POLL, Certificate, PatientServer, web_server
 
 RECIPE = precache.Recipe.image(resize=64, crop=56)
@@ -280,10 +279,6 @@ def trusting(certificate: Certificate) -> dict[str, Any]:
     return {"ssl": ssl.create_default_context(cafile=str(certificate.certificate))}
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
-
-
 def test_photos_and_stores_behind_https_are_those_of_the_disk(
     https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
 ) -> None:
@@ -294,9 +289,9 @@ def test_photos_and_stores_behind_https_are_those_of_the_disk(
     assert (result.samples, result.failed, result.classes) == (10, 0, ("cat", "dog"))
     again = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
     assert again.shards_skipped == again.shards == 3
-    assert same(pixels(tmp_path / "store"), right)
+    assert_same(pixels(tmp_path / "store"), right)
     for more in ({}, {"cache": tmp_path / "cache"}):
-        assert same(pixels(f"{https}/store", **options, **more), right)
+        assert_same(pixels(f"{https}/store", **options, **more), right)
     assert precache.verify(f"{https}/store", **options).ok
     precache.pull(f"{https}/store", tmp_path / "here", **options)
     there = contents(served / "store").items()
@@ -317,7 +312,7 @@ def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
         assert folder.folder("grand chat").read("2#a?b=c.jpg") == folder.read(names[1])
         result = precache.build(f"{url}/photos", tmp_path / "web", RECIPE, address="serial")
     assert result.classes == ("Kätzchen", "a%b", "grand chat")
-    assert same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
+    assert_same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -326,7 +321,7 @@ def test_a_server_without_ranges_is_trained_from_with_a_warning(
 ) -> None:
     options: dict[str, Any] = {"cache": tmp_path / "cache"} if cached else {}
     with web_server(served, ranges=False) as url:
-        assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
+        assert_same(pixels(f"{url}/store", **options), pixels(served / "store"))
         assert precache.verify(f"{url}/store").ok
         folder = open_folder(f"{url}/photos")
         data = (served / "photos/cat/1.jpg").read_bytes()

@@ -29,10 +29,7 @@ from precache.store.commit_log import (
     short,
 )
 from tests.support.building import append_commit, end, poll, start
-
-
-def _id(*digits: str) -> str:
-    return "".join(digits).ljust(32, "0") + ".1"
+from tests.support.building import version_name as _id
 
 
 def _forge(store: LocalFolder, name: str, entry: Any) -> None:
@@ -100,7 +97,10 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
 
 
 def test_a_removal_is_an_entry_that_names_the_current_version_too(empty: LocalFolder) -> None:
-    first, second = append_commit(empty, _id("a")), append_commit(empty, _id("b"), source="/in")
+    first, second = (
+        append_commit(empty, _id("a")),
+        append_commit(empty, _id("b"), source="/in"),
+    )
     log = record_removal(empty, [_id("a"), _id("b"), _id("c")])
     assert log == read_log(empty)
     assert log.removed == {_id("a"), _id("c")}

@@ -23,14 +23,11 @@ from precache.store.json_documents import FORMAT
 from precache.store.open import split_uri
 from tests.conftest import BuiltStore
 from tests.support.building import append_commit
+from tests.support.building import version_name as _id
 from tests.support.forging import put_root
 from tests.support.servers import FaultProxy, S3Server
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
-
-
-def _id(*digits: str) -> str:
-    return "".join(digits).ljust(32, "0") + ".1"
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +101,11 @@ NO_STORES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "a folder": ({"notes.txt": b""}, "store", "is not a store: it has no commits"),
     "a file": ({"notes.txt": b""}, "store/notes.txt", "is not a store"),
     "a group": ({"zarr.json": GROUP}, "store", r"name its arrays.*fields=\{'image': 'path/in/gr"),
-    "begun": ({f"{_id('a')}/_build/build.json": b"{}"}, "store", "a build was started .* the same"),
+    "begun": (
+        {f"{_id('a')}/_build/build.json": b"{}"},
+        "store",
+        "a build was started .* the same",
+    ),
 }
 
 

@@ -11,8 +11,6 @@ import pytest
 
 import precache
 from precache.errors import StoreError
-from precache.store import small_arrays
-from precache.store import version as version_module
 from tests.conftest import BuiltStore
 from tests.support.forging import settle
 
@@ -75,17 +73,6 @@ def test_keys_are_a_sequence_of_strings(stores: dict[str, BuiltStore]) -> None:
     for index in (23, -24):
         with pytest.raises(IndexError):
             keys[index]
-
-
-def test_keys_of_several_chunks_are_found(
-    monkeypatch: pytest.MonkeyPatch, make_store: Callable[..., BuiltStore], photos: Path
-) -> None:
-    monkeypatch.setattr(small_arrays, "KEYS_PER_CHUNK", 4)
-    monkeypatch.setattr(version_module, "KEYS_PER_CHUNK", 4)
-    store = make_store(photos, keep_order=True)
-    listing = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
-    assert list(store.open().keys) == listing
-    assert store.open().keys[-1] == listing[-1]
 
 
 def test_reading_changes_nothing_in_a_store(

@@ -133,6 +133,11 @@ def _timeless(path: Path) -> bytes:
     return json.dumps(document).encode()
 
 
+def version_name(*digits: str) -> str:
+    """The name of a version whose id begins with these digits."""
+    return "".join(digits).ljust(32, "0") + ".1"
+
+
 def append_commit(store: Folder, version: str, **given: Any) -> LogEntry:
     """Append the entry that makes a version current, without a look at the version."""
     current = append(store, functools.partial(commit_entry, version=version, **given)).current
@@ -187,6 +192,12 @@ def pixels(store: Path | str, field: str = "image", **options: Any) -> dict[str,
                 assert key not in rows
                 rows[key] = row.numpy().copy()
     return rows
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """The same keys, and the same rows of them."""
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
 def labels(store: Path) -> dict[str, int]:
