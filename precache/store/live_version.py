@@ -182,7 +182,7 @@ class LiveVersion(Version):
             )
         for name, table in self._tables.items():
             stored = receipt.objects[name]
-            table[shard] = Leaf(table[shard].name, stored.size, stored.xxh3)
+            table[shard] = stored.leaf(table[shard].name)
             self._ends[name][shard] = stored.ends
         for name, sums in receipt.sums.items():
             flat = sums.flat()

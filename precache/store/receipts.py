@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from precache.store.commit_log import BUILD
 from precache.store.layout import CHECK_NBYTES, RowShape
+from precache.store.tree import Leaf
 
 RECEIPTS = f"{BUILD}/receipts"
 """Folder of a version with the receipts of its finished shards, until it is committed."""
@@ -36,6 +37,10 @@ class ShardObject:
     xxh3: Annotated[int, Field(ge=0, lt=2**128)]
     raw_nbytes: int
     checks: Annotated[str, Field(pattern="^([0-9a-f]{8})*$")] = field(repr=False)
+
+    def leaf(self, name: str) -> Leaf:
+        """Return the object of a name as the tree of digests has it."""
+        return Leaf(name, self.size, self.xxh3)
 
     @property
     def ends(self) -> np.ndarray:

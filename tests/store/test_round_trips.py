@@ -12,8 +12,10 @@ import precache
 from precache.errors import StoreError
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
+from precache.store import tree
 from precache.store.commit_log import read_log
 from tests.conftest import BuiltStore
+from tests.support.servers import FaultProxy, S3Server
 
 FAR = "memory://ahead"
 
@@ -64,3 +66,17 @@ def test_a_store_is_opened_in_four_round_trips_however_long_its_log_is(
         assert sum(len(batch["row"]) for batch in loader) == 21
     with pytest.raises(StoreError, match="000007"):
         precache.versions(far)
+
+
+def test_verify_asks_for_each_shard_once_a_piece_and_for_no_size(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "PIECE_BYTES", 100_000)
+    uri, built = "s3://bucket/pieces", stores["image"]
+    precache.pull(built.path, uri, storage_options=s3.options())
+    sizes = [leaf.size for leaf in built.open().shard_leaves("image")]
+    assert max(sizes) > 100_000
+    assert precache.verify(uri, storage_options=s3.options(proxy.port)).ok
+    asked = {of: n for of, n in proxy.seen.items() if ".1/image/c/" in of[1]}
+    assert {method for method, _ in asked} == {"GET"}
+    assert sorted(asked.values()) == sorted(-(-size // 100_000) for size in sizes)

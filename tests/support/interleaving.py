@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from precache.errors import StorageError
-from precache.storage.base import Buffer, FileInfo, Folder, Range, required
+from precache.storage.base import Buffer, FileInfo, Folder, Part, Range, required
 from tests.support.building import DEADLINE
 
 Found = TypeVar("Found")
@@ -119,6 +119,14 @@ class MemoryFolder:
         error = StorageError(f"cannot read {self.path(name)}: there is no such object")
         error.__cause__ = FileNotFoundError(name)
         return error
+
+    def read_parts(
+        self, parts: Sequence[Part], least: Sequence[int], *, whole: bool = False
+    ) -> list[bytes | StorageError]:
+        return [
+            data[start:end] if isinstance(data := self._one(name), bytes) else data
+            for name, start, end in parts
+        ]
 
     def read_first(self, name: str, most: int) -> bytes:
         return self.read(name)[:most]

@@ -28,7 +28,6 @@ from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import BUILD, short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
-from precache.store.tree import Leaf
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
@@ -193,7 +192,7 @@ def _exists(task: ShardTask, own: FinishedObject, name: str) -> bool:
     if data is None:
         where = task.folder.path(name)
         raise BuildError(f"{where} was removed at this moment; run the same again")
-    return not Leaf(name, own.stored.size, own.stored.xxh3).fault(data)
+    return not own.stored.leaf(name).fault(data)
 
 
 def _awaited(task: ShardTask, seconds: float) -> Receipt | None:
@@ -273,7 +272,6 @@ def create_receipt(
 
 def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
     """Return whether the objects of a shard have the bytes that a receipt tells of."""
-    return all(
-        xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
-        for field, name in task.objects.items()
-    )
+    objects = task.objects.items()
+    leaves = (receipt.objects[field].leaf(name) for field, name in objects)
+    return not any(leaf.fault_in(task.folder) for leaf in leaves)
