@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fsspec.spec import AbstractFileSystem
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage import object_store
 from precache.storage import remote as blobs
-from precache.storage.base import NO_NAME, is_name
+from precache.storage.base import NO_NAME, FileInfo, is_name
 from precache.storage.fsspec_services import Fsspec
-from precache.storage.listing import between
+from precache.storage.listing import KeyRange, Page, between
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache_workers.sources.kinds import open_source
@@ -237,38 +236,28 @@ def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
     server.stop()
 
 
-class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
-    """A bucket of some prefixes of two files each, which counts listings that were begun."""
+class Watched(Fsspec):
+    """A service with prefixes of two files each, which counts listings that were begun."""
 
-    protocol = "watched"
-    cachable = False
-
-    def __init__(self, prefixes: int, meet: int = 1, broken: str = "", **options: Any) -> None:
-        super().__init__(**options)
-        self.prefixes, self.broken = prefixes, broken
+    def __init__(self, prefixes: int, meet: int = 1, broken: str = "") -> None:
+        self.prefixes, self.broken, self.begun = prefixes, broken, 0
         self.meeting = threading.Barrier(meet, timeout=60)
-        self.begun = 0
 
-    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+    def page(self, root: str, span: KeyRange, *, again: bool) -> Page:
         self.begun += 1
-        if path == "bucket":
-            found = [f"{path}/{n:03d}" for n in range(self.prefixes)]
-            return [{"name": name, "size": 0, "type": "directory"} for name in found]
+        if not span.prefix:
+            return Page([], [f"{number:03d}" for number in range(self.prefixes)], None)
         self.meeting.wait()
-        if path == self.broken:
+        if span.prefix == self.broken:
             raise ValueError("no such luck")
-        return [{"name": f"{path}/{n}.jpg", "size": n, "type": "file"} for n in range(2)]
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        return {"name": path, "size": 0, "type": "directory"}
+        return Page([FileInfo(f"{number}.jpg", number, -1) for number in range(2)], [], None)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
-    """A folder, and the one file system that it uses."""
-    service = Fsspec("memory", {})
-    service.fs = fs = Watched(**options)
+    """A folder, and the service that it uses."""
+    service = Watched(**options)
     monkeypatch.setattr(blobs, "open_service", lambda *_: service)
-    return RemoteFolder("watched", "bucket"), fs
+    return RemoteFolder("watched", "bucket"), service
 
 
 def _listing_threads() -> list[threading.Thread]:
@@ -299,7 +288,7 @@ def test_prefixes_are_listed_several_at_a_time_and_no_more(monkeypatch: pytest.M
 
 
 def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = watched(monkeypatch, prefixes=100, broken="bucket/090")
+    folder, _ = watched(monkeypatch, prefixes=100, broken="090/")
     with pytest.raises(StorageError, match="cannot list watched://bucket/090: no such luck"):
         list(folder.walk())
     for thread in _listing_threads():

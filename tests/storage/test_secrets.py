@@ -6,23 +6,21 @@ import contextlib
 import functools
 import itertools
 import subprocess
-import tarfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import pytest
 
 import precache
 from precache.storage.backends import reason_of
 from precache_workers.sources.kinds import open_source
-from tests.support.building import write_jpegs
+from tests.support.building import cut, encoded, write_jpegs
 from tests.support.command_line import Run
+from tests.support.containers import arrow_of, csv_of, tar_of, zip_of
 from tests.support.servers import web_server
 
 SECRET = "Zq7secret/Key+qZ"
@@ -144,30 +142,18 @@ def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -
 def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    files = tmp_path / "files"
-    write_jpegs(files / "in", 4)
-    names = [path.relative_to(files).as_posix() for path in sorted(files.rglob("*.jpg"))]
-    with (
-        zipfile.ZipFile(files / "a.zip", "w") as archive,
-        tarfile.open(files / "a.tar", "w") as tar,
-    ):
-        for name in names:
-            archive.write(files / name, name)
-            tar.add(files / name, name)
-    table = pa.table({"image": [(files / name).read_bytes() for name in names]})
-    with pa.ipc.new_stream(str(files / "a.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    (files / "a.csv").write_text("\n".join(["path", *names]), "utf-8")
+    (files := tmp_path / "files").mkdir()
+    members = [(f"cat/{number}.jpg", encoded(cut(number))) for number in range(4)]
+    containers = [Path(of(files, members)).name for of in (zip_of, tar_of, arrow_of, csv_of)]
     stores, texts = tmp_path / "stores", list[str]()
     recipe = precache.Recipe.image(resize=16, crop=16)
-    for suffix, number in itertools.product(("zip", "tar", "arrow", "csv"), range(2)):
+    for name, number in itertools.product(containers, range(2)):
         query = f"?se=2027&sig={PLAIN}{number}%2F{{,}}"  # each time by another signature
         with web_server(files, query=query) as server:
-            host = server.removeprefix("http://")
-            url = f"http://someone:{PLAIN}@{host}/a.{suffix}{query}"
-            result = precache.build(url, stores / suffix, recipe, address="serial")
+            url = f"http://someone:{PLAIN}@{server.removeprefix('http://')}/{name}{query}"
+            result = precache.build(url, stores / name, recipe, address="serial")
             with pytest.raises(precache.PrecacheError) as raised:
-                precache.build(url.replace("%2F", "%2B"), stores / suffix, recipe, address="serial")
+                precache.build(url.replace("%2F", "%2B"), stores / name, recipe, address="serial")
             rows = open_source(url).list(lambda count: None).table
             texts += [*rows.keys, str(rows.locations), str(result), repr(result), str(raised.value)]
             assert (result.samples, result.failed) == (4, 0)
