@@ -8,7 +8,6 @@ import pytest
 
 import precache
 from precache.errors import (
-    BuildError,
     StorageError,
     StoreError,
 )
@@ -29,19 +28,10 @@ from tests.support.servers import (
     Azurite,
     FaultProxy,
     S3Server,
-    status,
 )
 
 SECRET = "a-secret-that-nobody-may-see"
 RECIPE = precache.Recipe.image(resize=64, crop=56)
-
-
-@pytest.fixture
-def remote_photos(s3: S3Server) -> str:
-    """A source of twelve photographs in two classes, one of them broken."""
-    url = f"s3://bucket/photos-{next(numbers)}"
-    put_photos(open_folder(url, s3.options()))
-    return url
 
 
 def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
@@ -90,19 +80,6 @@ def test_a_version_goes_there_and_back_and_is_the_same(
     back = precache.pull(url, tmp_path / "back", storage_options=options)
     assert contents(Path(back.path)) == contents(built.version_folder)
     assert precache.verify(tmp_path / "back").ok
-
-
-def test_samples_that_stay_out_of_reach_leave_the_build_to_be_continued(
-    remote_photos: str, s3: S3Server, proxy: FaultProxy
-) -> None:
-    store = f"s3://bucket/store-{next(numbers)}"
-    build = {"address": "serial", "shard_samples": 4, "storage_options": s3.options(proxy.port)}
-    proxy.faults["GET", "/05.jpg"] = [status(403)] * 50
-    with pytest.raises(BuildError, match=r"1 of 4 shards are not done: .*05\.jpg"):
-        precache.build(remote_photos, store, RECIPE, **build)
-    proxy.faults.clear()
-    result = precache.build(remote_photos, store, RECIPE, **build)
-    assert (result.shards_skipped, result.failed) == (3, 1)
 
 
 def test_a_store_or_server_that_is_not_there_is_named_without_secrets(
