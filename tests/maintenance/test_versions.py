@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 
 import precache
 from precache.cli.main import main
-from precache.errors import StoreError, UsageError
+from precache.errors import BuildError, StoreError, UsageError
 from precache.maintenance.versions import current_periods
-from precache.store.build_status import COPY
+from precache.store.build_status import COPY, BuildStatus
 from precache.store.json_documents import LogEntry
 from tests.support.building import remains, write_jpegs
+from tests.support.command_line import Run
 
 RECIPES = [precache.Recipe.image(resize=side, crop=150, codec="raw") for side in (152, 156)]
 
@@ -149,3 +151,29 @@ def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert f"version {first[:12]} is now current; it replaces {second[:12]}" in out
     assert main(["use", str(path)]) == 2
+
+
+def test_a_build_that_was_left_is_listed_with_its_shards(tmp_path: Path, run: Run) -> None:
+    """It ended when its first shard of five was done."""
+    source, store = write_jpegs(tmp_path / "in", 9), tmp_path / "store"
+    (source / "cat/0000a.jpg").write_bytes(b"no photo")
+    given = {"shard_samples": 2, "keep_order": True, "on_error": "raise"}
+    with pytest.raises(BuildError):
+        precache.build(source, store, RECIPES[0], address="serial", **given)
+    found = precache.versions(store)
+    assert not found.versions
+    [unfinished] = found.unfinished
+    assert unfinished.build == BuildStatus(rows=10, shards=5, done=1)
+    assert 0 <= unfinished.idle_seconds < 60
+    assert "1 of 5 shards, " in run("ls", store).out
+    assert run("ls", store, "--json").json["unfinished"][0]["build"]["done"] == 1
+
+    [receipt] = store.glob("*/_build/receipts/*")
+    receipt.unlink()
+    receipt.parent.rmdir()
+    [unfinished] = precache.versions(store).unfinished
+    assert unfinished.build == BuildStatus(rows=10, shards=5, done=0)
+    for nothing in (tmp_path / "nowhere", source):
+        ran = run("ls", nothing)
+        assert ran.status == 2
+        assert re.search("there is no store at .*, and no build has started", ran.err)
