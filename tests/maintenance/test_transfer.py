@@ -252,6 +252,7 @@ def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Pat
         assert {each.version for each in done} == {built.result.version}
         assert contents(to / built.result.version) == contents(built.version_folder)
         assert {p.name for p in to.iterdir()} - {"_listings"} == {built.result.version, "commits"}
+        assert precache.gc(to).removed == ()
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "files of others"])

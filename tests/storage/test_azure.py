@@ -87,14 +87,14 @@ def test_a_listing_of_many_pages_goes_on_where_it_failed(
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     monkeypatch.setitem(object_store.PAGE, "azure", 5)
     names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg"]
-    names_alone.names, names_alone.page = sorted(names), 5
+    names_alone.names, names_alone.page = sorted(f"in/{name}" for name in names), 5
     proxy = FaultProxy(names_alone.port)
     endpoint = f"http://127.0.0.1:{proxy.port}/account"
     options = {"account_name": "account", "account_key": "a2V5"}
     options["connection_string"] = f"BlobEndpoint={endpoint}"
     faults = proxy.faults["GET", "/bucket"] = [status(503), passes, reset, truncated]
     try:
-        found = list(open_folder("az://bucket", options).walk())
+        found = list(open_folder("az://bucket/in", options).walk())
     finally:
         proxy.stop()
     assert faults == []

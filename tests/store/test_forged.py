@@ -252,7 +252,7 @@ def test_a_shard_with_a_forged_receipt_is_made_again(
         "objects": {
             "image": {"size": leaf.size, "xxh3": leaf.xxh3, "raw_nbytes": 1, "checks": checks}
         },
-        "holes": {},
+        "holes": {row: why for row, (_, why) in made.holes.items()},
         "content": [""] * 13,
         "sums": {"image": {"count": int(count), "total": flat[:3], "squares": flat[3:]}},
         "seconds": {},
