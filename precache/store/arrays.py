@@ -125,7 +125,7 @@ class Array:
 
     def object_name(self, number: int) -> str:
         """Name of an object below the array's folder."""
-        return f"c/{number}" + "/0" * len(self.row_shape)
+        return self.row.object_name(number)
 
     def document(self, names: Sequence[str] | None = None, fill_value: Any = 0) -> Json:
         """Return the array's `zarr.json`.

@@ -56,9 +56,9 @@ class RowShape:
         described = {"shape": list(self.shape), "dtype": self.dtype}
         return {**described, "ragged": True} if self.ragged else described
 
-    def object_name(self, array: str, shard: int) -> str:
-        """Name of a shard's object below the folder of its version."""
-        return f"{array}/c/{shard}" + "/0" * (0 if self.ragged else len(self.shape))
+    def object_name(self, number: int) -> str:
+        """Name of an object below the folder of an array of such rows."""
+        return f"c/{number}" + "/0" * (0 if self.ragged else len(self.shape))
 
     @property
     def hole(self) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ class TargetVersion:
 
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
-        return self.shapes[field].object_name(field, shard)
+        return f"{field}/{self.shapes[field].object_name(shard)}"
 
     def shards_to_do(self, receipts: Mapping[int, Receipt]) -> list[int]:
         """List the shards without a receipt, or with objects of another size than it records."""

@@ -100,7 +100,7 @@ class ShardTask(FetchAllTask):
     def objects(self) -> dict[str, str]:
         """Field -> name of the object to put, below the folder."""
         made = self.shapes if self.lost is None else self.lost
-        return {name: self.shapes[name].object_name(name, self.shard) for name in made}
+        return {name: f"{name}/{self.shapes[name].object_name(self.shard)}" for name in made}
 
     @property
     def memory(self) -> int:

@@ -41,7 +41,7 @@ class DamagedObjectError(StorageError):
     def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
         super().__init__(str(why))
         self.object_id: ObjectId = array.place, shard
-        self.name = f"{array.folder.name}/{array.shape.object_name(array.name, shard)}"
+        self.name = f"{array.folder.name}/{array.name}/{array.shape.object_name(shard)}"
 
 
 class StoredObject:
