@@ -63,6 +63,7 @@ SIGNED = "a={Smiling} b={} c={Smiling+Young}"
 NUMBERED = "numbered from this source alone"
 TAKEN = "Samples of several splits are taken together: folders 'train', 'val'"
 SPLIT_LINES = "path,label,split a.png,cat,train b.png,dog,val"
+NO_CLASS = "no folder is a class: {} (--label-level 1 for one class)"
 LOOK_LIKE_SPLITS = "has 'train', 'val', which look like splits"
 
 
@@ -120,9 +121,6 @@ REFUSED: dict[str, Reading] = {
         files("photos/train/cat/a.png photos/train/dog/b.png photos/val/cat/c.png "
               "photos/val/eel/d.png photos/val/dog/e.png", "photos/val"),
         "c=cat d=eel e=dog", "has 'eel' besides",
-    ),
-    "a validation set in a folder that is no class": Reading(
-        files(f"{TRAIN} photos/val/images/v.png", "photos/val"), "v=images | v",
     ),
     # columns
     "two columns of labels by their names": Reading(
@@ -240,7 +238,28 @@ REFUSED: dict[str, Reading] = {
 BUILT: dict[str, Reading] = {
     # folders
     "images beside a folder that cannot be read": Reading(
-        files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a=images",
+        files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a", NO_CLASS.format("'images'"),
+    ),
+    "a validation set in a folder that is no class": Reading(
+        files(f"{TRAIN} photos/val/images/v.png", "photos/val"), "v", NO_CLASS.format("'images'"),
+    ),
+    "images and lines of boxes": Reading(
+        files("in/train/images/a.png in/train/images/b.png", "in",
+              {"in/train/labels/a.txt": "0 0.5"}),
+        "a b", NO_CLASS.format("'train', 'images'"),
+    ),
+    "a folder of JPEG files beside labels of MATLAB": Reading(
+        files("in/jpg/a.png", "in --label-level 1", {"in/labels.mat": "x"}), "a=jpg", "!is a class",
+    ),
+    "a zip of a split": Reading(
+        packed(files("in/train/a.png", "in"), "zip"), "a", NO_CLASS.format("'train'"),
+    ),
+    "a split with a file of labels": Reading(
+        files("in/train/a.png", "in --labels l.csv", {"l.csv": "a,cat"}), "a=cat", "!is a class",
+    ),
+    "one folder that is a class": Reading(
+        files("in/images/cat/a.png", "in"), "a=cat",
+        "images/: each folder is a class: 'cat' (--label-level 0 for no label, 1 for the one class",
     ),
     **{f"a level without a folder, {flags}": Reading(
         files("in/x/cat/a.png in/y/b.png", f"in --label-level {flags}"), labels,

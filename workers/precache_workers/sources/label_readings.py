@@ -54,8 +54,8 @@ LISTED = "list the names of all classes in a text file, one a line, and give it 
 """The way out by which the user says which classes there are."""
 
 
-BY_FOLDERS = "each folder is a class"
-"""What the line about folders that are classes says."""
+BY_FOLDERS = "folder is a class"
+"""What the line about folders that are classes, or none, says."""
 
 BY_TABLE = "in the source gives labels only"
 """What the line about a table among the images says."""
@@ -91,6 +91,9 @@ def is_beside(name: str) -> bool:
     """Return True for a file that is no sample that cannot be read, such as ``about.txt``."""
     return name[name.rfind(".") :].lower() in _BESIDE
 
+
+_HOLDERS = IMAGES | {"photo", "photos", "picture", "pictures", "jpg", "jpeg", "png", "data"}
+"""Names of folders that hold images of any class, as by `plain_word`."""
 
 Bare = Mapping[str, bool]
 """Folders without a readable image -> True if they may be classes."""
@@ -137,14 +140,15 @@ def read_folders(
         return _of_level(rules.level, paths, where)
     shared = common_start(paths)
     is_one = bool(shared) and paths == [shared]
-    levels = [*range(1, len(shared) + 1), 1] if is_one else [len(shared) + 1]
+    one = next((level for level, name in enumerate(shared, 1) if not _is_holder(name)), 1)
+    levels = [*range(1, len(shared) + 1), one] if is_one else [len(shared) + 1]
     for level in levels:  # beside one folder alone, another may be a class on each
         folders = _Level(names, paths, level, where, path_of, bare_in, bool(unpack))
         if folders.missing:
             break
     notes, doubts = weighed(folders, OF_FOLDERS)
     doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
-    level = 1 if folders.mixed else folders.level
+    level = 1 if folders.mixed else 0 if folders.holders else folders.level
     return FolderReading(level, (*notes,) if not doubts else (), (*doubts,), (*folders.missing,))
 
 
@@ -234,6 +238,12 @@ class _Level:
         """The folders, if images lie beside them in the folder that holds all."""
         return self.tops if self.shared and self.shared in self.paths else []
 
+    @property
+    def holders(self) -> list[str]:
+        """The folders, one in the other, of all images, if each is called as those of any class."""
+        [shared] = self.paths if len(self.paths) == 1 else [[]]
+        return shared if all(map(_is_holder, shared)) else []
+
     @cached_property
     def plain(self) -> dict[str, str]:
         """Folder -> its plain name: of those that are not beside their opposite, as mask and
@@ -321,6 +331,10 @@ class _Level:
             example = "/".join(min(path[:number] for path in self.paths if len(path) >= number))
             flags.append(f"{number} for the folders in them, such as {printable(example)}")
         return ", ".join(flags)
+
+
+def _is_holder(name: str) -> bool:
+    return is_split(name) or plain_word(name) in _HOLDERS
 
 
 def _has_opposite(name: str, names: Collection[str]) -> bool:
@@ -445,10 +459,16 @@ OF_FOLDERS: Rules = [
         lambda of: sorted(of.bare.keys() - {*of.tops}),
         f"Folders without an image are no classes: {{some}}; if one is, {LISTED}",
     ),
-    Rule(
-        lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
-        f"{{of.here}}: {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
-    ),
+    [
+        Rule(
+            lambda of: of.holders,
+            f"{{of.where}}: no {BY_FOLDERS}: {{some}} (--label-level 1 for one class)",
+        ),
+        Rule(
+            lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
+            f"{{of.here}}: each {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
+        ),
+    ],
 ]
 
 
