@@ -38,6 +38,7 @@ from precache_workers.sources.base import (
     container_noun,
     container_suffix,
     count_ignored,
+    ignored_text,
     in_service_folder,
     is_image,
     is_utf8,
@@ -138,7 +139,8 @@ class FolderSource(Source):
             how, way = _how_to_read(self.folder, container) if container else (other, [])
             if not container and "--follow-links" in suffixes:
                 way = ["--follow-links"]
-            what = f"the source {self.folder} has no image (other files: {facts.ignored.total():,})"
+            others = ignored_text(facts.ignored) or 0
+            what = f"the source {self.folder} has no image (other files: {others})"
             if _is_stored(self.folder):
                 how, way = "it is a store, or a version in one: give what that was built from", []
             raise ChoiceError(f"{what}; {how}", ways=[way] if way else [])
@@ -318,5 +320,7 @@ def _how_to_read(folder: Folder, name: str) -> tuple[str, list[str]]:
 def _no_folder(kind: str | None, name: str) -> str:
     """Return the message for a source that is not a folder."""
     if kind is None:
-        return "does not exist; give a folder of images"
-    return "is not a folder; give a folder of images, or --source-kind for a file with many samples"
+        where = "; patterns name files with many samples, such as *.tar" * ("*" in name)
+        return f"does not exist; give a folder of images{where}"
+    kinds = "--source-kind for a file with many samples"
+    return f"is not a folder; give a folder of images, or {kinds}; if it has other data, {BY_DATASET}"
