@@ -461,9 +461,9 @@ class ContainerSource(Source):
         if not whole.ignored:
             return SourceError(f"the source {self} has no image that can be taken{left_out}")
         return SourceError(
-            f"the source {self} has no image (other members: {ignored_text(whole.ignored)}); images "
-            f"end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}; if these are other data, unpack "
-            f"them, and {BY_DATASET}"
+            f"the source {self} has no image (other members: {ignored_text(whole.ignored)}); "
+            f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}; if these are other "
+            f"data, unpack them, and {BY_DATASET}"
         )
 
     # --- fetching -------------------------------------------------------------------------------

@@ -322,5 +322,7 @@ def _no_folder(kind: str | None, name: str) -> str:
     if kind is None:
         where = "; patterns name files with many samples, such as *.tar" * ("*" in name)
         return f"does not exist; give a folder of images{where}"
-    kinds = "--source-kind for a file with many samples"
-    return f"is not a folder; give a folder of images, or {kinds}; if it has other data, {BY_DATASET}"
+    return (
+        "is not a folder; give a folder of images, or --source-kind for a file with many samples; "
+        f"if it has other data, {BY_DATASET}"
+    )
