@@ -640,7 +640,7 @@ def test_a_torch_dataset_is_split_like_any_other(
 ) -> None:
     build_here(f"python:{module(DATASET)}:half", tmp_path / "store", precache.Recipe.image())
     assert labels(tmp_path / "store") == {"0": 1, "1": 1, "2": 1}
-    assert precache.open(tmp_path / "store").classes == ("odd", "even")
+    assert precache.open(tmp_path / "store").classes == ("even", "odd")
     for key, row in pixels(tmp_path / "store").items():
         assert np.array_equal(row, np.full((3, 8, 8), 20 * (2 * int(key) + 1)))
 
