@@ -93,6 +93,24 @@ REFUSED: dict[str, Reading] = {
         files(f"{IN_CLASSES} {IN_CLASSES.replace('{0}', '{1}')}".format("-in/train", "-in/val"),
               "./-in"), f"{READ_ANIMALS} | * | * | *",
     ),
+    "a copy of the classes beside them": Reading(
+        files("in/no/a.png in/yes/b.png in/all/no/c.png in/all/yes/d.png", "in"),
+        "c=no d=yes | a b c=no d=yes | a=no b=yes c,d=all | a b c d",
+        "folders in 'all' are called as those beside it ('all', 'no', 'yes')",
+    ),
+    **{f"images and masks within classes, of {source}": Reading(
+        files("in/ill/images/a.png in/ill/masks/a.png in/well/images/b.png in/well/masks/b.png",
+              source), "a=ill b=well", "a column of each, and the classes 'ill', 'well'",
+    ) for source in ("in", "'in/{**/images/*,**/masks/*}'")},
+    "a list without names of columns": Reading(
+        files(IN_ABC, "l.lst --source-kind manifest",
+              {"l.lst": "in/a.png,cat in/b.png,dog in/c.png,cat"}), "a,c=cat b=dog",
+        "or write a line above it that names the columns",
+    ),
+    "a list without names of columns, by the first row": Reading(
+        files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
+        "", "l.csv has no names of columns, as its first line has 'in/a.png': write a line above it",
+    ),
     "names that look alike": Reading(
         files("in/01/0.png in/1/1.png", "in"), "0='01' 1='1'", "rename one; or list the names",
     ),

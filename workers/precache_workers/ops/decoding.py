@@ -539,7 +539,7 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
-            f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
+            f"has values of Pillow's mode {image.mode}, whose black and white are not known; "
             f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {

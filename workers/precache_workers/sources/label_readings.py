@@ -28,6 +28,7 @@ from precache_workers.sources.base import (
 from precache_workers.sources.container_names import braced, common_start
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
 from precache_workers.sources.pairs import (
+    COPIES,
     IMAGES,
     PARTS,
     TARGETS,
@@ -313,6 +314,17 @@ class _Level:
         return []
 
     @property
+    def doubled(self) -> list[str]:
+        """The folder that has folders called as most of those beside it, and is not called as those
+        of masks or thumbnails are, which other rules know."""
+        inside = defaultdict[str, set[str]](set)
+        for top, *below in (path[self.level - 1 : self.level + 1] for path in self.paths if path):
+            inside[top].update(below)
+        own = [top for top in self.tops if plain_word(top) not in PARTS | COPIES]
+        beside = {*self.tops}
+        return [top for top in own if 1 < len(inside[top] & beside) >= len(beside) // 2]
+
+    @property
     def some(self) -> str:
         return quoted(self.tops)
 
@@ -419,6 +431,18 @@ def _columns(of: _Level, names: Sequence[str]) -> list[Way]:
     return [((path_of(source),), each) for source in sources]
 
 
+def _inner_columns(of: _Level) -> list[Way]:
+    """Return the source whose samples have a column of each folder within classes."""
+    parts = sorted(of.repeated, key=lambda name: plain_word(name) not in IMAGES)
+    if of.path_of is None or len(parts) != 2:
+        return []
+    source = [of.path_of(of.inside + braced([f"**/{name}/*" for name in parts]))]
+    if "{" in of.path_of(of.inside):  # it has columns
+        source = []
+    each = f"for samples with a column of each, and the classes {of.some}"
+    return [((*source, "--label-level", str(of.level)), each)]
+
+
 OF_FOLDERS: Rules = [
     [
         Rule(
@@ -443,9 +467,14 @@ OF_FOLDERS: Rules = [
             _ways_of_parts,
         ),
         Rule(
+            lambda of: of.doubled,
+            "{of.here}: folders in {one} are called as those beside it ({of.some})",
+            lambda of: [*_as_source(of, of.doubled[0]), *_levels(of)] or [_BY_DATASET],
+        ),
+        Rule(
             lambda of: of.repeated,
             "{of.here}: folders of the same names ({some}) are in several of {of.some}",
-            lambda of: _levels(of) or [_BY_DATASET],
+            lambda of: _levels(of) or [*_inner_columns(of), _BY_DATASET],
         ),
         Rule(
             lambda of: of.missing,
