@@ -109,7 +109,7 @@ REFUSED: dict[str, Reading] = {
     ),
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
-        "", "l.csv has no names of columns, as its first line has 'in/a.png': write a line above it",
+        "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
     ),
     "names that look alike": Reading(
         files("in/01/0.png in/1/1.png", "in"), "0='01' 1='1'", "rename one; or list the names",
