@@ -26,7 +26,7 @@ from precache.storage.open import open_folder
 from precache.store.columns import Texts
 from precache_workers.sources.base import LabelRules
 from precache_workers.sources.label_readings import read_folders
-from precache_workers.sources.splits import differing_in
+from precache_workers.sources.splits import differing_in, notes_of_folders
 from tests.building.cases import (
     IN_CLASSES,
     READ_ANIMALS,
@@ -110,6 +110,10 @@ REFUSED: dict[str, Reading] = {
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
+    ),
+    "class numbers that are identifiers": Reading(
+        files(IN_ABC, "in --labels l.csv", {"l.csv": "a.png,142820 b.png,7 c.png,9"}), "",
+        "or take the numbers as names (--label-kind name)",
     ),
     "names that look alike": Reading(
         files("in/01/0.png in/1/1.png", "in"), "0='01' 1='1'", "rename one; or list the names",
@@ -541,6 +545,12 @@ def test_names_that_differ_in_the_word_of_a_split_are_splits(names: str) -> None
     [doubt] = read_folders(keys, LabelRules(), "in", "in/{}".format).doubts
     assert "like a class" in doubt.text or "like classes" in doubt.text
     assert "query" in names or re.search("--no-label|tr", " ".join(doubt.ways[0]).lower())
+
+
+def test_splits_within_splits_of_their_names_are_said_once() -> None:
+    names = [f"seg_{split}/seg_{split}/{n}.jpg" for split in ("train", "test") for n in "ab"]
+    assert len(notes_of_folders(names)) == 1
+
 
 
 @pytest.mark.parametrize(
