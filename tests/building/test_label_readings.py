@@ -112,7 +112,7 @@ REFUSED: dict[str, Reading] = {
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
     ),
     "class numbers that are identifiers": Reading(
-        files(IN_ABC, "in --labels l.csv", {"l.csv": "a.png,142820 b.png,7 c.png,9"}), "",
+        files(IN_ABC, "in --labels l.csv", {"l.csv": "a.png,142820 b.png,142821 c.png,142820"}), "",
         "or take the numbers as names (--label-kind name)",
     ),
     "names that look alike": Reading(
@@ -550,7 +550,6 @@ def test_names_that_differ_in_the_word_of_a_split_are_splits(names: str) -> None
 def test_splits_within_splits_of_their_names_are_said_once() -> None:
     names = [f"seg_{split}/seg_{split}/{n}.jpg" for split in ("train", "test") for n in "ab"]
     assert len(notes_of_folders(names)) == 1
-
 
 
 @pytest.mark.parametrize(
