@@ -266,9 +266,9 @@ BUILT: dict[str, Reading] = {
         files(f"{TRAIN} photos/val/images/v.png", "photos/val"), "v", NO_CLASS.format("'images'"),
     ),
     "images and lines of boxes": Reading(
-        files("in/train/images/a.png in/train/images/b.png", "in",
-              {"in/train/labels/a.txt": "0 0.5"}),
-        "a b", NO_CLASS.format("'train', 'images'"),
+        files("in/dataset/train/images/a.png in/dataset/train/images/b.png", "in",
+              {"in/dataset/train/labels/a.txt": "0 0.5"}),
+        "a b", NO_CLASS.format("'dataset', 'train', 'images'"),
     ),
     "a folder of JPEG files beside labels of MATLAB": Reading(
         files("in/jpg/a.png", "in --label-level 1", {"in/labels.mat": "x"}), "a=jpg", "!is a class",

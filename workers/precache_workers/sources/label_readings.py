@@ -93,7 +93,9 @@ def is_beside(name: str) -> bool:
     return name[name.rfind(".") :].lower() in _BESIDE
 
 
-_HOLDERS = IMAGES | {"photo", "photos", "picture", "pictures", "jpg", "jpeg", "png", "data"}
+_HOLDERS = IMAGES | {
+    "photo", "photos", "picture", "pictures", "jpg", "jpeg", "png", "data", "dataset",
+}  # fmt: skip
 """Names of folders that hold images of any class, as by `plain_word`."""
 
 Bare = Mapping[str, bool]
