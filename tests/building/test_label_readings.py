@@ -26,7 +26,7 @@ from precache.storage.open import open_folder
 from precache.store.columns import Texts
 from precache_workers.sources.base import LabelRules
 from precache_workers.sources.label_readings import read_folders
-from precache_workers.sources.splits import differing_in
+from precache_workers.sources.splits import differing_in, notes_of_folders
 from tests.building.cases import (
     IN_CLASSES,
     READ_ANIMALS,
@@ -63,6 +63,7 @@ SIGNED = "a={Smiling} b={} c={Smiling+Young}"
 NUMBERED = "numbered from this source alone"
 TAKEN = "Samples of several splits are taken together: folders 'train', 'val'"
 SPLIT_LINES = "path,label,split a.png,cat,train b.png,dog,val"
+NO_CLASS = "no folder is a class: {} (--label-level 1 for one class)"
 LOOK_LIKE_SPLITS = "has 'train', 'val', which look like splits"
 
 
@@ -92,6 +93,28 @@ REFUSED: dict[str, Reading] = {
         files(f"{IN_CLASSES} {IN_CLASSES.replace('{0}', '{1}')}".format("-in/train", "-in/val"),
               "./-in"), f"{READ_ANIMALS} | * | * | *",
     ),
+    "a copy of the classes beside them": Reading(
+        files("in/no/a.png in/yes/b.png in/all/no/c.png in/all/yes/d.png", "in"),
+        "c=no d=yes | a b c=no d=yes | a=no b=yes c,d=all | a b c d",
+        "folders in 'all' are called as those beside it ('all', 'no', 'yes')",
+    ),
+    **{f"images and masks within classes, of {source}": Reading(
+        files("in/ill/images/a.png in/ill/masks/a.png in/well/images/b.png in/well/masks/b.png",
+              source), "a=ill b=well", "a column of each, and the classes 'ill', 'well'",
+    ) for source in ("in", "'in/{**/images/*,**/masks/*}'")},
+    "a list without names of columns": Reading(
+        files(IN_ABC, "l.lst --source-kind manifest",
+              {"l.lst": "in/a.png,cat in/b.png,dog in/c.png,cat"}), "a,c=cat b=dog",
+        "or write a line above it that names the columns",
+    ),
+    "a list without names of columns, by the first row": Reading(
+        files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
+        "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
+    ),
+    "class numbers that are identifiers": Reading(
+        files(IN_ABC, "in --labels l.csv", {"l.csv": "a.png,142820 b.png,142821 c.png,142820"}), "",
+        "or take the numbers as names (--label-kind name)",
+    ),
     "names that look alike": Reading(
         files("in/01/0.png in/1/1.png", "in"), "0='01' 1='1'", "rename one; or list the names",
     ),
@@ -120,9 +143,6 @@ REFUSED: dict[str, Reading] = {
         files("photos/train/cat/a.png photos/train/dog/b.png photos/val/cat/c.png "
               "photos/val/eel/d.png photos/val/dog/e.png", "photos/val"),
         "c=cat d=eel e=dog", "has 'eel' besides",
-    ),
-    "a validation set in a folder that is no class": Reading(
-        files(f"{TRAIN} photos/val/images/v.png", "photos/val"), "v=images | v",
     ),
     # columns
     "two columns of labels by their names": Reading(
@@ -240,7 +260,28 @@ REFUSED: dict[str, Reading] = {
 BUILT: dict[str, Reading] = {
     # folders
     "images beside a folder that cannot be read": Reading(
-        files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a=images",
+        files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a", NO_CLASS.format("'images'"),
+    ),
+    "a validation set in a folder that is no class": Reading(
+        files(f"{TRAIN} photos/val/images/v.png", "photos/val"), "v", NO_CLASS.format("'images'"),
+    ),
+    "images and lines of boxes": Reading(
+        files("in/dataset/train/images/a.png in/dataset/train/images/b.png", "in",
+              {"in/dataset/train/labels/a.txt": "0 0.5"}),
+        "a b", NO_CLASS.format("'dataset', 'train', 'images'"),
+    ),
+    "a folder of JPEG files beside labels of MATLAB": Reading(
+        files("in/jpg/a.png", "in --label-level 1", {"in/labels.mat": "x"}), "a=jpg", "!is a class",
+    ),
+    "a zip of a split": Reading(
+        packed(files("in/train/a.png", "in"), "zip"), "a", NO_CLASS.format("'train'"),
+    ),
+    "a split with a file of labels": Reading(
+        files("in/train/a.png", "in --labels l.csv", {"l.csv": "a,cat"}), "a=cat", "!is a class",
+    ),
+    "one folder that is a class": Reading(
+        files("in/images/cat/a.png", "in"), "a=cat",
+        "images/: each folder is a class: 'cat' (--label-level 0 for no label, 1 for the one class",
     ),
     **{f"a level without a folder, {flags}": Reading(
         files("in/x/cat/a.png in/y/b.png", f"in --label-level {flags}"), labels,
@@ -504,6 +545,11 @@ def test_names_that_differ_in_the_word_of_a_split_are_splits(names: str) -> None
     [doubt] = read_folders(keys, LabelRules(), "in", "in/{}".format).doubts
     assert "like a class" in doubt.text or "like classes" in doubt.text
     assert "query" in names or re.search("--no-label|tr", " ".join(doubt.ways[0]).lower())
+
+
+def test_splits_within_splits_of_their_names_are_said_once() -> None:
+    names = [f"seg_{split}/seg_{split}/{n}.jpg" for split in ("train", "test") for n in "ab"]
+    assert len(notes_of_folders(names)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1005,6 +1005,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
         )
         for n, value in enumerate(NO_IMAGES)
     },
+    "a name of a file": (lambda: "in/a.jpg", RGB, r"decode was given 'in/a\.jpg'; it takes bytes"),
     **{
         f"{share} of {kind}": (partial(cut_off, kind, share), RGB, "is truncated: it has ")
         for kind in ("AVIF", "HEIF", "WEBP")

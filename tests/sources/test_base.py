@@ -250,13 +250,14 @@ ARRAYS = "torch map-style Dataset.* python:mydata:photos"
     ("files", "source", "why"),
     [
         ("", "nowhere", r"nowhere does not exist; give a folder of images"),
-        ("", "*/*.png", "does not exist; give a folder of images"),
+        ("", "*/*.png", r"does not exist; give a folder of images; .* such as \*.tar"),
         ("a.jpg", "a.jpg", r"a\.jpg is not a folder; .* or --source-kind"),
+        ("1.bin", "1.bin", f"1.bin is not a folder; .* or --source-kind .*{ARRAYS}"),
         ("photos.h5", "photos.h5", f"photos.h5 is an HDF5 file: .*{ARRAYS}"),
-        ("photos.h5", "", rf"no image .other files: 1.; photos.h5 is an HDF5 file: .*{ARRAYS}"),
+        ("photos.h5", "", rf"no image .other files: 1 .h5.; photos.h5 is an HDF5 file: .*{ARRAYS}"),
         ("PHOTOS.BETON", "PHOTOS.BETON", f"PHOTOS.BETON is an FFCV dataset: .*{ARRAYS}"),
         ("a.tar", "", r"a\.tar is a tar archive: give '.*/\*\*/\*\.tar' to read"),
-        ("notes.txt", "", r"no image \(other files: 1\); images end in .*\.jpg"),
+        ("notes.txt", "", r"no image \(other files: 1 .txt\); images end in .*\.jpg"),
         ("", "nowhere://bucket/in", r"nowhere:// is not supported; give a local path, gs://"),
     ],
 )
@@ -639,7 +640,7 @@ def test_a_torch_dataset_is_split_like_any_other(
 ) -> None:
     build_here(f"python:{module(DATASET)}:half", tmp_path / "store", precache.Recipe.image())
     assert labels(tmp_path / "store") == {"0": 1, "1": 1, "2": 1}
-    assert precache.open(tmp_path / "store").classes == ()
+    assert precache.open(tmp_path / "store").classes == ("even", "odd")
     for key, row in pixels(tmp_path / "store").items():
         assert np.array_equal(row, np.full((3, 8, 8), 20 * (2 * int(key) + 1)))
 

@@ -453,6 +453,32 @@ def test_targets_and_classes_that_labels_of_samples_agree_with_or_not(
 
 
 @pytest.mark.parametrize(
+    ("parts", "classes"),
+    [
+        ([ABC, ABC], ("a", "b", "c")),
+        (["pass", "pass"], ()),
+        ([ABC, "pass"], ()),
+        ([ABC, "classes = ['b', 'a', 'c']"], "'a', 'b', 'c', and 'b', 'a', 'c', each numbered"),
+    ],
+)
+def test_datasets_of_torch_have_the_classes_of_all_that_they_hold(
+    parts: list[str], classes: tuple[str, ...] | str, source: Module, tmp_path: Path
+) -> None:
+    first, second = (source("(image(n), n % 3)", part).split(":")[1] for part in parts)
+    both = f"ConcatDataset([{first}.Data(), {second}.Data()])"
+    for number, of in enumerate((both, f"Subset({both}, [1])")):
+        code = f"import {first}, {second}\nfrom torch.utils.data import *\nphotos = lambda: {of}"
+        (tmp_path / f"joined_{first}_{number}.py").write_text(code)
+        name, store = f"python:joined_{first}_{number}:photos", tmp_path / f"{number}.store"
+        if isinstance(classes, str):
+            with pytest.raises(SourceError, match=classes):
+                build(name, store)
+        else:
+            build(name, store)
+            assert precache.open(store).classes == classes
+
+
+@pytest.mark.parametrize(
     ("odd", "why"),
     [
         ("'NaN'", r"'NaN' are words for .*. Choose: `--no-label NaN` for 2 cl"),

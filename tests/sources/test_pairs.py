@@ -249,8 +249,12 @@ images/x/a images/y/b
   'images')
 
 photos/a photos/b
-= photos photos
-? each folder is a class: 'photos' (--label-level 0 for no label)
+= - -
+? no folder is a class: 'photos' (--label-level 1 for one class)
+
+cat/a cat/b
+= cat cat
+? each folder is a class: 'cat' (--label-level 0 for no label)
 
 train/x/a train/y/b
 = x y

@@ -236,6 +236,13 @@ def spoiled(place: int, data: bytes) -> bytes:
     return bytes(whole)
 
 
+def test_an_archive_without_images_is_refused_with_what_it_has_and_the_way(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "a.tar", dict.fromkeys(("n01.tar", "n02.tar", "it"), b"x"))
+    why = r"no image \(other members: 2 \.tar, 1 without .* python:mydata:photos as the source"
+    with pytest.raises(SourceError, match=why):
+        listed(archive)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tfrecord import TFRecordWriter
 
-from precache.errors import PrecacheError, SampleError, SourceError
+from precache.errors import ChoiceError, PrecacheError, SampleError, SourceError
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tf_records import parts_of
@@ -204,3 +204,21 @@ def test_damaged_examples_are_refused_or_lead_into_the_record(data: st.DataObjec
     except (PrecacheError, ValueError):
         return
     assert len(parts.image) <= len(record)
+
+
+@pytest.mark.parametrize("name", ["cifar10-train.tfrecord-00000-of-00001", "train-00000-of-01024"])
+def test_files_as_tensorflow_calls_them_are_refused_with_the_flag_that_reads_them(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / name, example())
+    (tmp_path / "in/label.labels.txt").write_text("cat")
+    for source in (tmp_path / "in", tmp_path / "in" / name):
+        with pytest.raises(ChoiceError, match="is called as TFRecord files are") as refused:
+            listed(source)
+        [[uri, *flags]] = refused.value.ways
+        assert flags == ["--source-kind", "tfrecord"]
+        assert len(listed(uri, kind="tfrecord").table) == 1
+    if ".tfrecord" in name:
+        with pytest.raises(ChoiceError, match="is called as TFRecord files are"):
+            listed(tmp_path / "in/*.tfrecord-*")

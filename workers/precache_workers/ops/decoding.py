@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import logging
+import reprlib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ from PIL import (
 )
 
 from precache.errors import SampleError
+from precache.messages import printable
 from precache.recipe.ops import Decode
 from precache_workers.ops.segments import cut, has_one_scan, is_exif, is_lossy_webp, jpeg_tags
 
@@ -147,8 +149,10 @@ def decode(data: Any, op: Decode, scratch: Scratch | None = None) -> np.ndarray:
     if op.mode == "unchanged" and array.ndim in (2, 3) and array.dtype.kind in "buif":
         return array if array.ndim == 3 else array[..., None]
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        numbers = f"{array.dtype} {array.shape}"  # else such as a path or an object
+        given = printable(reprlib.repr(data)) if array.dtype.kind in "UO" else numbers
         raise SampleError(
-            f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
+            f"decode was given {given}; it takes bytes, a Pillow image, "
             "(H, W, C) uint8 or a (C, H, W) uint8 tensor. Return the image without transforms such "
             "as ToTensor, or leave decode out of the recipe for other arrays"
         )
@@ -539,7 +543,7 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
-            f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
+            f"has values of Pillow's mode {image.mode}, whose black and white are not known; "
             f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {

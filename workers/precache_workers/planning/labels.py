@@ -257,7 +257,7 @@ def _require_numbers(
         raise SourceError(
             f"{where} gives {short(table.keys[row])} the class number {given[row]}; with "
             f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
-            "classes without gaps, or give names"
+            "classes without gaps, give names, or take the numbers as names (--label-kind name)"
         )
     if not (classes and table.classes and are_classes(table.labels)):
         return

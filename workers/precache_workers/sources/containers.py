@@ -48,6 +48,7 @@ from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
+    BY_DATASET,
     HIDDEN,
     IMAGE_SUFFIXES,
     IMAGES_ALONE,
@@ -62,6 +63,7 @@ from precache_workers.sources.base import (
     SourceSpec,
     Tick,
     fetch_located,
+    ignored_text,
     is_utf8,
     located,
     remember,
@@ -459,8 +461,9 @@ class ContainerSource(Source):
         if not whole.ignored:
             return SourceError(f"the source {self} has no image that can be taken{left_out}")
         return SourceError(
-            f"the source {self} has no image ({whole.ignored.total()} other members); images end "
-            f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}"
+            f"the source {self} has no image (other members: {ignored_text(whole.ignored)}); "
+            f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}; if these are other "
+            f"data, unpack them, and {BY_DATASET}"
         )
 
     # --- fetching -------------------------------------------------------------------------------

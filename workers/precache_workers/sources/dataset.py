@@ -365,7 +365,10 @@ class _Made:
         try:
             return len(self.dataset)
         except TypeError:
-            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+            raise SourceError(
+                f"{self.factory} gives a dataset without a length, such as an IterableDataset: "
+                "return a list of the samples, or a Dataset with __len__ and __getitem__"
+            ) from None
 
     @functools.cached_property
     def indices(self) -> Mapping[str, int]:
@@ -443,6 +446,8 @@ def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
     SourceError
         `classes` is no list of names, or the two number a class differently.
     """
+    if type(dataset).__module__ == "torch.utils.data.dataset":  # Subset and ConcatDataset
+        return _classes_of_parts(dataset, factory)
     given, numbers = (getattr(dataset, name, None) for name in ("classes", "class_to_idx"))
     numbers = dict(numbers) if isinstance(numbers, Mapping) else {}
     if given is None:
@@ -467,6 +472,27 @@ def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
                 f"{numbers[name]} by `class_to_idx`; make them alike, or remove one"
             )
     return names
+
+
+def _classes_of_parts(dataset: Any, factory: str) -> tuple[str, ...]:
+    """Return the names of classes that all datasets in one of torch's own have.
+
+    Raises
+    ------
+    SourceError
+        They have others, and the numbers of one are not those of another.
+    """
+    parts = getattr(dataset, "datasets", [getattr(dataset, "dataset", None)])
+    if len(names := {_classes(part, factory) for part in parts}) < 2:
+        return names.pop()
+    first, *others = sorted(filter(None, names))
+    if others:
+        raise SourceError(
+            f"{factory}: {type(dataset).__name__} has parts with the classes {quoted(first)}, and "
+            f"{quoted(others[0])}, each numbered from 0: let the labels of all be numbered alike, "
+            "and the parts have the same `classes`, or none"
+        )
+    return ()
 
 
 def _targets(dataset: Any) -> Any:

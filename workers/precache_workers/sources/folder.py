@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import re
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
+from precache.errors import ChoiceError, FetchError, SampleError, StorageError
 from precache.messages import printable
 from precache.storage.base import Folder, left_out_text
 from precache.store.columns import Texts, arrow_of, numbers_of
@@ -38,6 +39,7 @@ from precache_workers.sources.base import (
     container_noun,
     container_suffix,
     count_ignored,
+    ignored_text,
     in_service_folder,
     is_image,
     is_utf8,
@@ -47,6 +49,11 @@ from precache_workers.sources.base import (
 from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders
 from precache_workers.sources.listings import Members, labels_of_folders
 
+_RECORDS = re.compile(r"-\d{3,}-of-\d{3,}$|\.tfrecords?[-*]")
+"""Ends of the names that TensorFlow gives to TFRecord files, and patterns of these."""
+
+_TFRECORDS = "--source-kind", "tfrecord"
+_AS_RECORDS = "is called as TFRecord files are: give --source-kind tfrecord if it is one"
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files that may have labels of the images beside them."""
 
@@ -97,7 +104,9 @@ class FolderSource(Source):
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
-            raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
+            way = [str(self.folder), *_TFRECORDS] if _RECORDS.search(str(self.folder)) else []
+            why = _AS_RECORDS if way else _no_folder(kind, str(self.folder))
+            raise ChoiceError(f"the source {self.folder} {why}", ways=[way] if way else [])
         images, facts, complete = _Images(self.also), Members(), True
         container = table_file = ""
 
@@ -115,7 +124,7 @@ class FolderSource(Source):
                 better = not container or (
                     container.endswith(".parquet") > name.endswith(".parquet")
                 )
-                if better and container_noun(name):
+                if better and (container_noun(name) or _RECORDS.search(name)):
                     container = name
                 if name.endswith(_TABLES):
                     table_file = min(table_file or name, name)
@@ -138,7 +147,8 @@ class FolderSource(Source):
             how, way = _how_to_read(self.folder, container) if container else (other, [])
             if not container and "--follow-links" in suffixes:
                 way = ["--follow-links"]
-            what = f"the source {self.folder} has no image (other files: {facts.ignored.total():,})"
+            others = ignored_text(facts.ignored) or 0
+            what = f"the source {self.folder} has no image (other files: {others})"
             if _is_stored(self.folder):
                 how, way = "it is a store, or a version in one: give what that was built from", []
             raise ChoiceError(f"{what}; {how}", ways=[way] if way else [])
@@ -307,6 +317,8 @@ def _how_to_read(folder: Folder, name: str) -> tuple[str, list[str]]:
     from precache_workers.sources.kinds import kind_of_name  # it imports this module
 
     noun, kind = container_noun(name), kind_of_name(name)
+    if not noun:
+        return f"{name} {_AS_RECORDS}", [folder.path("**/*-of-*"), *_TFRECORDS]
     if not kind:
         return f"{name} is {unread_container(folder.path(name))}", []
     suffix = name[-len(container_suffix(name)) :]
@@ -318,5 +330,9 @@ def _how_to_read(folder: Folder, name: str) -> tuple[str, list[str]]:
 def _no_folder(kind: str | None, name: str) -> str:
     """Return the message for a source that is not a folder."""
     if kind is None:
-        return "does not exist; give a folder of images"
-    return "is not a folder; give a folder of images, or --source-kind for a file with many samples"
+        where = "; patterns name files with many samples, such as *.tar" * ("*" in name)
+        return f"does not exist; give a folder of images{where}"
+    return (
+        "is not a folder; give a folder of images, or --source-kind for a file with many samples; "
+        f"if it has other data, {BY_DATASET}"
+    )

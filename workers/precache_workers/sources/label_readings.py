@@ -28,6 +28,7 @@ from precache_workers.sources.base import (
 from precache_workers.sources.container_names import braced, common_start
 from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
 from precache_workers.sources.pairs import (
+    COPIES,
     IMAGES,
     PARTS,
     TARGETS,
@@ -54,8 +55,8 @@ LISTED = "list the names of all classes in a text file, one a line, and give it 
 """The way out by which the user says which classes there are."""
 
 
-BY_FOLDERS = "each folder is a class"
-"""What the line about folders that are classes says."""
+BY_FOLDERS = "folder is a class"
+"""What the line about folders that are classes, or none, says."""
 
 BY_TABLE = "in the source gives labels only"
 """What the line about a table among the images says."""
@@ -91,6 +92,11 @@ def is_beside(name: str) -> bool:
     """Return True for a file that is no sample that cannot be read, such as ``about.txt``."""
     return name[name.rfind(".") :].lower() in _BESIDE
 
+
+_HOLDERS = IMAGES | {
+    "photo", "photos", "picture", "pictures", "jpg", "jpeg", "png", "data", "dataset",
+}  # fmt: skip
+"""Names of folders that hold images of any class, as by `plain_word`."""
 
 Bare = Mapping[str, bool]
 """Folders without a readable image -> True if they may be classes."""
@@ -137,14 +143,15 @@ def read_folders(
         return _of_level(rules.level, paths, where)
     shared = common_start(paths)
     is_one = bool(shared) and paths == [shared]
-    levels = [*range(1, len(shared) + 1), 1] if is_one else [len(shared) + 1]
+    one = next((level for level, name in enumerate(shared, 1) if not _is_holder(name)), 1)
+    levels = [*range(1, len(shared) + 1), one] if is_one else [len(shared) + 1]
     for level in levels:  # beside one folder alone, another may be a class on each
         folders = _Level(names, paths, level, where, path_of, bare_in, bool(unpack))
         if folders.missing:
             break
     notes, doubts = weighed(folders, OF_FOLDERS)
     doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
-    level = 1 if folders.mixed else folders.level
+    level = 1 if folders.mixed else 0 if folders.holders else folders.level
     return FolderReading(level, (*notes,) if not doubts else (), (*doubts,), (*folders.missing,))
 
 
@@ -234,6 +241,12 @@ class _Level:
         """The folders, if images lie beside them in the folder that holds all."""
         return self.tops if self.shared and self.shared in self.paths else []
 
+    @property
+    def holders(self) -> list[str]:
+        """The folders, one in the other, of all images, if each is called as those of any class."""
+        [shared] = self.paths if len(self.paths) == 1 else [[]]
+        return shared if all(map(_is_holder, shared)) else []
+
     @cached_property
     def plain(self) -> dict[str, str]:
         """Folder -> its plain name: of those that are not beside their opposite, as mask and
@@ -303,6 +316,17 @@ class _Level:
         return []
 
     @property
+    def doubled(self) -> list[str]:
+        """The folder that has folders called as most of those beside it, and is not called as those
+        of masks or thumbnails are, which other rules know."""
+        inside = defaultdict[str, set[str]](set)
+        for top, *below in (path[self.level - 1 : self.level + 1] for path in self.paths if path):
+            inside[top].update(below)
+        own = [top for top in self.tops if plain_word(top) not in PARTS | COPIES]
+        beside = {*self.tops}
+        return [top for top in own if 1 < len(inside[top] & beside) >= len(beside) // 2]
+
+    @property
     def some(self) -> str:
         return quoted(self.tops)
 
@@ -321,6 +345,10 @@ class _Level:
             example = "/".join(min(path[:number] for path in self.paths if len(path) >= number))
             flags.append(f"{number} for the folders in them, such as {printable(example)}")
         return ", ".join(flags)
+
+
+def _is_holder(name: str) -> bool:
+    return is_split(name) or plain_word(name) in _HOLDERS
 
 
 def _has_opposite(name: str, names: Collection[str]) -> bool:
@@ -405,6 +433,18 @@ def _columns(of: _Level, names: Sequence[str]) -> list[Way]:
     return [((path_of(source),), each) for source in sources]
 
 
+def _inner_columns(of: _Level) -> list[Way]:
+    """Return the source whose samples have a column of each folder within classes."""
+    parts = sorted(of.repeated, key=lambda name: plain_word(name) not in IMAGES)
+    if of.path_of is None or len(parts) != 2:
+        return []
+    source = [of.path_of(of.inside + braced([f"**/{name}/*" for name in parts]))]
+    if "{" in of.path_of(of.inside):  # it has columns
+        source = []
+    each = f"for samples with a column of each, and the classes {of.some}"
+    return [((*source, "--label-level", str(of.level)), each)]
+
+
 OF_FOLDERS: Rules = [
     [
         Rule(
@@ -429,9 +469,14 @@ OF_FOLDERS: Rules = [
             _ways_of_parts,
         ),
         Rule(
+            lambda of: of.doubled,
+            "{of.here}: folders in {one} are called as those beside it ({of.some})",
+            lambda of: [*_as_source(of, of.doubled[0]), *_levels(of)] or [_BY_DATASET],
+        ),
+        Rule(
             lambda of: of.repeated,
             "{of.here}: folders of the same names ({some}) are in several of {of.some}",
-            lambda of: _levels(of) or [_BY_DATASET],
+            lambda of: _levels(of) or [*_inner_columns(of), _BY_DATASET],
         ),
         Rule(
             lambda of: of.missing,
@@ -445,10 +490,16 @@ OF_FOLDERS: Rules = [
         lambda of: sorted(of.bare.keys() - {*of.tops}),
         f"Folders without an image are no classes: {{some}}; if one is, {LISTED}",
     ),
-    Rule(
-        lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
-        f"{{of.here}}: {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
-    ),
+    [
+        Rule(
+            lambda of: of.holders,
+            f"{{of.where}}: no {BY_FOLDERS}: {{some}} (--label-level 1 for one class)",
+        ),
+        Rule(
+            lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
+            f"{{of.here}}: each {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
+        ),
+    ],
 ]
 
 

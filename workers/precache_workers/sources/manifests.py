@@ -224,6 +224,11 @@ class ManifestSource(Source):
 
             nonlocal chosen
             chosen = choose(schema, self.spec.columns, where, guess, typed=batch is None)
+            if batch is not None and chosen.image is not None and _is_uri(chosen.image):
+                raise SourceError(
+                    f"{where} has no names of columns, as its first line has {chosen.image!r}: "
+                    f"{_NAMED}"
+                )
             chosen.describe(members, "URIs")
             uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
             named = self.spec.columns.inputs.names
@@ -386,6 +391,14 @@ class ManifestSource(Source):
         return self.spec.folder(root) if root else self.folder
 
 
+_NAMED = "write a line above it that names the columns, such as uri,label"
+
+
+def _is_uri(name: str) -> bool:
+    """Return True for a name that is no column's: of an image, or a URL."""
+    return is_image(name) or "://" in name
+
+
 def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Path | None) -> str:
     """Return the column of URIs: one of a usual name, or the only one with names of images.
 
@@ -406,19 +419,21 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Pa
         return named[0]
     firsts = {name: values[0] for name, values in batch.columns.items()} if batch else {}
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
-    if len(named) == 1 and not any(map(is_image, names)):
+    is_row = any(map(_is_uri, names))
+    if len(named) == 1 and not is_row:
         return named[0]
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
-    name_it = f"let the first line name it {' or '.join(URI_NAMES[:3])}"
+    name_it = _NAMED if is_row else f"let the first line name it {' or '.join(URI_NAMES[:3])}"
     if batch is not None and table is not None:
         columns = [[*map(str, cells)] for cells in batch.columns.values()]
         if (folder := _folder_named(table, columns)) is not None:
-            words = str(folder), "--labels", where
+            kind = [] if where.lower().endswith(TABLE_SUFFIXES) else ["--source-kind", "folder"]
+            words = str(folder), "--labels", where, *kind
             labelled = words, "labels the images of that folder by its rows"
             raise choice_error([Doubt.of(text, labelled, ((), name_it))])
+    how = f"Choose one by --image-column, or {name_it}" if not is_row else _NAMED.capitalize()
     raise SourceError(
-        f"{text}. Choose one by --image-column, or {name_it}. If its rows label the images of a "
-        "folder, build that folder with --labels"
+        f"{text}. {how}. If its rows label the images of a folder, build that folder with --labels"
     )
 
 

@@ -172,8 +172,9 @@ def notes_of_folders(names: Iterable[str]) -> list[str]:
         for level, name in enumerate(path.split("/")):
             parts[level].add(name)
     splits = {level: splits_among(names) for level, names in parts.items()}
-    return [
+    lines = (
         f"Samples of several splits are taken together: folders {quoted(sorted(some))}"
         for _, some in sorted(splits.items())
         if are_splits(some)
-    ]
+    )
+    return [*dict.fromkeys(lines)]  # seg_train/seg_train/ says it twice
