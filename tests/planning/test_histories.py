@@ -402,7 +402,7 @@ class History:
                 for op in field["ops"]:
                     is_random = op["op"] in ("horizontal_flip", "random_resized_crop")
                     code = self.code if op["op"] == "function" else None
-                    rule.append((op, is_random and (recipe.get("seed"), variant), code))
+                    rule.append((dict(op), is_random and (recipe.get("seed"), variant), code))
                 rules.append(rule)
         return rules
 
