@@ -98,12 +98,6 @@ STEP_TASKS, JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_NTASKS_PER_NODE
 STEP, STEP_NODES, JOB = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID"
 TASK = "SLURM_TASK_PID"
 ELASTIC = "TORCHELASTIC_RUN_ID"
-VARIABLES = frozenset(
-    [name for launcher in LAUNCHERS for name in astuple(launcher) if name]
-    + [*STEP_TASKS, JOB_TASKS, STEP, STEP_NODES, JOB, TASK, ELASTIC]
-    + [name for names in HINTS.items() for name in names if name]
-)
-"""All variables that are read."""
 
 SPECIAL_STEPS = 0xFFFFFFF0
 """Slurm numbers batch scripts and interactive shells of a job from here on."""

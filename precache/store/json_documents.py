@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,6 @@ FORMAT = 5
 """The store format; a version of any other number is refused."""
 
 _VARIANT = re.compile(r"\.[0-9]{1,9}\Z")
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def _dtype(value: str) -> str:

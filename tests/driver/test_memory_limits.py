@@ -80,7 +80,7 @@ def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) 
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(group("memory"))
-            limit_memory(folder, 2 << 30)
+            limit_memory(folder, 800 << 20)  # of which a worker gets less than it is ended for
         except OSError as error:
             pytest.skip(f"no group of processes with a limit can be made here: {error}")
         result = build_marked(photos, HOARDING, prefix=entering(folder))
@@ -88,7 +88,7 @@ def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) 
     for _, why in result["holes"]:
         assert re.fullmatch(
             r"decoding it kills the worker: its process was killed \(SIGKILL\) with up to "
-            r"[12]\.\d+ GB of memory",
+            r"\d+ MB of memory",
             why,
         )
     assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)

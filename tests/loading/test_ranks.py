@@ -21,17 +21,14 @@ import precache
 from precache.errors import UsageError
 from precache.loading import ranks
 from precache.loading.options import find_device
-from precache.loading.ranks import VARIABLES, find_local_rank, find_local_size, find_rank
+from precache.loading.ranks import find_local_rank, find_local_size, find_rank
 from tests.conftest import BuiltStore
 from tests.support.building import environment
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     """Set what a launcher sets, and nothing that another launcher sets."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", variables)
 
 
 def _variables(text: str) -> dict[str, str]:

@@ -336,6 +336,7 @@ def test_a_header_of_other_names_and_blank_rows_need_no_flag(
     [
         ("x.png,eel", "fit no sample, such as line 1 with 'x.png'"),
         ("x,cat", "fit no sample, such as line 1 with 'x'"),
+        ("x,", "fit no sample, such as line 1 with 'x'"),
         ("b,eel", ""),
     ],
 )
@@ -425,6 +426,7 @@ def test_class_numbers_of_a_file_get_names_and_none_are_counted(
         ([0, 1, 2], "ant bee cat", "ant bee cat"),
         ([3, 3, 1], "ant bee cat", "cat cat ant"),
         ([10, 9, 0], "a b c d e f g h i j k", "k j a"),
+        ([2, -1, 1], "ant bee", "bee - ant"),
     ],
 )
 def test_class_numbers_are_those_of_a_class_map(
@@ -436,4 +438,4 @@ def test_class_numbers_are_those_of_a_class_map(
     given = override_labels(table, "labels.csv", classes)
     for of in (table, given):
         named = freeze_classes(of, classes, "classes.txt")
-        assert [classes[label] for label in named.labels] == expected.split()
+        assert [[*classes, "-"][label] for label in named.labels] == expected.split()

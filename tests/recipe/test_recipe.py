@@ -418,3 +418,23 @@ def test_scaled_decoding_states_the_side_of_the_resize_behind_it(
     with pytest.raises(RecipeError, match=f"shrink to 7 .* less than the {side} .*scaled = true"):
         Field(ops=(Decode(scaled=7), *field.ops[1:]))
     assert Field(ops=(Decode(scaled=True),)).ops[0] == Decode(scaled=True)
+
+
+STATED = {"op": "decode", "mode": "RGB", "bits": 16}
+
+
+@pytest.mark.parametrize(
+    ("ops", "is_open"),
+    [
+        ([{"op": "decode"}], True),
+        ([{"op": "decode", "mode": "RGB"}], True),
+        ([STATED, {"op": "center_crop", "size": 8}], False),
+        ([STATED, {"op": "resize", "size": [8, 8]}], True),
+        ([STATED, {"op": "resize", "size": [8, 8], "interpolation": "nearest"}], False),
+    ],
+)
+def test_mode_bits_and_interpolation_decide_how_pixels_are_read(
+    ops: list[dict[str, Any]], is_open: bool
+) -> None:
+    recipe = Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+    assert recipe.leaves_pixels_open is is_open

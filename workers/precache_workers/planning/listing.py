@@ -196,12 +196,16 @@ class ListedSource:
 
 
 def _remove_unfinished(store: Folder) -> None:
-    """Remove what a killed build left of an index or a record; one being written is begun anew."""
-    if store.local("") is None or store.is_link(LISTINGS_FOLDER):
+    """Remove what a killed build left of an index, a record or an entry of the log.
+
+    One that is being written is begun anew.
+    """
+    if store.local("") is None:
         return
-    for name in store.names(LISTINGS_FOLDER):
-        if name.startswith(".") and name.endswith(".tmp"):
-            store.remove(f"{LISTINGS_FOLDER}/{name}")
+    for folder in (LISTINGS_FOLDER, "commits"):
+        for name in () if store.is_link(folder) else store.names(folder):
+            if name.startswith(".") and name.endswith(".tmp"):
+                store.remove(f"{folder}/{name}")
 
 
 def list_rows(

@@ -90,7 +90,6 @@ class SampleInputs:
             role: suffix for (role, suffix), _ in reversed(suffixes.most_common())
             if role in usual and having[role] >= least
         }  # fmt: skip
-        self._having = having
         firsts = Counter[str]()
         for combination, count in self._several.items():
             firsts[self._role(combination[0])] += count
