@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import ChoiceError, FetchError, SampleError, StorageError
+from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import Folder, left_out_text
 from precache.store.columns import Texts, arrow_of, numbers_of
@@ -104,9 +104,10 @@ class FolderSource(Source):
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
-            way = [str(self.folder), *_TFRECORDS] if _RECORDS.search(str(self.folder)) else []
-            why = _AS_RECORDS if way else _no_folder(kind, str(self.folder))
-            raise ChoiceError(f"the source {self.folder} {why}", ways=[way] if way else [])
+            name = str(self.folder)
+            if _RECORDS.search(name):
+                raise ChoiceError(f"the source {name} {_AS_RECORDS}", ways=[(name, *_TFRECORDS)])
+            raise SourceError(f"the source {name} {_no_folder(kind, name)}")
         images, facts, complete = _Images(self.also), Members(), True
         container = table_file = ""
 
