@@ -120,9 +120,9 @@ class LocalFolder(Folder):
     def _leads_out(self, true: str) -> bool:
         """Return True if a path, links resolved, lies outside of this folder."""
         below = f"{true}/"
-        if not below.startswith(_true(str(self.top or self.root))):
+        if not _is_below(below, str(self.top or self.root)):
             return True
-        return below.startswith(SYSTEM) and not below.startswith(_true(str(self.root)))
+        return below.startswith(SYSTEM) and not _is_below(below, str(self.root))
 
     def _require_inside(self, true: str) -> None:
         if self._leads_out(true):
@@ -357,6 +357,12 @@ class LocalFolder(Folder):
 def _filling(parts: Iterable[Buffer]) -> Callable[[Path], None]:
     """Return a function that writes the parts to a new file, as often as it is called."""
     return functools.partial(local_files.write_durably, parts=list(parts))
+
+
+def _is_below(true: str, folder: str) -> bool:
+    """Return whether a real path is below a folder, which is its own real path if it begins it."""
+    is_plain = true.startswith(f"{folder}/")
+    return is_plain or true.startswith(_true(folder))
 
 
 def _true(folder: str) -> str:

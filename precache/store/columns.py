@@ -47,6 +47,14 @@ def texts_or_nulls(values: Sequence[str | None]) -> Any:
     return texts if known.all() else pc.if_else(arrow_of(known), texts, null)
 
 
+def joined_texts(parts: Sequence[Any], between: str = "") -> Texts:
+    """Return columns of texts joined value by value; a text among them stands for all values."""
+    import pyarrow.compute as pc
+
+    columns = [Texts([part]).arrow[0] if isinstance(part, str) else part.plain for part in parts]
+    return Texts(pc.binary_join_element_wise(*columns, Texts([between]).arrow[0]))
+
+
 def without_nulls(texts: Any) -> Texts:
     """Return an Arrow array of texts, of empty ones for nulls."""
     return Texts(Texts(texts).plain.fill_null(Texts([""]).arrow[0]))
@@ -150,10 +158,7 @@ class Texts(Sequence[str]):
 
     def between(self, before: str, after: str = "") -> Texts:
         """Return the values with a text before and one after each."""
-        import pyarrow.compute as pc
-
-        parts = [Texts([before]).arrow[0], self.plain, Texts([after]).arrow[0]]
-        return Texts(pc.binary_join_element_wise(*parts, Texts([""]).arrow[0]))
+        return joined_texts([before, self, after])
 
     @property
     def is_blank(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 import precache
 from precache.errors import FetchError
@@ -66,6 +67,8 @@ def test_the_serial_executor_gives_results_in_order_and_errors_as_values() -> No
 def test_the_serial_executor_imports_no_ray_and_pyarrow_no_pandas(tmp_path: Path) -> None:
     """The latter takes 0.2 s of CPU time, a tenth of a small build."""
     source = str(write_jpegs(tmp_path / "data/in", 3))
+    for name in ("1_a.png", "2_b.png"):  # whose endings are compared
+        Image.new("RGB", (30, 30)).save(tmp_path / "data/in" / name)
     code = (
         "import sys, precache\n"
         f"precache.build({source!r}, {str(tmp_path / 'out')!r}, address='serial')\n"

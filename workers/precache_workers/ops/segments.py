@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from precache.errors import SampleError
 
@@ -77,8 +77,12 @@ def _parts(what: str) -> Iterator[None]:
 # --- JPEG ---------------------------------------------------------------------------------------
 
 
-def _segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
-    """Yield (marker, start, end) of each segment up to the first scan's header."""
+Segment = tuple[int, int, int]
+"""Marker, start, end."""
+
+
+def _segments(data: bytes, at: int = 2) -> Iterator[Segment]:
+    """Yield each segment up to the first scan's header."""
     for _ in _parts("segments before its picture"):
         at = data.find(b"\xff", at)
         if not 0 <= at < len(data) - 4:
@@ -107,21 +111,21 @@ def jpeg_tags(data: bytes) -> list[bytes]:
 
 def _checked(data: bytes) -> list[tuple[int, int]]:
     """Return (start, end) of the EXIF and XMP segments; raises if a JPEG has too many scans."""
-    tagged, nbytes = [], 0
-    for marker, start, end in _segments(data):
+    tagged, nbytes, segments = [], 0, [*_segments(data)]
+    for marker, start, end in segments:
         if marker == _APP1 and data.startswith((_EXIF, _XMP), start + 4):
             nbytes += end - start
             if nbytes <= MOST_METADATA:
                 tagged.append((start, end))
-    if not has_one_scan(data):
+    if not has_one_scan(data, segments):
         _check_scans(data)
     return tagged
 
 
-def has_one_scan(data: bytes) -> bool:
+def has_one_scan(data: bytes, segments: Iterable[Segment] | None = None) -> bool:
     """Return True if a JPEG's first scan is its only one: of all components, not progressive."""
     components = 0
-    for marker, start, _ in _segments(data):
+    for marker, start, _ in _segments(data) if segments is None else segments:
         if marker in _SEQUENTIAL:
             components = int.from_bytes(data[start + 9 : start + 10])
         elif marker == _SOS:

@@ -22,7 +22,7 @@ import numpy as np
 from precache.recipe.recipe import Field, LossyCodec, Recipe, crop_pairs, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
-from precache.store.columns import Texts, arrow_of
+from precache.store.columns import Texts, arrow_of, joined_texts
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED, RowTable
@@ -663,12 +663,10 @@ def _guess_moved_or_copied(
 
 def names_of(table: RowTable, rows: np.ndarray) -> Texts:
     """Return names and sizes of samples, which stay if they are moved to another folder."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     names = pc.replace_substring_regex(table.keys.take(rows).plain, "^.*/", "")
-    sizes = arrow_of(table.sizes[rows]).cast(pa.large_string())
-    return Texts(pc.binary_join_element_wise(names, sizes, Texts(["/"]).arrow[0]))
+    return joined_texts([Texts(names), Texts(arrow_of(table.sizes[rows]))], "/")
 
 
 def _has_labels(samples: StoredSamples, spec: VersionSpec) -> bool:

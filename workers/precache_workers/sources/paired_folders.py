@@ -23,7 +23,7 @@ import numpy as np
 from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
-from precache.store.columns import Texts, arrow_of
+from precache.store.columns import Texts, arrow_of, joined_texts
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
@@ -190,7 +190,6 @@ class PairedFolders(Source):
 def _table(named: Mapping[str, RowTable]) -> RowTable:
     """Return the table of samples from those of their files, row by row."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     columns = [*named.values()]
     files = [
@@ -200,14 +199,13 @@ def _table(named: Mapping[str, RowTable]) -> RowTable:
     states = [
         part
         for of in columns
-        for part in (of.keys.plain, arrow_of(of.sizes), arrow_of(of.mtimes), of.etags.plain)
+        for part in (of.keys, Texts(arrow_of(of.sizes)), Texts(arrow_of(of.mtimes)), of.etags)
     ]
-    texts = (state.cast(pa.large_string()) for state in states)
     return replace(
         columns[0],
         sizes=np.sum([of.sizes for of in columns], axis=0),
         mtimes=np.max([of.mtimes for of in columns], axis=0),
-        etags=Texts(pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))),
+        etags=joined_texts(states, "/"),
         locations=Locations.alone(pa.StructArray.from_arrays(files, [*named])),
         source=place_digest(" ".join(of.source for of in columns)),
     )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from precache.messages import printable
-from precache.store.columns import Texts, numbers_of, without_nulls
+from precache.store.columns import Texts, joined_texts, numbers_of, without_nulls
 from precache_workers.sources.base import IMAGE_NAME, IMAGE_SUFFIXES, Doubt, Folders, is_image
 from precache_workers.sources.container_names import (
     braced,
@@ -387,19 +387,14 @@ def partners_among(names: Texts) -> Partners | None:
 
 def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
     """Find the images that are called as others but for the beginning of a target or copy."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    folders, bases = _found(called, "^(?:.*/)?").plain, _replaced(called, "^.*/")
+    folders, bases = _found(called, "^(?:.*/)?"), _replaced(called, "^.*/")
     starts = _found(bases, _KNOWN_START)
     others = ~starts.is_blank
     if not others.any():
         return None
-    none = pa.scalar("", pa.large_string())
 
     def without(start: str) -> Texts:
-        rest = _replaced(bases, start).plain
-        return Texts(pc.binary_join_element_wise(folders, rest, none))
+        return joined_texts([folders, _replaced(bases, start)])
 
     numbered = rf"{_KNOWN_START}[0-9]+[_. -]+"
     for start, photo_start in itertools.product((_KNOWN_START, numbered), ("^$", _PHOTO_START)):
@@ -511,8 +506,6 @@ def _called_as(
     photo_end
         Expression of what is left out at the ends of names of photos.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     photos = _replaced(called, photo_end).blanked(~is_photo)
     row_of = np.where(others & ~is_photo, photos.find(called), -1)
@@ -525,8 +518,8 @@ def _called_as(
         rows, cut, ends = rows[has], cut.take(has), ends.take(has)
         if not len(rows):
             break
-        words = (_found(cut, _WORD).plain, ends.plain, pa.scalar("", pa.large_string()))
-        cut, ends = _replaced(cut, _WORD), Texts(pc.binary_join_element_wise(*words))
+        ends = joined_texts([_found(cut, _WORD), ends])
+        cut = _replaced(cut, _WORD)
         found = photos.find(cut)
         has = (found >= 0) & (found != rows) & ~cut.is_blank
         row_of[rows[has]] = found[has]
