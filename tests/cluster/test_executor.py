@@ -156,7 +156,7 @@ def held(folder: Path, count: int) -> tuple[list[str], dict[str, str]]:
     (folder / "held").mkdir()
     line = command(
         *("build", folder / "data/in", folder / "store", "--recipe", folder / "held.toml"),
-        *("--cpus", "2", "--shard-samples", "2", "--json", "--no-progress"),
+        *("--cpus", "2", "--shard-samples", "2", "--json", "--no-progress", "--label-level", "1"),
     )
     return line, environment(HOLD="1")
 
@@ -350,7 +350,7 @@ def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_pa
     for name in ("one", "two"):
         ran = cli(
             *("build", tmp_path / "data/in", tmp_path / name, *FLAGS),
-            *("--address", "auto", "--json", "--no-progress"),
+            *("--address", "auto", "--json", "--no-progress", "--label-level", "1"),
             env=cluster,
         )
         assert ran.returncode == 0, ran.stderr
