@@ -25,6 +25,8 @@ LIMITS = {
         "frame_of",
         "Frame.decoded",
         "_stored_size",
+        "is_turned",
+        "is_lossy_webp",
     ),  # look at pixels, and make none
     *("_has_other_page", "_is_whole", "_in_srgb", "_values", "_wide_grey_alpha"),  # damaged files
 }

@@ -266,10 +266,11 @@ def _listing_threads() -> list[threading.Thread]:
 
 def test_prefixes_are_listed_several_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until as many are being listed as may be."""
+    earlier = _listing_threads()  # of a listing that another test gave up end with their pages
     folder, _ = watched(monkeypatch, prefixes=3 * blobs.LISTINGS, meet=blobs.LISTINGS)
     found = sorted(info.name for info in folder.walk())
     assert found == [f"{n:03d}/{m}.jpg" for n in range(3 * blobs.LISTINGS) for m in range(2)]
-    assert _listing_threads() == []
+    assert set(_listing_threads()) <= set(earlier)
 
     folder, fs = watched(monkeypatch, prefixes=10 * blobs.LISTINGS)
     taken = {""}

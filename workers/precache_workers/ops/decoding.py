@@ -429,14 +429,8 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
-            if narrows and op.bits != 16 and not _has_low_bytes(raw):
-                raise SampleError(
-                    f"has 16 bits, in {image.mode} as of TIFFs for print or with premultiplied "
-                    "alpha, of which decode keeps the highest 8 by bits = 16 (--bits 16) alone; or "
-                    f"keep its values with {_mode('unchanged')}"
-                )
             if narrows:
-                _require_bits(op)
+                _require_bits(op, high_alone="" if _has_low_bytes(raw) else image.mode)
             if op.mode == "unchanged" and _has_low_bytes(raw):
                 array = np.concatenate([*_wide_values(data, image, raw, op)])
             elif narrows and op.bits != 16:
@@ -611,8 +605,17 @@ def _highest(values: np.ndarray, bits: int) -> np.ndarray:
     return high
 
 
-def _require_bits(op: Decode) -> None:
-    """Raise `SampleError` where nobody stated which of 16 bits are kept."""
+def _require_bits(op: Decode, *, high_alone: str = "") -> None:
+    """Raise `SampleError` where nobody stated which of 16 bits are kept.
+
+    Of an image of the mode `high_alone` only the highest 8 are read.
+    """
+    if high_alone and op.bits != 16:
+        raise SampleError(
+            f"has 16 bits, in {high_alone} as of TIFFs for print or with premultiplied "
+            "alpha, of which decode keeps the highest 8 by bits = 16 (--bits 16) alone; or "
+            f"keep its values with {_mode('unchanged')}"
+        )
     if op.bits is None:
         raise SampleError(
             "has 16 bits, of which decode would keep 8; state how many count: 12 by bits = 12 in "
