@@ -533,6 +533,11 @@ def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...
         sender.send(error)
 
 
+def build(source: Any, store: Any, recipe: Any, **options: Any) -> precache.BuildResult:
+    """A serial build; files bind their recipe and options by `functools.partial`."""
+    return precache.build(source, store, recipe, **{"address": "serial"} | options)
+
+
 def build_here(
     source: Path,
     store: Path,
