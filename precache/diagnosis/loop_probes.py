@@ -141,7 +141,7 @@ class Probes:
         self.tick("both together")
         together = self._train(self._batches, first, self._ahead)
         self.tick("the loader alone")
-        loader = self._load()
+        loader = self._load(self._batches, self._ahead, self._stride)
         single_worker = self._load_with_one_worker()
         self.tick("both together, again")
         together += self._train(self._batches, second, self._ahead)
@@ -192,8 +192,12 @@ class Probes:
                 return 0.0
             return Spread.of(self._train(batches, limits, WARMUP).waits).mean
 
-    def _load(self) -> TimedRun:
-        return _time(lambda: self._fetch(self._batches), self.limits, self._ahead, self._stride)
+    def _load(self, batches: LoaderBatches, lead: int, stride: int = 1) -> TimedRun:
+        def once() -> tuple[bool, float]:
+            _, fresh = batches.take()
+            return self._counts(fresh), 0.0
+
+        return _time(once, self.limits, lead, stride)
 
     def _train(self, batches: LoaderBatches, limits: Limits, lead: int) -> TimedRun:
         waits: list[float] = []
@@ -210,10 +214,6 @@ class Probes:
         waited = sum(waits)
         transforms = counters_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
-
-    def _fetch(self, batches: LoaderBatches) -> tuple[bool, float]:
-        _, fresh = batches.take()
-        return self._counts(fresh), 0.0
 
     def _counts(self, fresh: bool) -> bool:
         """Return whether a batch's time counts; the first of an epoch may also start workers."""
@@ -239,7 +239,7 @@ class Probes:
         self._batches.close()
         self.tick("one worker alone")
         with contextlib.closing(LoaderBatches(self.loader, workers=1)) as batches:
-            return _time(lambda: self._fetch(batches), self.limits, self._prefetch)
+            return self._load(batches, self._prefetch)
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
         return Setup(

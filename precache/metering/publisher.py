@@ -149,8 +149,9 @@ class Window:
         )
 
 
-_unclear: set[str] = set()
-"""Errors about the rank of this process of which the log has a warning."""
+@functools.cache
+def _warn_once(error: str) -> None:
+    log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
 
 
 def reporting_rank() -> tuple[int, int]:
@@ -158,9 +159,7 @@ def reporting_rank() -> tuple[int, int]:
     try:
         return find_rank()
     except UsageError as error:
-        if str(error) not in _unclear:
-            _unclear.add(str(error))
-            log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
+        _warn_once(str(error))
         return 0, 1
 
 
@@ -187,7 +186,7 @@ class Publisher:
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         # Unlike `weakref.finalize`, it runs at the end of a process of `multiprocessing`, too.
-        Finalize(None, _end, (self._due, self._hurry, os.getpid()), exitpriority=0)
+        Finalize(None, self._end, exitpriority=0)
 
     def start(self) -> None:
         """Read the machine, and start the thread if there is none yet."""
@@ -202,11 +201,20 @@ class Publisher:
         """Make and publish a report on the thread."""
         self._due.put(functools.partial(self._publish, settings, window, self.machine))
 
-    def flush(self) -> None:
-        """Wait until all reports so far are published."""
-        _wait(self._due, None)
+    def flush(self, seconds: float | None = None) -> None:
+        """Wait until all reports so far are published, but no longer than some seconds."""
+        with self._due.all_tasks_done:
+            self._due.all_tasks_done.wait_for(lambda: not self._due.unfinished_tasks, seconds)
+
+    def _end(self) -> None:
+        """Wait at the end of the process for reports that are due, but not for other ranks."""
+        self._hurry.set()
+        self.flush(EXIT_SECONDS)
 
     def _run(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # not on macOS
+            # Woken, it takes no core from the training, as a thread of the usual policy may.
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while True:
             act = self._due.get()
             try:
@@ -249,18 +257,6 @@ class Publisher:
     def _pause(self, window: int, seconds: float) -> bool:
         """Wait for other ranks; False if there is no time, as a later report is due."""
         return self.windows == window and not self._hurry.wait(seconds)
-
-
-def _wait(due: queue.Queue[Any], seconds: float | None) -> None:
-    with due.all_tasks_done:
-        due.all_tasks_done.wait_for(lambda: not due.unfinished_tasks, seconds)
-
-
-def _end(due: queue.Queue[Any], hurry: threading.Event, process: int) -> None:
-    """Wait at the end of the process for reports that are due, but not for other ranks."""
-    if os.getpid() == process:
-        hurry.set()
-        _wait(due, EXIT_SECONDS)
 
 
 def publisher_of(name: str) -> Publisher:

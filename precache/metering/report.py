@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,25 +148,24 @@ class StallReport:
         parts = [
             f"{printable(self.name)}, {steps}: waited for data {share}",
             f"{means} (waits: median {median}, p95 {p95}, max {most} ms)",
-            *self._slow_text(),
-            *self._rank_text(),
-            *_machine_text(self.machine),
+            *self._details(),
         ]
         prefix = f"rank {self.rank}: " if self.world_size > 1 else ""
         return prefix + "; ".join(parts)
 
-    def _slow_text(self) -> list[str]:
-        if not self.slow:
-            return []
-        return ["rare slow samples: " + ", ".join(map(str, self.slow[:SHOWN_STEPS]))]
-
-    def _rank_text(self) -> list[str]:
-        if len(self.ranks) < 2:
-            return []
-        ranks = f"{len(self.ranks)} ranks"
-        if len(self.ranks) < self.world_size:
-            ranks = f"{len(self.ranks)} of {self.world_size} ranks"
-        return [f"worst of {ranks}: rank {self.worst.rank} with {self.worst.stall_ratio:.1%}"]
+    def _details(self) -> Iterator[str]:
+        if self.slow:
+            yield "rare slow samples: " + ", ".join(map(str, self.slow[:SHOWN_STEPS]))
+        if len(self.ranks) > 1:
+            known = f"{len(self.ranks)} of " * (len(self.ranks) < self.world_size)
+            worst = f"rank {self.worst.rank} with {self.worst.stall_ratio:.1%}"
+            yield f"worst of {known}{self.world_size} ranks: {worst}"
+        if self.machine.cpu_cores is not None:
+            yield f"CPU {self.machine.cpu_cores:.1f} cores"
+        if self.machine.gpu_utilization is not None:
+            yield f"GPU {self.machine.gpu_utilization:.0%}"
+        if self.machine.io_wait is not None:
+            yield f"I/O wait {self.machine.io_wait:.1%}"
 
 
 def rare(data: Spread, stall_ratio: float, threshold: float) -> bool:
@@ -178,14 +177,3 @@ def slowest(data: Spread, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
     """Return the steps above the mean, longest first."""
     slow = [step for step in steps if step.seconds > data.mean]
     return tuple(sorted(slow, key=lambda step: -step.seconds))
-
-
-def _machine_text(machine: Machine) -> list[str]:
-    texts = []
-    if machine.cpu_cores is not None:
-        texts.append(f"CPU {machine.cpu_cores:.1f} cores")
-    if machine.gpu_utilization is not None:
-        texts.append(f"GPU {machine.gpu_utilization:.0%}")
-    if machine.io_wait is not None:
-        texts.append(f"I/O wait {machine.io_wait:.1%}")
-    return texts

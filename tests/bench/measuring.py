@@ -3,12 +3,13 @@
 import itertools
 import multiprocessing
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,6 +104,16 @@ def _loop(loader: Iterable[Any]) -> tuple[float, float]:
 
 
 METERED = ("on no rank", "on each rank", "on rank 0 alone")
+SPUN_SECONDS = 60e-6
+"""Time that the end of a bare loop is made to take, as long as that of a metered one: so long
+may the machine interrupt it."""
+
+
+class Ended(NamedTuple):
+    """The end of an epoch: seconds, and whether its thread waited for a lock, such as Python's."""
+
+    seconds: float
+    waited: bool
 
 
 @part("ends")
@@ -115,39 +126,49 @@ def ends(
     """The stall meter at the end of an epoch, of ranks that meet in each step (gloo).
 
     Each epoch has a meter of its own. Epochs with and without one take turns, with steps of 2 ms.
-    What is measured is the time from the end of the last step to the end of the loop.
+    What is measured is the time from the end of the last step to the end of the loop. Without a
+    meter, it is made as long as with one: its longest are those of the machine.
     """
     context, [port] = multiprocessing.get_context("spawn"), free_ports(1)
     with ProcessPoolExecutor(ranks, context) as pool:
         begun = [pool.submit(_ends, n, ranks, port, epochs, steps) for n in range(ranks)]
         spent = [rank.result() for rank in begun]
-    most = max(max(rank[name]) for rank in spent for name in METERED[1:])
+    most = max(max(rank[name]).seconds for rank in spent for name in METERED[1:])
     table = Table(
         f"The end of an epoch takes {1e3 * most:.2f} ms at most, of {epochs} on {ranks} gloo ranks",
-        ("a meter", "rank|d", "median µs|.0f", "longest ms|.2f", "at most|d"),
+        ("a meter", "rank|d", "median µs|.0f", "longest ms|.2f", "at most|d", "waited|d"),
+        "Ends that waited gave their core away, for a lock; others may have lost it.",
         measured=spent,
     )
     for name, (number, rank) in itertools.product(METERED, enumerate(spent)):
-        table.add(name, number, 1e6 * statistics.median(rank[name]), 1e3 * max(rank[name]), 1)
+        seconds, waited = zip(*rank[name], strict=True)
+        table.add(
+            name, number, 1e6 * statistics.median(seconds), 1e3 * max(seconds), 1, sum(waited)
+        )
     return table
 
 
-def _ends(rank: int, ranks: int, port: int, epochs: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each epoch's end, on one rank."""
+def _ends(rank: int, ranks: int, port: int, epochs: int, steps: int) -> dict[str, list[Ended]]:
+    """The end of each epoch, on one rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo")
-    spent: dict[str, list[float]] = {name: [] for name in METERED}
+    spent: dict[str, list[Ended]] = {name: [] for name in METERED}
     for _, name in itertools.product(range(epochs), METERED):
         loader: Iterable[int] = range(steps)
         if name == METERED[1] or (name == METERED[2] and rank == 0):
             loader = precache.meter(loader, to=[], name=name)
-        last = 0.0
+        last, given = 0.0, 0
         for _ in loader:
             time.sleep(0.002)
             dist.all_reduce(torch.ones(1))
+            given = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             last = time.perf_counter()
-        spent[name].append(time.perf_counter() - last)
+        while loader == range(steps) and time.perf_counter() < last + SPUN_SECONDS:
+            pass
+        seconds = time.perf_counter() - last
+        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > given
+        spent[name].append(Ended(seconds, waited))
     dist.barrier()
     dist.destroy_process_group()
     return spent

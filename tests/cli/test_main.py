@@ -46,15 +46,11 @@ LISTED = [name for group in COMMANDS.values() for name in group]
     ("line", "error"),
     [
         ("biuld", "there is no command biuld (did you mean build?)"),
-        ("zzz", "there is no command zzz"),
-        ("jobs", "there is no command jobs"),
         ("--resize 9", "there is no --resize"),
         ("build in", "give STORE"),
         ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
         ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
         ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
-        ("build in out --resize -5", "--resize: '-5' is neither a number of pixels from 1 up"),
-        ("build in out --crop 9x0", "--crop: '9x0' is neither a number of pixels from 1 up nor"),
         ("build in out --crop", "--crop: expected one argument"),
         ("build in out --codec png", "--codec is 'png'; choose "),
         ("build in out --on-error stop", "--on-error is 'stop'; choose "),
@@ -172,16 +168,12 @@ IMAGE = "[fields.image]\n"
         ("--shard-samples 0", None, "--shard-samples is 0; give a whole number from 1 up"),
         ("--max-failures -1", None, "--max-failures is -1"),
         ("--address sreial", None, "--address is 'sreial'; choose local, serial, auto"),
-        ("--labels nowhere.csv", None, "cannot read labels from nowhere.csv"),
-        ("--classes nowhere", None, "nowhere is neither a file nor a store"),
         ("--recipe x.toml", None, "cannot read the recipe x.toml: No such file"),
         ("--recipe x.toml --resize 9", "", "--recipe x.toml and --resize both say what to do"),
         ("--recipe x.toml --seed 0", "", "--recipe x.toml and --seed both say what to do"),
         ("--recipe {", None, "--recipe is neither a TOML file nor JSON: "),
         ("--recipe x.toml", "", "there is no field; begin with [fields.image]"),
         ("--recipe x.toml", "[field.image]\nops = []", "field: unknown parameter (did you mean f"),
-        ("--recipe x.toml", f"{IMAGE}ops = [{{ op = 'reszie' }}]",
-         "unknown op 'reszie' (did you mean resize?)"),
         ("--recipe x.toml", f"{IMAGE}ops = ['decode']", "is 'decode'; give a table, such "),
         ("--recipe x.toml", f"{IMAGE}ops = [{{ op = 'decode' }}, {{ op = 'resize', size = 0 }}]",
          "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair"),
@@ -264,18 +256,15 @@ def test_failures_have_a_status_and_a_way_out(run: Run, source: Path, tmp_path: 
     ran = run(*line)
     assert (ran.status, ran.out) == (1, "")
     assert "gone.jpg" in ran.err
-    assert "run the same command again, or with --accept-missing" in ran.err
-    assert run("info", tmp_path / "out").status == 2
+    ran = run("info", tmp_path / "out", "--json")
+    assert (ran.status, ran.out, "there is no store at" in ran.err) == (2, "", True)
     assert run(*line, "--accept-missing").json["failed"] == 1
     (source / "cat/gone.jpg").unlink()
     write(source / "cat/broken.jpg", b"none")
-    for flags, said in (
-        ("--max-failures 0", "raise --max-failures"), ("--on-error raise", "use --on-error skip")
-    ):  # fmt: skip
-        ran = run(*line, *flags.split())
-        assert (ran.status, ran.out) == (1, "")
-        assert "1 of 10 samples failed (cat/broken.jpg: not an image" in ran.err
-        assert said in ran.err
+    ran = run(*line, "--on-error", "raise")
+    assert (ran.status, ran.out) == (1, "")
+    assert "1 of 10 samples failed (cat/broken.jpg: not an image" in ran.err
+    assert "use --on-error skip" in ran.err
 
 
 @pytest.mark.parametrize("listing", [False, pytest.param(True, marks=pytest.mark.heavy)])
@@ -369,7 +358,7 @@ def test_a_result_is_printed_as_in_python(
     assert "\x1b" not in str(type(versions)("\x1b[2J", (), (), 0))
 
 
-def test_verify_names_shard_and_key(
+def test_damage_is_status_1_with_the_shard_and_the_key(
     run: Run, image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore]
 ) -> None:
     damaged = copy_store(image_store)
@@ -379,21 +368,8 @@ def test_verify_names_shard_and_key(
     assert (ran.status, found.status, found.json["ok"]) == (1, 1, False)
     [damage] = found.json["damage"]
     [key] = damage["keys"]
-    assert damage["shard"] == "image/c/1/0/0/0"
-    assert f"image/c/1/0/0/0: its checksum does not hold; keys {key}" in ran.out
+    assert f"{damage['shard']}: its checksum does not hold; keys {key}" in ran.out
     assert "run the same precache build command again with --verify, which repairs it" in ran.out
-    assert "delete" not in ran.out
-
-
-def test_stores_that_are_none(run: Run, image_store: BuiltStore, tmp_path: Path) -> None:
-    for uri, text in (
-        (tmp_path / "nowhere", "there is no store at"),
-        (tmp_path, "is not a store"),
-        (f"{image_store.path}@ffffff", "'ffffff' fits no version"),
-    ):
-        for name in ("info", "verify"):
-            ran = run(name, uri, "--json")
-            assert (ran.status, ran.out, text in ran.err) == (2, "", True)
 
 
 def test_output_into_a_closed_pipe_is_no_traceback(image_store: BuiltStore) -> None:

@@ -70,13 +70,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-RANDOM = random.Random(7)
-
-
-@pytest.mark.parametrize(
-    "delays", [[0.0] * 150, [min(0.1, 0.0005 * RANDOM.paretovariate(1)) for _ in range(150)]]
-)
-def test_the_stall_ratio_is_what_was_waited(delays: list[float], clock: Clock) -> None:
+def test_the_stall_ratio_is_what_was_waited(clock: Clock) -> None:
+    chance = random.Random(7)
+    delays = [0.0] * 60 + [min(0.1, 0.0005 * chance.paretovariate(1)) for _ in range(90)]
     reports = Reports()
     for _ in meter(clock.loader(delays), every=60, to=[reports], device="cpu"):
         clock.move(0.004)
@@ -84,19 +80,6 @@ def test_the_stall_ratio_is_what_was_waited(delays: list[float], clock: Clock) -
     for report in reports:
         data = sum(delays[report.step - report.steps : report.step])
         assert report.stall_ratio == pytest.approx(data / (data + 0.004 * report.steps))
-
-
-class Keyed:
-    """Batches of two samples, in the same memory."""
-
-    def __init__(self, field: str) -> None:
-        self.field = field
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        row = torch.zeros(2, dtype=torch.int64)
-        for number in range(0, 100, 2):
-            row[:] = torch.tensor([number, number + 1])
-            yield {self.field: row if self.field == "row" else [f"{n}.jpg" for n in row.tolist()]}
 
 
 class _OwnKeys(precache.CachedDataset):
@@ -116,7 +99,7 @@ def slow_down(loader: Any, late: dict[int, float], to: pytest.MonkeyPatch, clock
     to.setattr(type(loader), "__iter__", delayed)
 
 
-@pytest.mark.parametrize("kind", ["key", "row", "dict", "tuple", "dataset", "subclass"])
+@pytest.mark.parametrize("kind", ["dict", "tuple", "dataset", "subclass"])
 def test_rare_slow_samples_are_named(
     kind: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
@@ -124,12 +107,8 @@ def test_rare_slow_samples_are_named(
     path, reports = stores["raw"].path, Reports()
     dataset = (_OwnKeys if kind == "subclass" else precache.CachedDataset)(path)
     loader: Any = torch.utils.data.DataLoader(dataset, 2)
-    expected = {
-        "key": ("8.jpg", "9.jpg"), "row": (8, 9), "subclass": ("own 8", "own 9")
-    }.get(kind, tuple(dataset.keys[8:10]))  # fmt: skip
-    if kind in ("key", "row"):
-        loader = Keyed(kind)
-    elif kind in ("dict", "tuple"):
+    expected = ("own 8", "own 9") if kind == "subclass" else tuple(dataset.keys[8:10])
+    if kind in ("dict", "tuple"):
         with precache.Loader(path, 2, seed=5, device="cpu") as plain:
             expected = tuple(plain.keys(list(plain)[4]["row"]))
         loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
@@ -380,7 +359,13 @@ def test_ranks_without_a_store_report_each_for_itself(
         (None, ()),
     ],
 )
-def test_what_a_batch_says_of_its_samples(batch: object, expected: tuple[str | int, ...]) -> None:
-    keys = keys_in_batch(batch)()
+def test_what_a_batch_says_of_its_samples(batch: Any, expected: tuple[str | int, ...]) -> None:
+    """As it was, whatever is written into its memory later."""
+    located = keys_in_batch(batch)
+    with torch.no_grad():
+        for field in batch.values() if isinstance(batch, dict) else ():
+            if isinstance(field, torch.Tensor | np.ndarray):
+                field[:] = 9
+    keys = located()
     assert keys == expected
     assert tuple(json.loads(json.dumps(keys))) == expected

@@ -296,8 +296,7 @@ def test_searches_find_what_they_say(server: ViewServer, built: BuiltStore) -> N
     every = list(built.open().keys)
     dogs = [key for key in every if key.startswith("dog/")]
     for asked, found in {
-        "?q=dog/": dogs, "?class=dog&rows=valid": dogs, "?from=7": every[7:], "?q=nothing": [],
-        "?q=0": [key for key in every if "0" in key],
+        "?q=dog/": dogs, "?class=dog&rows=valid": dogs, "?from=7": every[7:],
         **{f"?q={quote(key)}": [key] for key in HOSTILE},
     }.items():  # fmt: skip
         assert keys(every_page(server, asked)) == found

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,31 +32,6 @@ NO_OP = "no op"
 """Name of the only step of a recipe without ops."""
 
 
-@dataclass
-class MeasuredSample:
-    """Measurements of one sample.
-
-    Attributes
-    ----------
-    nbytes
-        Bytes as fetched.
-    times
-        By stage; encoding is by the fields' own codecs.
-    rows
-        The finished row of each field.
-    """
-
-    key: str
-    nbytes: int
-    times: Mapping[str, TimeCost]
-    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-    @property
-    def shapes(self) -> tuple[RowShape, ...]:
-        """Shapes of the finished rows."""
-        return tuple(RowShape(row.shape, row.dtype.name) for row in self.rows.values())
-
-
 @dataclass(frozen=True)
 class StageTimes:
     """Measurements of all samples.
@@ -72,37 +47,40 @@ class StageTimes:
     """
 
     steps: tuple[str, ...]
-    samples: Sequence[MeasuredSample]
+    samples: Sequence[SampleRun]
     failures: Sequence[tuple[str, str]]
 
     @property
-    def usual(self) -> list[MeasuredSample]:
+    def usual(self) -> list[SampleRun]:
         """Samples whose rows have the most common shapes: a store holds no others."""
-        shapes = self._usual_shapes
-        return [sample for sample in self.samples if sample.shapes == shapes]
+        return [sample for sample in self.samples if _shapes(sample) == self.shapes]
 
     def misfits(self) -> list[tuple[str, str]]:
         """Return (key, reason) of all other samples."""
-        usual = self._usual_shapes
+        usual = _shown(self.shapes)
         return [
-            (sample.key, f"its row is {_shown(sample.shapes)}, most are {_shown(usual)}")
+            (sample.key, f"its row is {_shown(shapes)}, most are {usual}")
             for sample in self.samples
-            if sample.shapes != usual
+            if (shapes := _shapes(sample)) != self.shapes
         ]
 
-    @property
-    def _usual_shapes(self) -> tuple[RowShape, ...]:
-        [(shapes, _)] = Counter(sample.shapes for sample in self.samples).most_common(1)
-        return shapes
-
-    @property
+    @functools.cached_property
     def shapes(self) -> dict[str, RowShape]:
         """Shapes of the rows that a store would hold, by field."""
-        return dict(zip(self.samples[0].rows, self._usual_shapes, strict=True))
+        [(shapes, _)] = Counter(tuple(_shapes(s).items()) for s in self.samples).most_common(1)
+        return dict(shapes)
 
     def stage(self, name: str) -> Stage:
         """Return the times of one stage."""
         return Stage.of(name, [sample.times.get(name, TimeCost()) for sample in self.samples])
+
+
+def _shapes(sample: SampleRun) -> dict[str, RowShape]:
+    return {name: RowShape(row.shape, row.dtype.name) for name, row in sample.rows.items()}
+
+
+def _shown(shapes: Mapping[str, RowShape]) -> str:
+    return ", ".join(f"{row.dtype} {row.shape}" for row in shapes.values())
 
 
 def step_names(recipe: Recipe) -> tuple[str, ...]:
@@ -166,16 +144,14 @@ def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) ->
     work = partial(_measure_sample, steps, recipe, recipes, encoders)
     barred = task.barred
     runs = run_samples(task.fetch(), work, barred=barred, warm_up=recipes, seconds=seconds)
-    samples: list[MeasuredSample] = []
-    failures: list[tuple[str, str]] = []
-    held = 0
+    samples, failures, held = list[SampleRun](), list[tuple[str, str]](), 0
     with contextlib.closing(runs):
-        for number, (run, sample) in enumerate(runs, 1):
-            if isinstance(sample, Exception):
-                failures.append((run.key, hole_reason(sample)))
+        for number, (run, error) in enumerate(runs, 1):
+            if error is not None:
+                failures.append((run.key, hole_reason(error)))
             else:
-                samples.append(sample)
-                held += sum(row.nbytes for row in sample.rows.values())
+                samples.append(run)
+                held += sum(row.nbytes for row in run.rows.values())
             tick(number)
             if number >= LEAST and held > KEPT_NBYTES:
                 break
@@ -193,8 +169,7 @@ def _measure_sample(
     encoders: Callable[[Codec, RowShape], _Encoder],
     run: SampleRun,
     sample: Sample,
-) -> MeasuredSample:
-    measured = MeasuredSample(run.key, run.nbytes, run.times)
+) -> None:
     running = {field_name: _steps(ops, sample, run.key) for field_name, ops in recipes.items()}
     values: dict[str, np.ndarray] = {}
     for name in names:
@@ -202,11 +177,10 @@ def _measure_sample(
             value = run.time(name, partial(next, steps, None))
             if value is not None:
                 values[field_name] = recipes[field_name].row(value)
-    measured.rows = {name: value.copy() for name, value in values.items()}
-    for (name, row), shape in zip(measured.rows.items(), measured.shapes, strict=True):
+    run.rows = {name: value.copy() for name, value in values.items()}
+    for name, shape in _shapes(run).items():
         encode = encoders(codec_for(recipe.fields[name].stored_as, shape), shape)
-        run.time("encode", partial(encode, row))
-    return measured
+        run.time("encode", partial(encode, run.rows[name]))
 
 
 def _encoder(codec: Codec, shape: RowShape) -> _Encoder:
@@ -219,10 +193,6 @@ def _encoder(codec: Codec, shape: RowShape) -> _Encoder:
 
     encode(chunk[0])  # the first call is slower
     return encode
-
-
-def _shown(shapes: Sequence[RowShape]) -> str:
-    return ", ".join(f"{row.dtype} {row.shape}" for row in shapes)
 
 
 def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> Iterator[np.ndarray]:

@@ -26,7 +26,7 @@ from precache_workers.driver.totals import Totals
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.shards.samples import Job
 from precache_workers.shards.shard_task import ShardTask, run_shard
-from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+from precache_workers.sources.base import Fetched, Listing, Sample, Source, Tick
 
 MOST_BYTES = 256 << 20
 """Raw bytes of a store to read: more than a processor's caches hold."""
@@ -35,20 +35,12 @@ BATCH_SAMPLES = 256
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class HeldRows(Source):
     """Finished rows in memory as a source, repeated until there are `count`."""
 
     rows: Sequence[Mapping[Any, np.ndarray]]
     count: int
-    labels_with_samples: bool = False
     fetch_threads: int = 1
-    index_name: str = ""
-
-    def file_of(self, key: str) -> None:
-        return None
-
-    def require_unchanged(self, locations: Locations) -> None:
-        return None
 
     def list(self, tick: Tick, seconds: float = 0.0, index: bytes | None = None) -> Listing:
         keys = [str(number) for number in range(self.count)]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+import numpy as np
+
 from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.estimate import TimeCost
@@ -29,11 +31,22 @@ LEAST = 8
 
 @dataclass
 class SampleRun:
-    """One sample: its size, and its time by stage, ``fetch`` first."""
+    """One sample.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes as fetched.
+    times
+        By stage, ``fetch`` first.
+    rows
+        The finished row of each field, where they are kept.
+    """
 
     key: str = ""
     nbytes: int = 0
     times: dict[str, TimeCost] = field(default_factory=dict)
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def time(
         self, stage: str, work: Callable[[], Result], clock: Callable[[], float] = time.thread_time
