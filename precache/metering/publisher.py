@@ -9,9 +9,9 @@ import logging
 import math
 import operator
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
@@ -19,6 +19,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from precache.errors import UsageError
 from precache.loading.options import named_device
@@ -33,6 +34,8 @@ from precache.units import parse_age
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.1
+"""Seconds between two looks of the thread for reports that are due."""
 EXIT_SECONDS = 2.0
 """Seconds that the exit of the process waits for reports that are due."""
 
@@ -182,47 +185,43 @@ class Publisher:
         self.machine = MachineReader()
         self._ranks = (0, 1)
         self._store: RankKeyValue | None = None
-        self._due: queue.Queue[Callable[[], object]] = queue.Queue()
-        self._hurry = threading.Event()
+        self._due: deque[Callable[[], object]] = deque()
+        self._look = threading.Event()
         self._thread: threading.Thread | None = None
         # Unlike `weakref.finalize`, it runs at the end of a process of `multiprocessing`, too.
-        Finalize(None, self._end, exitpriority=0)
+        Finalize(None, self.flush, (EXIT_SECONDS,), exitpriority=0)
 
     def start(self) -> None:
         """Read the machine, and start the thread if there is none yet."""
         self.machine = MachineReader()
-        self._due.put(self.machine.read)
+        self._due.append(self.machine.read)
         if self._thread is None:
             # A daemon, since an output may never return.
             self._thread = threading.Thread(target=self._run, name="precache-meter", daemon=True)
             self._thread.start()
+        self._look.set()
 
     def publish(self, settings: MeterSettings, window: Window) -> None:
-        """Make and publish a report on the thread."""
-        self._due.put(functools.partial(self._publish, settings, window, self.machine))
+        """Leave a report to the thread, which is not woken: it might take the caller's core."""
+        self._due.append(functools.partial(self._publish, settings, window, self.machine))
 
     def flush(self, seconds: float | None = None) -> None:
         """Wait until all reports so far are published, but no longer than some seconds."""
-        with self._due.all_tasks_done:
-            self._due.all_tasks_done.wait_for(lambda: not self._due.unfinished_tasks, seconds)
-
-    def _end(self) -> None:
-        """Wait at the end of the process for reports that are due, but not for other ranks."""
-        self._hurry.set()
-        self.flush(EXIT_SECONDS)
+        if self._thread is not None:
+            published = threading.Event()
+            self._due.append(published.set)
+            self._look.set()
+            published.wait(seconds)
 
     def _run(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # not on macOS
-            # Woken, it takes no core from the training, as a thread of the usual policy may.
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while True:
-            act = self._due.get()
-            try:
-                act()
-            except Exception:  # the thread lasts for all reports to come
-                log.exception("measuring the machine failed")
-            finally:
-                self._due.task_done()
+            self._look.wait(LOOK_SECONDS)
+            self._look.clear()
+            while self._due:
+                try:
+                    self._due.popleft()()
+                except Exception:  # the thread lasts for all reports to come
+                    log.exception("measuring the machine failed")
 
     def _publish(self, settings: MeterSettings, window: Window, machine: MachineReader) -> None:
         try:
@@ -241,22 +240,20 @@ class Publisher:
         ranks = report.rank, report.world_size
         if ranks != self._ranks:
             self._ranks, self._store = ranks, RankKeyValue.connect(report.name, *ranks)
-        if self._store is None:
+        # The store may end with the process group.
+        if self._store is None or not dist.is_initialized():
             return report
         try:
             self._store.put(report.ranks[0])
             if report.rank == 0:
-                figures = self._store.gather(report.window, self._pause)
+                window = report.window
+                figures = self._store.gather(window, lambda: self.windows == window)
                 return dataclasses.replace(report, ranks=tuple(figures))
         except (RuntimeError, ValueError) as error:
             # The store ended with rank 0, or is not the expected one.
             log.info("this rank now reports its own figures alone: %s", error)
             self._store = None
         return report
-
-    def _pause(self, window: int, seconds: float) -> bool:
-        """Wait for other ranks; False if there is no time, as a later report is due."""
-        return self.windows == window and not self._hurry.wait(seconds)
 
 
 def publisher_of(name: str) -> Publisher:

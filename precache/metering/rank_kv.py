@@ -39,7 +39,7 @@ class RankKeyValue:
         """Publish the figures of this rank."""
         self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
 
-    def gather(self, window: int, pause: Callable[[int, float], bool]) -> list[RankStalls]:
+    def gather(self, window: int, is_last: Callable[[], bool]) -> list[RankStalls]:
         """Return the last figures of every rank that has published any, in order of ranks.
 
         It waits up to `GATHER_SECONDS` for figures of `window`, but not for ranks that have never
@@ -47,17 +47,18 @@ class RankKeyValue:
 
         Parameters
         ----------
-        pause
-            Waits some seconds for others; False if there is no time for `window`.
+        is_last
+            Returns False if a later window is due, so that there is no time for this one.
         """
         until, seconds = time.monotonic() + GATHER_SECONDS, 0.01
         ranks = set(range(len(self._keys)))
         while True:
             figures = self._read()
             awaited = ranks - self._silent - {s.rank for s in figures if s.window >= window}
-            if not awaited or time.monotonic() > until or not pause(window, seconds):
+            if not awaited or time.monotonic() > until or not is_last():
                 self._silent = ranks - {stalls.rank for stalls in figures}
                 return figures
+            time.sleep(seconds)
             seconds *= 2
 
     def _read(self) -> list[RankStalls]:

@@ -23,10 +23,12 @@ import torch
 import precache
 from precache import outputs
 from precache.errors import UsageError
+from precache.metering.publisher import publisher_of
 from precache.metering.recorder import keys_in_batch
 from precache.reading import readahead
 from precache.transforms import Transform
 from tests.conftest import BuiltStore
+from tests.support.building import poll
 
 
 class Reports(list[precache.StallReport]):
@@ -235,6 +237,16 @@ def test_meters_of_a_name_number_steps_and_reports_through_all_epochs(clock: Clo
     names = [thread.name for thread in threading.enumerate()]
     list(meter([1], to=[], name="shared"))
     assert [thread.name for thread in threading.enumerate()] == names
+
+
+def test_the_end_of_an_iteration_wakes_no_thread_and_its_report_comes_by_itself() -> None:
+    """On a machine whose cores are all busy, a thread that is woken takes that of the training."""
+    reports, publisher = Reports(), publisher_of("unhurried")
+    for number in precache.meter(range(5), every=2, to=[reports], name="unhurried"):
+        if number == 0:
+            poll(lambda: not publisher._look.is_set(), "the thread has begun")
+    assert not publisher._look.is_set()
+    poll(lambda: [report.steps for report in reports] == [2, 2, 1], "the last report")
 
 
 @pytest.mark.parametrize(("end", "steps"), [("break", 3), ("step fails", 3), ("loader fails", 4)])

@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -38,13 +37,10 @@ def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spok
     def put(rank: int, window: int) -> None:
         ranks[rank].put(figures(rank, window))
 
-    def wait(window: int, seconds: float) -> bool:
-        time.sleep(seconds)
-        return window != 3  # a later report is due
-
     def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
         monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", limit)
-        assert ranks[0].gather(window, wait) == [figures(*one) for one in expected]
+        found = ranks[0].gather(window, lambda: window != 3)  # a later report is due
+        assert found == [figures(*one) for one in expected]
 
     put(0, 1)
     gathers(0.05, 1, (0, 1))
