@@ -150,13 +150,15 @@ def meter(
     longest waits with the keys of their batches: of a `Loader` or a `CachedDataset`, or of a batch
     that is a mapping with a field ``key`` or ``row``.
 
-    **Reports** are made and sent on one thread, which stays for the life of the process. Neither a
-    step nor the end of an iteration waits for it.
+    **Reports** are made and sent on one thread, which stays for the life of the process, and looks
+    for them ten times a second. Neither a step nor the end of an iteration waits for it, or wakes
+    it: that would cost the loop its core, for some milliseconds, where all cores are busy.
 
     **Ranks** exchange figures through the key-value store at ``MASTER_ADDR`` that
     `torch.distributed` uses, on that thread and without collectives. Rank 0 reports the rank with
-    the highest stall ratio, of those that have a meter. Without such a store, every rank knows its
-    own figures alone. `precache.outputs` says which reports of other ranks are written.
+    the highest stall ratio, of those that have a meter. Without such a store, or once the process
+    group is destroyed, every rank knows its own figures alone. `precache.outputs` says which
+    reports of other ranks are written.
 
     **Machine.** Each report also has, where available, the CPU time of the process tree and the I/O
     wait (both on Linux), and the GPU utilisation (``pip install "precache[meter]"``).
