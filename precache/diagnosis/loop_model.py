@@ -103,7 +103,7 @@ class LoopModel:
             return 1.0
         load = 1e3 * np.resize(worker.times, BATCHES)
         setting = dataclasses.replace(self.setting, copy=0.0)
-        alone = Simulation.of(load, np.zeros(BATCHES), setting)
+        alone = Simulation(load, np.zeros(BATCHES), setting)
         free = (alone.end - alone.startup) / 1e3 / (BATCHES - 1)
         return max(1.0, self.measured.loader.mean / free)
 
@@ -132,9 +132,7 @@ class LoopModel:
             setting = dataclasses.replace(setting, copy=setting.copy + 1e3 * self.measured.take)
         load = self.load(setting.workers) if load is None else load
         count = self.epoch or BATCHES
-        return Simulation.of(
-            1e3 * np.resize(load, count), 1e3 * np.resize(self.steps, count), setting
-        )
+        return Simulation(1e3 * np.resize(load, count), 1e3 * np.resize(self.steps, count), setting)
 
     def rate(self, load: Times | None = None, **changes: Any) -> float:
         """Predict batches/s, the start of each epoch included."""

@@ -50,19 +50,19 @@ class Simulation:
     ----------
     load, step
         Time to load each batch, in the order in which they are asked for, and of each step.
-    end
-        End of the simulation. Times after it did not happen.
+    limit
+        End of the simulation, if it ends before the last batch. Times after it did not happen.
     """
 
     load: Times
     step: Times
     setting: Setting
-    end: float
+    limit: float | None = None
 
-    @classmethod
-    def of(cls, load: Times, step: Times, setting: Setting) -> Simulation:
-        """Run all these batches."""
-        return cls(load, step, setting, float(run_loop(load, step, setting).done.max()))
+    @cached_property
+    def end(self) -> float:
+        """End of the simulation."""
+        return float(self.batches.done.max()) if self.limit is None else self.limit
 
     @cached_property
     def batches(self) -> Batches:
@@ -110,7 +110,7 @@ class Simulation:
 
     def with_workers(self, workers: int) -> Simulation:
         """Run the same batches with another number of workers."""
-        return Simulation.of(self.load, self.step, replace(self.setting, workers=workers))
+        return Simulation(self.load, self.step, replace(self.setting, workers=workers))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         """Yield names and values of the results, those of one more worker last."""

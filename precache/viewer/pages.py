@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from urllib.parse import urlencode
+from collections.abc import Iterator
 
 from precache.errors import UsageError
 from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
@@ -68,7 +68,7 @@ class Pages:
             classes=self._class_table(served),
             class_count=len(counts),
             holes=self._hole_table(served),
-            links=_page_links(query, matches),
+            links=list(_page_links(query, matches)),
             summary=_summarize(matches, version.rows),
             note=self._note(served, len(matches.rows)),
             error=error,
@@ -89,7 +89,7 @@ class Pages:
         largest = max((rows for _, _, rows in counts), default=1)
 
         def shown(name: str) -> str:
-            return hyperlink(name, _target({"class": name})) if name and served else name
+            return hyperlink(name, Query(label=name).link()) if name and served else name
 
         return [
             (shown(name) or "no label", label, f"{rows:,}", bar(rows / largest))
@@ -136,24 +136,11 @@ def error_page(error: str, root: str) -> str:
     )
 
 
-# --- links --------------------------------------------------------------------------------------
-
-_DEFAULTS = {"q": "", "class": "", "rows": "all"}
-
-
-def _page_links(query: Query, matches: RowPage) -> list[PageLink]:
-    values = {"q": query.text, "class": query.label, "rows": query.state}
-    values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
-    links: list[PageLink] = []
+def _page_links(query: Query, matches: RowPage) -> Iterator[PageLink]:
     if matches.first:
-        links.append(("First page", _target(values), ""))
+        yield "First page", query.link(), ""
     if matches.later is not None:
-        links.append(("Next page", _target({**values, "from": str(matches.later)}), "next"))
-    return links
-
-
-def _target(values: dict[str, str]) -> str:
-    return "?" + urlencode(values)
+        yield "Next page", query.link(matches.later), "next"
 
 
 def _summarize(matches: RowPage, rows: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from precache.store.labels import has_label, label_texts
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
 STATES = ("all", "valid", "holes")
+_DEFAULTS = {"q": "", "class": "", "rows": "all", "from": "0"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Query:
     def __post_init__(self) -> None:
         if self.state not in STATES:
             raise UsageError(f"{self.state!r} is not one of {', '.join(STATES)}")
+
+    def link(self, start: int = 0) -> str:
+        """Return the part of an address that asks for these rows, from `start` on."""
+        values = {"q": self.text, "class": self.label, "rows": self.state, "from": str(start)}
+        return "?" + urlencode(sorted(values.items() - _DEFAULTS.items()))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import content_policy
@@ -71,11 +71,8 @@ def serve(pages: Pages, query: Query, port: int) -> None:
     query
         Query of the printed address.
     """
-    values = {"q": query.text, "class": query.label}
-    values = {name: value for name, value in values.items() if value}
     with contextlib.suppress(KeyboardInterrupt), ViewServer(pages, port) as server:
-        url = server.url + ("?" + urlencode(values) if values else "")
-        sys.stdout.write(f"{url}\n")
+        sys.stdout.write(f"{server.url}{query.link().rstrip('?')}\n")
         sys.stdout.flush()
         sys.stderr.write(
             "precache: only this machine can open this address; press Ctrl-C to stop\n"

@@ -104,16 +104,16 @@ def _loop(loader: Iterable[Any]) -> tuple[float, float]:
 
 
 METERED = ("on no rank", "on each rank", "on rank 0 alone")
-SPUN_SECONDS = 60e-6
+SPUN_SECONDS = 1e-4
 """Time that the end of a bare loop is made to take, as long as that of a metered one: so long
 may the machine interrupt it."""
 
 
 class Ended(NamedTuple):
-    """The end of an epoch: seconds, and whether its thread waited for a lock, such as Python's."""
+    """The end of an epoch: seconds, and how often its thread was taken off its core meanwhile."""
 
     seconds: float
-    waited: bool
+    lost: int
 
 
 @part("ends")
@@ -136,15 +136,14 @@ def ends(
     most = max(max(rank[name]).seconds for rank in spent for name in METERED[1:])
     table = Table(
         f"The end of an epoch takes {1e3 * most:.2f} ms at most, of {epochs} on {ranks} gloo ranks",
-        ("a meter", "rank|d", "median µs|.0f", "longest ms|.2f", "at most|d", "waited|d"),
-        "Ends that waited gave their core away, for a lock; others may have lost it.",
+        ("a meter", "rank|d", "median µs|.0f", "longest ms|.2f", "at most|d", "preempted|d"),
+        "Those preempted were taken off their core, for another thread.",
         measured=spent,
     )
     for name, (number, rank) in itertools.product(METERED, enumerate(spent)):
-        seconds, waited = zip(*rank[name], strict=True)
-        table.add(
-            name, number, 1e6 * statistics.median(seconds), 1e3 * max(seconds), 1, sum(waited)
-        )
+        seconds, lost = zip(*rank[name], strict=True)
+        times = 1e6 * statistics.median(seconds), 1e3 * max(seconds)
+        table.add(name, number, *times, 1, sum(map(bool, lost)))
     return table
 
 
@@ -158,17 +157,18 @@ def _ends(rank: int, ranks: int, port: int, epochs: int, steps: int) -> dict[str
         loader: Iterable[int] = range(steps)
         if name == METERED[1] or (name == METERED[2] and rank == 0):
             loader = precache.meter(loader, to=[], name=name)
-        last, given = 0.0, 0
+        last, lost = 0.0, 0
         for _ in loader:
             time.sleep(0.002)
             dist.all_reduce(torch.ones(1))
-            given = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            lost = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
             last = time.perf_counter()
         while loader == range(steps) and time.perf_counter() < last + SPUN_SECONDS:
             pass
         seconds = time.perf_counter() - last
-        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > given
-        spent[name].append(Ended(seconds, waited))
+        spent[name].append(
+            Ended(seconds, resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - lost)
+        )
     dist.barrier()
     dist.destroy_process_group()
     return spent
@@ -268,7 +268,7 @@ def _beside_a_loader(
     steps = np.subtract(done, taken)
     _, _, arrived = map(np.array, zip(*spans, strict=True))
     waited = arrived > [0, *done[:-1]]
-    found = Simulation.of(
+    found = Simulation(
         ready - begun,
         steps,
         Setting(

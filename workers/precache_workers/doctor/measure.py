@@ -28,12 +28,7 @@ from precache_workers.ops.identity import function_digests
 from precache_workers.planning.request import Request, source_of
 from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.estimate import Estimate, UnitTimes
-from precache_workers.profiling.rates import (
-    RatesTask,
-    StartTask,
-    start_worker,
-    time_rows,
-)
+from precache_workers.profiling.rates import RatesTask, start_worker, time_rows
 from precache_workers.shards.samples import FetchAllTask, Job
 
 LISTING, STAGES, PROBE, READING = 0.2, 0.3, 0.15, 0.25
@@ -179,7 +174,7 @@ class Examination:
         )
         began = time.perf_counter()
         with executor(self.request.address, 1, self.request) as run:
-            list(run(start_worker, [StartTask(self.job)]))
+            start_worker(run, self.job)
             start_seconds = time.perf_counter() - began
             return time_rows(run, task), start_seconds
 

@@ -357,7 +357,7 @@ def feed(
     load = np.random.default_rng(0).choice(np.atleast_1d(sample_ms), shape).sum(axis=1)
     load = np.resize(load, workers * max(ROUNDS, BATCHES // workers)) * workers / cores
     step = np.full(len(load), 1e3 * BATCH_SAMPLES / rate)
-    return Simulation.of(np.maximum(load, 1e-6), step, Setting(workers=workers))
+    return Simulation(np.maximum(load, 1e-6), step, Setting(workers=workers))
 
 
 def fed_per_s(sample_ms: float, cores: int) -> float:

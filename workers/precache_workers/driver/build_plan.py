@@ -215,13 +215,13 @@ class _Planner(SampleProbe):
     @functools.cached_property
     def run_tasks(self) -> RunTasks:  # type: ignore[override]
         """Tasks run where those of the build will run, one at a time."""
-        from precache_workers.profiling.rates import StartTask, start_worker
+        from precache_workers.profiling.rates import start_worker
 
         request, say = self.request, self.progress.say
         self.progress.phase("Measuring a few samples")
         began = time.perf_counter()
         run = self._stack.enter_context(executor(request.address, 1, request, say))
-        list(run(start_worker, [StartTask(self.job())]))
+        start_worker(run, self.job())
         self._start_seconds = time.perf_counter() - began
         return run
 
