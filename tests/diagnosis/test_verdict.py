@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from precache.diagnosis.judgement import Remedy
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
 from precache.diagnosis.page import loops, render_diagnosis
 from precache.runtime.usage import Usage
-from tests.support.browser import Tab
-from tests.support.building import poll
 from tests.support.html_page import stands_alone
 
 COUNT = 60
@@ -294,25 +291,3 @@ def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason(
     assert "so 67% of the time is lost to data." in str(found)
     assert "waited for data" not in str(LOOP)
     assert loops(LOOP)[0][2:] == pytest.approx((0.75, 12.5))
-
-
-def test_what_a_page_plays_is_what_was_recorded(tab: Tab, tmp_path: Path) -> None:
-    """Of a loop that loads by itself."""
-    LOOP.html(tmp_path / "a.html")
-    tab.open(tmp_path / "a.html")
-    tab.click("#next")
-    taken = float(tab.text("#clock").split(" s")[0])
-    assert taken == pytest.approx(LOOP.simulation.startup / 1e3, abs=1e-3)
-    assert "training loop works" in tab.text("#now")
-    tab.run("document.querySelector('#at').focus()")
-    tab.press("End")
-    assert f"; {LOOP.simulation.done} batches done." in tab.text("#now")
-
-    def after_its_beginning() -> bool:  # what a key does may be drawn after a click
-        tab.run("document.querySelector('#at').focus()")
-        tab.press("Home")
-        tab.click("#next")
-        return "0 of 1 worker loading" in tab.text("#now")
-
-    poll(after_its_beginning, "its next moment is shown")
-    assert tab.text("#workers") == "1: idle"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.support.browser import Tab
 from tests.support.html_page import stands_alone
 
 STEADY = simulate(2000, 100, 7)
+Opened = Callable[..., Tab]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +51,14 @@ def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
 
 
 @pytest.fixture
-def opened(tab: Tab, tmp_path: Path) -> Tab:
-    STEADY.html(tmp_path / "page.html")
-    tab.errors.clear()
-    tab.open(tmp_path / "page.html")
-    return tab
+def opened(tab: Tab, tmp_path: Path) -> Opened:
+    def open_page(found: Simulation = STEADY, **options: Any) -> Tab:
+        found.html(tmp_path / "page.html")
+        tab.errors.clear()
+        tab.open(tmp_path / "page.html", **options)
+        return tab
+
+    return open_page
 
 
 def _now(tab: Tab) -> float:
@@ -60,69 +66,83 @@ def _now(tab: Tab) -> float:
     return float(tab.text("#clock").split(" s")[0])
 
 
-def test_what_is_said_at_a_time_is_what_the_simulation_has(opened: Tab) -> None:
-    at = "document.querySelector('#at')"  # in one script: a redraw between would set it back
-    opened.run(f"{at}.value = 2250, {at}.dispatchEvent(new Event('input'))")
-    wanted = "7 of 7 workers loading; 4 ready; the training loop works; 2 batches done."
-    said = opened.text("#now")
-    assert said == f"At 2.25 s: {wanted}"
-    assert opened.run("document.querySelector('#at').getAttribute('aria-valuetext')") == said
-    assert opened.run("document.querySelectorAll('.slot.full').length") == 4
+@pytest.mark.parametrize(
+    ("found", "ms", "wanted", "full"),
+    [
+        (STEADY, 2250, "7 of 7 workers loading; 4 ready; the training loop works; 2 batches", 4),
+        (simulate(200, 100, 0), 550, "0 of 1 worker loading; 0 ready; the training loop works", 0),
+    ],
+)
+def test_what_is_said_at_a_time_is_what_the_simulation_has(
+    opened: Opened, found: Simulation, ms: float, wanted: str, full: int
+) -> None:
+    tab, at = opened(found), "document.querySelector('#at')"
+    # In one script: a redraw between would set it back.
+    tab.run(f"{at}.value = {ms}, {at}.dispatchEvent(new Event('input'))")
+    said = tab.text("#now")
+    assert said.startswith(f"At {ms / 1e3} s: {wanted}")
+    assert tab.run("document.querySelector('#at').getAttribute('aria-valuetext')") == said
+    assert tab.run("document.querySelectorAll('.slot.full').length") == full
+    tab.run(f"{at}.focus()")
+    tab.press("End")
+    assert f"; {found.done} batches done." in tab.text("#now")
 
 
-def test_it_is_worked_by_keys_alone(opened: Tab) -> None:
+def test_it_is_worked_by_keys_alone(opened: Opened) -> None:
     """From the top of the page by Tab: play, back, next, speed, time."""
-    names = []
+    tab, names = opened(), []
     for _ in range(5):
-        opened.press("Tab")
-        names.append(opened.run("document.activeElement.id"))
+        tab.press("Tab")
+        names.append(tab.run("document.activeElement.id"))
     assert names == ["play", "back", "next", "speed", "at"]
     for key, change in (("ArrowRight", 0.03), ("PageUp", 0.6), ("ArrowLeft", -0.03)):
-        before = _now(opened)
-        opened.press(key)
-        assert _now(opened) - before == pytest.approx(change, abs=1e-6), key
-    opened.press("End")
-    assert _now(opened) == 30
-    opened.run("document.querySelector('#play').focus()")
+        before = _now(tab)
+        tab.press(key)
+        assert _now(tab) - before == pytest.approx(change, abs=1e-6), key
+    tab.press("End")
+    assert _now(tab) == 30
+    tab.run("document.querySelector('#play').focus()")
     for key, text in ((" ", "Pause"), ("Enter", "Play")):
-        opened.press(key)
-        assert opened.text("#play") == text
+        tab.press(key)
+        assert tab.text("#play") == text
 
 
-def test_with_less_motion_it_goes_from_batch_to_batch(tab: Tab, tmp_path: Path) -> None:
-    STEADY.html(tmp_path / "page.html")
-    tab.open(tmp_path / "page.html", still=True)
+def test_with_less_motion_it_goes_from_batch_to_batch(opened: Opened) -> None:
+    tab = opened(still=True)
     tab.click("#play")
     tab.until("parseFloat(document.querySelector('#clock').textContent) >= 2.1")
     tab.click("#play")
     assert np.isclose(STEADY.batches.taken / 1e3, _now(tab)).any()
 
 
-def test_it_plays_pauses_stops_at_the_end_and_goes_where_one_clicks(opened: Tab) -> None:
-    assert _now(opened) == 0
-    opened.click("#play")
-    assert opened.text("#play") == "Pause"
-    opened.until("parseFloat(document.querySelector('#clock').textContent) > 0.05")
-    opened.click("#play")
-    assert opened.text("#play") == "Play"
-    stopped = _now(opened)
+def test_it_plays_pauses_stops_at_the_end_and_goes_where_one_clicks(
+    opened: Opened,
+) -> None:
+    tab = opened()
+    assert _now(tab) == 0
+    tab.click("#play")
+    assert tab.text("#play") == "Pause"
+    tab.until("parseFloat(document.querySelector('#clock').textContent) > 0.05")
+    tab.click("#play")
+    assert tab.text("#play") == "Play"
+    stopped = _now(tab)
     frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    opened.run(f"{frames}.then(() => 0)")
-    assert _now(opened) == stopped > 0
-    opened.run("document.querySelector('#speed').value = '100'")
-    opened.click("#play")
-    opened.until("document.querySelector('#play').textContent === 'Play'")
-    assert _now(opened) == 30
-    assert "98 batches done" in opened.text("#now")
-    opened.run("document.querySelector('#speed').value = '0.01'")
-    opened.click("#play")
-    assert _now(opened) < 5, "from the beginning"
-    opened.click("#play")
+    tab.run(f"{frames}.then(() => 0)")
+    assert _now(tab) == stopped > 0
+    tab.run("document.querySelector('#speed').value = '100'")
+    tab.click("#play")
+    tab.until("document.querySelector('#play').textContent === 'Play'")
+    assert _now(tab) == 30
+    assert "98 batches done" in tab.text("#now")
+    tab.run("document.querySelector('#speed').value = '0.01'")
+    tab.click("#play")
+    assert _now(tab) < 5, "from the beginning"
+    tab.click("#play")
     for button, seconds in (("next", 2.0), ("next", 2.1), ("next", 2.2), ("back", 2.1)):
-        opened.click(f"#{button}")
-        assert _now(opened) == seconds
-    opened.click("#lanes", 0.5)
-    assert 4 < _now(opened) < 6
-    opened.run("document.querySelector('#zoom').selectedIndex = 0")
-    opened.run("document.querySelector('#zoom').dispatchEvent(new Event('change'))")
-    assert opened.errors == []
+        tab.click(f"#{button}")
+        assert _now(tab) == seconds
+    tab.click("#lanes", 0.5)
+    assert 4 < _now(tab) < 6
+    tab.run("document.querySelector('#zoom').selectedIndex = 0")
+    tab.run("document.querySelector('#zoom').dispatchEvent(new Event('change'))")
+    assert tab.errors == []
