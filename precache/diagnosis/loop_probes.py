@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
-from precache.diagnosis.snapshot import Snapshot
+from precache.diagnosis.snapshot import restored
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
@@ -123,7 +123,7 @@ class Probes:
         """Run all probes, then restore the saved states."""
         self._batches = LoaderBatches(self.loader)
         with (
-            Snapshot(self.loader, self.restore),
+            restored(self.loader, self.restore),
             contextlib.closing(self._batches),
         ):
             return self._measure().without_outlier()

@@ -1,7 +1,8 @@
-"""The recurrence against closed forms, an exact chain, published figures, its laws; the command."""
+"""The recurrence against a clock, published figures, its laws; the command."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import UsageError
-from precache.simulation.model import SCENARIOS, simulate
+from precache.simulation.loop import Setting
+from precache.simulation.model import SCENARIOS, Simulation, simulate
 from precache.simulation.page import render_simulation
 from tests.support.command_line import Run
 
@@ -65,62 +67,53 @@ def test_slow_batches_hold_up_those_behind_them_only_in_order() -> None:
     assert stall(False) < 0.01
 
 
+def clocked(load: list[int], step: list[int], at: Setting) -> list[int]:
+    """Ends of all steps, by a clock at whose ticks workers and the loop look at each other."""
+    count, lanes, worker, ready = len(load), range(at.lanes), dict[int, int](), dict[int, int]()
+    asked = [list(range(lane, min(at.window, count), at.lanes)) for lane in lanes]
+    free, busy, turn, done = [*np.resize(at.startup, at.lanes)], 0, 0, [0] * count
+
+    def begin(now: int) -> None:
+        for lane in lanes:
+            if asked[lane] and free[lane] <= now:
+                number = asked[lane].pop(0)
+                worker[number], free[lane] = lane, now + load[number]
+                ready[number] = free[lane] + at.handover
+
+    for now in itertools.count():
+        begin(now)
+        here = [
+            (when, n) for n, when in ready.items() if when <= now and at.in_order <= (n == turn)
+        ]
+        if here and busy <= now:
+            _, number = min(here)
+            del ready[number]
+            busy = done[number] = now + at.copy + step[turn]
+            if turn + at.window < count:
+                asked[worker[number]].append(turn + at.window)
+            if not at.workers:
+                free[0] = busy
+            begin(now)
+            turn += 1
+            if turn == count:
+                return done
+    raise AssertionError("unreachable")
+
+
 @given(
-    load=st.integers(1, 500),
-    step=st.integers(1, 500),
-    workers=st.integers(1, 9),
-    prefetch=st.integers(1, 4),
-    in_order=st.booleans(),
-    ms=st.integers(1, 5000),
-)
-def test_steady_times_have_a_closed_form(
-    load: int, step: int, workers: int, prefetch: int, in_order: bool, ms: int
-) -> None:
-    """In rounds of all workers where loading limits, and without a gap where the step does."""
-    found = simulate(load, step, workers, prefetch=prefetch, in_order=in_order, seconds=ms / 1000)
-    if load >= workers * step:
-        rounds = range(1, ms // load + 1)
-        expected = sum(min(workers, (ms - r * load) // step) for r in rounds)
-    else:
-        expected = max(0, (ms - load) // step)
-        assert found.stall_share == 0 or ms <= load
-    assert found.done == expected
-
-
-@given(load=st.integers(1, 500), step=st.integers(1, 500), ms=st.integers(1, 5000))
-def test_without_workers_loading_and_steps_take_turns(load: int, step: int, ms: int) -> None:
-    assert simulate(load, step, 0, seconds=ms / 1000).done == ms // (load + step)
-
-
-def _chain(workers: int, room: int, load: float, step: float) -> tuple[float, float]:
-    """Rate and stall of the closed system with exponential times: a birth-death chain.
-
-    State n: batches ready and not done, of which the loop has one. Gamma-distributed times with a
-    variation of 1 are exponential.
-    """
-    states = np.arange(workers + room + 2)
-    blocked = np.maximum(0, states - 1 - room)
-    generator = np.zeros((len(states), len(states)))
-    for n in states[:-1]:
-        generator[n, n + 1] = (workers - blocked[n]) / load
-        generator[n + 1, n] = 1 / step
-    generator -= np.diag(generator.sum(axis=1))
-    # Balance, one equation of which is replaced by that the shares add up to one.
-    system = np.vstack([generator.T[:-1], np.ones(len(states))])
-    share = np.linalg.solve(system, np.eye(len(states))[-1])
-    return (1 - share[0]) / step, share[0]
-
-
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 2), (1, 4), (3, 1)])
-def test_exponential_times_agree_with_the_exact_chain(workers: int, prefetch: int) -> None:
-    """Where no worker can be idle beside one with two batches to load."""
-    rate, stall = _chain(workers, workers * (prefetch - 1), 0.1 * workers, 0.1)
-    setting = {"prefetch": prefetch, "in_order": False, "load_cv": 1, "step_cv": 1, "seconds": 600}
-    found = [simulate(100 * workers, 100, workers, **setting, seed=seed) for seed in range(12)]
-    for exact, name in ((rate, "batches_per_s"), (stall, "stall_share")):
-        values = [getattr(one, name) for one in found]
-        error = 4 * np.std(values, ddof=1) / math.sqrt(len(values)) + 0.005 * exact
-        assert np.mean(values) == pytest.approx(exact, abs=error)
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=30),
+    st.builds(
+        Setting, workers=st.integers(0, 4), prefetch=st.integers(1, 3), in_order=st.booleans(),
+        startup=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+        handover=st.integers(0, 3), copy=st.integers(0, 3),
+    ),
+)  # fmt: skip
+def test_the_recurrence_has_the_times_of_a_clock(times: list[Any], setting: Setting) -> None:
+    """Of a loop that is simulated millisecond by millisecond."""
+    load, step = map(list, zip(*times, strict=True))
+    found = Simulation(np.array(load, float), np.array(step, float), setting)
+    assert found.batches.done.tolist() == clocked(load, step, setting)
+    assert found.rate == pytest.approx(1e3 * len(load) / found.end)
 
 
 def test_its_text_is_for_people_and_one_more_worker_takes_the_same_batches() -> None:
@@ -131,15 +124,6 @@ def test_its_text_is_for_people_and_one_more_worker_takes_the_same_batches() -> 
     assert lines[-1].split()[1].startswith("······█······█")
     assert found.with_workers(8).batches_per_s == pytest.approx(4, rel=0.01)
     assert found.with_workers(20).stall_share < 0.02
-
-
-def test_start_up_hand_over_and_copies_take_their_time() -> None:
-    found = simulate(50, 30, 1, startup_ms=1000, handover_ms=4, copy_ms=5, seconds=2)
-    assert found.batches.asked[:4].tolist() == [0, 0, 1054, 1104]
-    assert found.batches.begun[:3].tolist() == [1000, 1050, 1100]
-    assert found.batches.taken[:3].tolist() == [1059, 1109, 1159]
-    assert found.startup == 1059
-    assert found.stall_share == pytest.approx(0.4, abs=0.03)
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -170,9 +154,9 @@ def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
     assert (batches.taken[order][1:] >= batches.done[order][:-1]).all()
     if setting["in_order"]:
         assert (order == np.arange(len(order))).all()
-    before = (batches.taken if setting["workers"] else batches.done)[order]
-    window = found.setting.window
-    assert (batches.asked[window : len(order)] <= before[: max(0, len(order) - window)]).all()
+    before = (batches.taken - found.setting.copy if setting["workers"] else batches.done)[order]
+    later = batches.asked[found.setting.window : len(order)]
+    assert later == pytest.approx(before[: len(later)])
 
 
 @given(SETTINGS)
