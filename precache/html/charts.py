@@ -32,15 +32,6 @@ class Tick(NamedTuple):
     text: str
 
 
-class Bar(NamedTuple):
-    """A bar, its length in percent."""
-
-    name: str
-    label: str
-    colour: str
-    length: float
-
-
 @dataclass(frozen=True)
 class Panel:
     """Bars of one quantity, one bar per row of the chart.
@@ -81,10 +72,10 @@ class Bars:
     colours: Sequence[str]
     note: str = ""
 
-    def bars(self, panel: Panel) -> Iterator[Bar]:
-        """Yield a panel's bars."""
+    def bars(self, panel: Panel) -> Iterator[tuple[str, str, str, float]]:
+        """Yield name, label, colour and length in percent of a panel's bars."""
         lengths = map(panel.length, panel.values)
-        yield from map(Bar, self.rows, panel.labels, self.colours, lengths)
+        yield from zip(self.rows, panel.labels, self.colours, lengths, strict=True)
 
 
 @dataclass(frozen=True)

@@ -358,19 +358,15 @@ def _check_declared(fields: Mapping[str, Field], shapes: Mapping[str, RowShape])
                 "declare the dtype and shape of the function's result in its op"
             )
         codec = field.stored_as
-        if isinstance(codec, LossyCodec) and not (
-            _is_image(row) and row.shape[0] in codec.channels
-        ):
-            channels = " or ".join(map(str, codec.channels))
-            raise RecipeError(
-                f"the ops of {name} make rows of {row}, and codec {codec.name} stores uint8 "
-                f'(C, H, W) of {channels} channels; give the field codec = "zstd" or "raw"'
-            )
-        if isinstance(field.stored_as, ImageCodec) and not _is_image(row):
-            raise RecipeError(
-                f"the ops of {name} make rows of {row}, and codec image stores uint8 (C, H, W); "
-                'return (H, W, C) from the function, or give the field codec = "zstd" or "raw"'
-            )
+        if isinstance(codec, LossyCodec | ImageCodec):
+            channels = codec.channels if isinstance(codec, LossyCodec) else ()
+            if not _is_image(row) or (channels and row.shape[0] not in channels):
+                some = f" of {' or '.join(map(str, channels))} channels" if channels else ""
+                raise RecipeError(
+                    f"the ops of {name} make rows of {row}, and codec {codec.name} stores uint8 "
+                    f"(C, H, W){some}; return (H, W, C) from the function, or give the field "
+                    'codec = "zstd" or "raw"'
+                )
 
 
 def _stored_nbytes(field: Field, row: np.ndarray) -> int:
