@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.recipe.recipe import ImageCodec, RawCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.doctor.source_throughput import DEPTHS, probe_source
@@ -102,6 +102,18 @@ def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
     try_codec("image", codecs, rows, 3, tmp_path / "trial")
     fields = precache.open(tmp_path / "trial").fields.values()
     assert [field.codec for field in fields] == ["image", "zstd", "raw"]
+
+
+def test_repeated_rows_do_not_make_a_row_smaller(tmp_path: Path) -> None:
+    """Though they share a chunk, which a codec then compresses to a third."""
+    noise = np.random.default_rng(0).random((3, 3, 16, 16)).astype(np.float32)
+    rows = [{"depth": row} for row in noise]
+    once, often, part = (
+        try_codec("zstd", {"depth": ZstdCodec()}, rows, count, tmp_path / f"{count}")
+        for count in (3, 30, 2)
+    )
+    assert once.stored == often.stored == part.stored, "bytes are of all, not of those read"
+    assert [precache.open(tmp_path / f"{count}").rows for count in (30, 2)] == [30, 2]
 
 
 def test_rows_of_a_store_to_read() -> None:
