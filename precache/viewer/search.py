@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -153,8 +154,9 @@ class Catalogue:
         if query.state == "holes":
             np.logical_not(valid, out=wanted)
         if query.label:
-            named = query.label in self.version.classes
-            number = None if named else _parse_int(query.label)
+            is_number = re.fullmatch(r"\s*[+-]?\d+\s*", query.label)
+            named = query.label in self.version.classes or not is_number
+            number = None if named else int(query.label)
             if number == -1:
                 wanted &= ~has_label(self.version.labels)
                 return wanted
@@ -202,10 +204,3 @@ def _parse_number(text: str) -> np.float32:
         return np.float32(text)
     except ValueError:
         raise UsageError(f"labels are numbers, and {text!r} is none") from None
-
-
-def _parse_int(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None

@@ -225,6 +225,7 @@ def test_meters_of_a_name_number_steps_and_reports_through_all_epochs(clock: Clo
     """Whether each epoch makes its own meter or not, on one thread; between epochs is no step."""
     reports = Reports()
     metered = precache.meter(range(7), every=3, to=[reports], name="shared")
+    metered.flush()  # there is nothing to wait for
     assert (len(metered), metered.loader) == (7, range(7))
     for each in (metered, metered, meter(range(4), every=3, to=[reports], name="shared")):
         assert list(each) == list(range(len(metered) if each is metered else 4))
