@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from precache.diagnosis.diagnose import (
     CONFIDENCE_TEXT,
     HELPFUL_GAIN,
@@ -16,18 +14,8 @@ from precache.simulation.page import player_values
 from precache.units import number
 
 
-class Loop(NamedTuple):
-    """Speed of a loop, and the share of its time that is lost to data."""
-
-    name: str
-    basis: str
-    lost_share: float
-    batches_per_s: float
-
-
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Render a self-contained HTML page, for light and dark mode."""
-    rows = loops(diagnosis)
     best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
     played, stall = diagnosis.simulation.stall_share, diagnosis.measurements.together.stall
     return render(
@@ -41,7 +29,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
             ("lost to data", f"{diagnosis.lost_share:.0%}"),
             *([("best remedy", f"{best:.2f} x")] if best >= HELPFUL_GAIN else []),
         ],
-        charts=_charts(diagnosis, rows),
+        charts=_charts(diagnosis),
         remedies=[
             (f"{r.gain:.2f} x: {r.what}", f"{r.why} ({CONFIDENCE_TEXT[r.confidence]})")
             for r in diagnosis.remedies
@@ -55,33 +43,27 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     )
 
 
-def loops(diagnosis: Diagnosis) -> list[Loop]:
-    """List the current loop, and a prediction per helpful remedy."""
-    result = [Loop("now", "measured", diagnosis.lost_share, diagnosis.batches_per_s)]
+def loops(diagnosis: Diagnosis) -> list[tuple[str, float, float]]:
+    """List the loop as it is, and with each helpful remedy: name, share lost to data, batches/s."""
+    result = [("now, measured", diagnosis.lost_share, diagnosis.batches_per_s)]
     for remedy in diagnosis.remedies:
-        lost = max(0.0, 1 - remedy.batches_per_s / diagnosis.without_waiting)
         if remedy.gain >= HELPFUL_GAIN:
-            result.append(Loop(remedy.name, "predicted", lost, remedy.batches_per_s))
+            lost = max(0.0, 1 - remedy.batches_per_s / diagnosis.without_waiting)
+            result.append((f"{remedy.name}, predicted", lost, remedy.batches_per_s))
     return result
 
 
-def _charts(diagnosis: Diagnosis, rows: list[Loop]) -> list[Chart]:
-    shares, rates = [loop.lost_share for loop in rows], [loop.batches_per_s for loop in rows]
+def _charts(diagnosis: Diagnosis) -> list[Chart]:
+    names, shares, rates = zip(*loops(diagnosis), strict=True)
     free = (diagnosis.without_waiting, "without waiting")
     panels = [
         Panel("lost to data", shares, [f"{share:.0%}" for share in shares], top=1),
-        Panel("batches/s", rates, list(map(number, rates)), free),
+        Panel("batches/s", rates, [*map(number, rates)], free),
     ]
-    colours = ["green" if loop.basis == "predicted" else "blue" for loop in rows]
+    colours = ["blue"] + ["green"] * (len(names) - 1)
     note = "Predictions, in green, are of the loop with a remedy."
     runs = {name: 1e3 * run.times for name, run in diagnosis.measurements.runs.items()}
     return [
-        Bars(
-            "Before and after",
-            [f"{loop.name}, {loop.basis}" for loop in rows],
-            panels,
-            colours,
-            note,
-        ),
+        Bars("Before and after", names, panels, colours, note),
         Dots("Time per batch", runs, "Each dot is a batch."),
     ]
