@@ -364,24 +364,19 @@ class RowTable:
             )
 
 
-def read_contents(data: bytes, where: str) -> list[str]:
+def read_contents(data: bytes, where: str) -> Texts:
     """Read the content hashes of a committed version's table, by row."""
-    return _read_column(data, where, "content")
+    with _reading(where):
+        return Texts(_read(data, ["content"])["content"])
 
 
-def read_parts(data: bytes, where: str) -> list[str]:
+def read_parts(data: bytes, where: str) -> Texts:
     """Read the contents of the parts of samples, by row; none where the table has none."""
     import pyarrow.parquet as pq
 
     with _reading(where):
         has_parts = "parts" in pq.read_schema(io.BytesIO(data)).names
-    return _read_column(data, where, "parts") if has_parts else []
-
-
-def _read_column(data: bytes, where: str, column: str) -> list[str]:
-    with _reading(where):
-        values: list[str] = _read(data, [column])[column].to_pylist()
-        return values
+        return Texts(_read(data, ["parts"])["parts"] if has_parts else [])
 
 
 def _to_arrow(values: Any, type_: Any) -> Any:

@@ -17,6 +17,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import StoreError
 from precache.maintenance.diff import Change, Samples, compare_samples
+from precache.store.columns import Texts
 from precache.store.row_table import RowTable
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 from tests.support.forging import settle
@@ -126,21 +127,24 @@ class Raw(NamedTuple):
     etag: str
 
 
+LABELS = ("", "x", "y")
 ORIGINS = st.builds(
     Raw, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
 )
 SAMPLES = st.lists(
-    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y"]), st.booleans(), ORIGINS),
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(LABELS), st.booleans(), ORIGINS),
     unique_by=lambda each: each[0],
 )
 
 
 def samples_of(rows: list[Any]) -> Samples:
-    keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
-    content, sizes, mtimes, etags = zip(*origins, strict=True) if rows else ((), (), (), ())
-    columns = {"sizes": np.array(sizes, np.int64), "mtimes": np.array(mtimes, np.int64)}
-    table = RowTable.of_keys(keys, etags=etags, **columns)
-    return Samples(keys, np.arange(len(rows)), labels, valid, table, content)
+    keys, labels, valid, raw = zip(*rows, strict=True) if rows else ((), (), (), ())
+    content, *listed, etags = zip(*raw, strict=True) if rows else ((), (), (), ())
+    sizes, mtimes = np.array(listed, np.int64)
+    classes, is_valid = np.array([*map(LABELS.index, labels)], np.int64), np.array(valid, np.bool_)
+    table = RowTable.of_keys(keys, etags=etags, sizes=sizes, mtimes=mtimes)
+    places = np.arange(len(rows))
+    return Samples(table.keys, places, classes - 1, LABELS[1:], is_valid, table, Texts(content))
 
 
 @given(SAMPLES, SAMPLES)

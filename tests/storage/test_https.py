@@ -24,7 +24,7 @@ from precache.storage import fsspec_services, retries
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.open import open_folder
 from tests.support.building import assert_same, contents, cut, encoded, pixels, write
-from tests.support.servers import POLL, Certificate, PatientServer, web_server
+from tests.support.servers import Certificate, answering, web_server
 
 RECIPE = precache.Recipe.image(resize=64, crop=56)
 
@@ -92,13 +92,8 @@ ENDLESS_ZEROS = {"page": _zeros[0], "endless": _zeros[1], "encoding": "gzip"}
 @contextlib.contextmanager
 def serving(handler: type[BaseHTTPRequestHandler] = _Answer, **how: Any) -> Iterator[Folder]:
     """A folder of a server whose answers have these attributes."""
-    server = PatientServer(("127.0.0.1", 0), type("Handler", (handler,), how))
-    thread = threading.Thread(target=server.serve_forever, args=[POLL], daemon=True)
-    thread.start()
-    yield open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with answering(type("Handler", (handler,), how)) as url:
+        yield open_folder(f"{url}/photos/")
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import itertools
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +19,7 @@ from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, write_jpegs
 from tests.support.command_line import Run
 from tests.support.containers import arrow_of, csv_of, tar_of, zip_of
-from tests.support.servers import web_server
+from tests.support.servers import FileHandler, answering, web_server
 
 SECRET = "Zq7secret/Key+qZ"
 PLAIN = "Zq7secretKeyqZ"
@@ -168,9 +166,10 @@ def command_lines() -> Iterator[str]:
             yield file.read_bytes().decode(errors="replace")
 
 
-class Indiscreet(SimpleHTTPRequestHandler):
+class Indiscreet(FileHandler):
     """Lists and sends files to whoever knows the password; `refusal` repeats all that it got."""
 
+    protocol_version = "HTTP/1.0"  # whose connections end with an answer
     refusal = 0
     seen: list[str]
 
@@ -188,23 +187,13 @@ class Indiscreet(SimpleHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
 
 @contextlib.contextmanager
 def indiscreet(folder: Path, refusal: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Such a server's URL, with user and password, and the command lines it saw the latter in."""
     kind = type("Handler", (Indiscreet,), {"refusal": refusal, "seen": (seen := [])})
-    handler = functools.partial(kind, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            yield f"http://user:{PLAIN}@127.0.0.1:{server.server_address[1]}", seen
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(functools.partial(kind, directory=str(folder))) as url:
+        yield url.replace("://", f"://user:{PLAIN}@"), seen
 
 
 @pytest.mark.parametrize("refusal", [403, 500, 503])
