@@ -69,10 +69,7 @@ def test_samples_and_classes(source: Path, many_touched: None) -> None:
     build_here(source, store, PLAIN, {"keep_order": True})
     found = precache.diff(f"{store}@{first}", store)
     samples = found.samples
-    assert samples.added.examples == (
-        *(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)),
-        "dog/0013.jpg",
-    )
+    assert samples.added.examples == (*(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)), "dog/0013.jpg")
     assert samples.removed.count == 5
     assert samples.removed.examples[0] == "cat/0000.jpg"
     assert samples.changed.examples == ("dog/0001.jpg", "dog/0004.jpg")

@@ -333,11 +333,7 @@ def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: st
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
-    named: bool,
-    own: BuiltStore,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    named: bool, own: BuiltStore, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = own.result.version
     read = transfer._read

@@ -16,14 +16,7 @@ from precache.storage import object_store, retries
 from precache.storage.open import open_folder
 from tests.storage.conftest import Service, only, put_raw
 from tests.support.listing_server import AzureListingServer
-from tests.support.servers import (
-    Azurite,
-    FaultProxy,
-    passes,
-    reset,
-    status,
-    truncated,
-)
+from tests.support.servers import Azurite, FaultProxy, passes, reset, status, truncated
 
 pytest.importorskip("obstore", reason="az:// needs obstore")
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()

@@ -150,9 +150,7 @@ def test_what_is_forbidden_or_missing_is_requested_once(code: int, service: Serv
 
 @only("s3")
 def test_a_server_that_stays_busy_is_an_error_in_the_end(
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ObjectStore, "attempts", 3)
     service.straight.put("a", [b"1"])

@@ -60,8 +60,7 @@ def test_a_version_is_named_by_a_prefix_its_folder_or_a_uri(
 
 
 @pytest.mark.parametrize(
-    "prefix",
-    ["", "z", "0123456789abcdef", "A", "f" * 65, "../outside", "..", "/", ".", "commits"],
+    "prefix", ["", "z", "0123456789abcdef", "A", "f" * 65, "../outside", "..", "/", ".", "commits"]
 )
 def test_a_prefix_of_no_version_is_refused_with_those_there_are(
     two_versions: BuiltStore, prefix: str
@@ -101,11 +100,7 @@ NO_STORES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "a folder": ({"notes.txt": b""}, "store", "is not a store: it has no commits"),
     "a file": ({"notes.txt": b""}, "store/notes.txt", "is not a store"),
     "a group": ({"zarr.json": GROUP}, "store", r"name its arrays.*fields=\{'image': 'path/in/gr"),
-    "begun": (
-        {f"{_id('a')}/_build/build.json": b"{}"},
-        "store",
-        "a build was started .* the same",
-    ),
+    "begun": ({f"{_id('a')}/_build/build.json": b"{}"}, "store", "a build was started .* the same"),
 }
 
 
