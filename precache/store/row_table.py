@@ -8,9 +8,9 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -146,23 +146,6 @@ class RowTable:
     labels_with_samples: bool = False
     source: str = ""
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            keys: Iterable[str],
-            sizes: np.ndarray,
-            mtimes: np.ndarray,
-            etags: Iterable[str],
-            labels: np.ndarray,
-            classes: tuple[str, ...],
-            removed: frozenset[int] = frozenset(),
-            locations: Locations | None = None,
-            labels_with_samples: bool = False,
-            source: str = "",
-        ) -> None: ...
-
     def __post_init__(self) -> None:
         for name in ("keys", "etags"):
             object.__setattr__(self, name, Texts(getattr(self, name)))
@@ -173,7 +156,7 @@ class RowTable:
         unknown = np.full(len(keys), -1, np.int64)
         etags = Texts.repeated([""], [len(keys)])
         columns = {"sizes": unknown, "mtimes": unknown, "etags": etags}
-        return cls(keys=keys, **{**columns, "labels": unknown, "classes": (), **known})
+        return cls(keys=Texts(keys), **{**columns, "labels": unknown, "classes": (), **known})
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.cli.main import main
 from precache.errors import StoreError
 from precache.maintenance.diff import Change, Samples, compare_samples
 from precache.store.columns import Texts
@@ -169,22 +168,17 @@ def test_every_sample_is_told_of_once_by_each_kind(one: list[Any], other: list[A
     assert (back.failed.count, back.moved.count) == (found.mended.count, found.moved.count)
 
 
-def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = str(source.parent / "store")
-    first = build_here(source, Path(store), PLAIN).version
+def test_the_text_and_that_of_no_differences(source: Path) -> None:
+    store = source.parent / "store"
+    first = build_here(source, store, PLAIN).version
     write(source / "fox/0099.jpg", encoded(cut(99)))
-    build_here(source, Path(store), precache.Recipe.image(resize=40, crop=28))
-    assert main(["diff", f"{store}@{first}", store]) == 0
-    text = capsys.readouterr().out
-    assert "  image op 2 resize size: 32 → 40\n" in text
-    assert "  1 added: fox/0099.jpg\n" in text
-    assert "classes\n  added: fox\n" in text
-    assert main(["diff", f"{store}@{first}", store, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["samples"]["added"] == {"count": 1, "examples": ["fox/0099.jpg"]}
-    assert main(["diff", store, store]) == 0
-    assert "no differences" in capsys.readouterr().out
+    build_here(source, store, precache.Recipe.image(resize=40, crop=28))
+    text = str(precache.diff(f"{store}@{first}", store))
+    assert "\n  image op 2 resize size: 32 → 40\n" in text
+    assert "\n  1 added: fox/0099.jpg\n" in text
+    assert "\nclasses\n  added: fox" in text
     found = precache.diff(store, store)
+    assert str(found).endswith("\nno differences")
     assert (found.recipe, found.layout, found.libraries) == ((), (), ())
     assert {getattr(found.samples, name).count for name in vars(found.samples)} == {0}
     with pytest.raises(StoreError, match="there is no store at"):

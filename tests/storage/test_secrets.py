@@ -104,7 +104,6 @@ def test_an_option_that_is_mistyped_is_not_quoted(
     assert "error: " in printed
     assert_no_secret(printed)
     assert "unexpected argument: again" in said("info", "store", "again")
-    assert "there is no --jsno (did you mean --json?)" in said("info", "store", "--jsno")
 
 
 @pytest.mark.parametrize(
