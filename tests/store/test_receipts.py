@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, SlowSample
@@ -31,6 +31,7 @@ RECEIPTS = st.builds(
 )
 
 
+@settings(max_examples=20)
 @given(RECEIPTS)
 def test_a_receipt_round_trips(receipt: Receipt) -> None:
     assert Receipt.from_json(receipt.to_json()) == receipt
