@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from precache.errors import StorageError
+from precache.errors import StorageError, StoreError
 from precache.storage.base import Folder, is_missing
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build
-from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
+from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of, read_log
 from precache.store.json_documents import LogEntry
 
 CLOCK = "_clock"
@@ -104,11 +104,21 @@ class StoredFolder:
         return max(0.0, now - max(changed, default=0.0))
 
 
-def scan_store(store: Folder, log: Log) -> list[StoredFolder]:
-    """List the folders of versions of a store."""
+def scan_store(store: Folder) -> tuple[Log, list[StoredFolder]]:
+    """Read the log of a store, and list the folders of its versions.
+
+    Raises
+    ------
+    StoreError
+        There is no store.
+    """
+    log = read_log(store)
     names = [name for name in store.names() if VERSION.fullmatch(name)]
-    folders = (scan_folder(store, name, log) for name in names)
-    return [folder for folder in folders if folder is not None]
+    scanned = (scan_folder(store, name, log) for name in names)
+    folders = [folder for folder in scanned if folder is not None]
+    if log.current is None and not folders:
+        raise StoreError(f"there is no store at {store}, and no build has started there")
+    return log, folders
 
 
 def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:

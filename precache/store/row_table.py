@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,17 +186,15 @@ class RowTable:
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
         rows = np.asarray(rows, np.int64)
-        return RowTable(
+        return replace(
+            self,
             keys=self.keys.take(rows),
             sizes=self.sizes[rows],
             mtimes=self.mtimes[rows],
             etags=self.etags.take(rows),
             labels=self.labels[rows],
-            classes=self.classes,
             removed=frozenset(np.flatnonzero(self.is_removed[rows]).tolist()),
             locations=self.locations_of(rows),
-            labels_with_samples=self.labels_with_samples,
-            source=self.source,
         )
 
     def listed_alike(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
