@@ -45,6 +45,10 @@ _OBJECT = re.compile(
 """Names of objects that a version has, during and after its build."""
 
 
+_OWN = "attributes", "precache"
+"""Where a version's root has its attributes."""
+
+
 class ListedObject(NamedTuple):
     """One object of a store.
 
@@ -135,7 +139,7 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     marked = name in log.versions or name in log.removed or (scratch and ROOT not in names)
     ours = (
         build is not None
-        or (ROOT in names and recorded_version(_get(folder, ROOT)) == id_of(name))
+        or (ROOT in names and _recorded(folder, ROOT, *_OWN, "version") == id_of(name))
         or (marked and all(map(_OBJECT.fullmatch, names)))
     )
     if not ours:
@@ -143,21 +147,17 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     return StoredFolder(name, ROOT in names, objects, build, scratch=scratch)
 
 
-def recorded_version(document: bytes | None) -> str | None:
-    """Return the version id that a group's `zarr.json` records; None if there is none."""
-    return _recorded(document, "attributes", "precache", "version")
-
-
 def recorded_place(version: Folder) -> str:
     """Return the source, as in `RowTable`, of a version or a build; empty if it is unknown."""
-    committed = _recorded(_get(version, ROOT), "attributes", "precache", "source")
-    return committed or _recorded(_get(version, DESCRIPTION), "source") or ""
+    committed = _recorded(version, ROOT, *_OWN, "source")
+    return committed or _recorded(version, DESCRIPTION, "source") or ""
 
 
-def _recorded(document: bytes | None, *keys: str) -> str | None:
+def _recorded(folder: Folder, name: str, *keys: str) -> str | None:
+    """Return a text of a document; None if there is none, as in a document of others."""
     try:
-        value: Any = from_json(document or b"")
-    except ValueError:
+        value: Any = from_json(folder.get(name) or b"")
+    except (StorageError, ValueError):
         return None
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -168,14 +168,6 @@ def real_nbytes(objects: Iterable[ListedObject]) -> int:
     """Add up sizes, counting objects with several hard links once."""
     sizes = {item.inode or number: item.size for number, item in enumerate(objects)}
     return sum(sizes.values())
-
-
-def _get(folder: Folder, name: str) -> bytes | None:
-    """Read an object; None if it is missing or unreadable, as an object of others may be."""
-    try:
-        return folder.get(name)
-    except StorageError:
-        return None
 
 
 def list_objects(folder: Folder) -> Iterator[ListedObject]:

@@ -301,7 +301,10 @@ class Version:
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
         """Row -> (key, why it is a hole)."""
-        return parse_holes(self.read_checked(HOLES), f"{self.path}/{HOLES}")
+        try:
+            return _HOLES.validate_json(self.read_checked(HOLES))
+        except ValidationError as error:
+            raise document_error(error, f"{self.path}/{HOLES}") from None
 
     @property
     def failures(self) -> dict[int, tuple[str, str]]:
@@ -605,14 +608,6 @@ def require_row_shapes(
             f"{where} is damaged or forged: row {row} has the shape {tuple(shapes[row].tolist())}; "
             f"{REPAIR_HINT}"
         )
-
-
-def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
-    """Parse a list of holes into row -> (key, reason); raise a `StoreError` if it is invalid."""
-    try:
-        return _HOLES.validate_json(data)
-    except ValidationError as error:
-        raise document_error(error, where) from None
 
 
 def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
