@@ -16,7 +16,7 @@ import pytest
 import precache
 from precache.errors import DamageError, PrecacheError, StorageError
 from precache.storage import retries
-from precache.storage.object_store import ObjectStore
+from precache.storage.object_store import ObjectStore, ServiceError
 from tests.storage.conftest import Service, only
 from tests.support.building import assert_same, contents, cut, encoded, pixels, write
 from tests.support.servers import (
@@ -190,18 +190,11 @@ def test_a_conditional_write_that_s3_sent_away_is_made_again_and_one_that_failed
         faulty.put("1.json", [b"another's"])
 
 
-class ServerError(Exception):
-    """Has the status of an answer, as those of the libraries have."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("no such luck")
-        self.status = status
-
-
 def test_what_other_credentials_would_help_is_not_asked_for_again() -> None:
     """A status of success is that of an answer that was damaged."""
-    passing = [*map(ServerError, (503, 200, 409)), ConnectionError(), TimeoutError()]
-    final = [*map(ServerError, (412, 403)), PermissionError(), ValueError()]
+    passing = [ServiceError("", status) for status in (503, 200, 409)]
+    passing += [ConnectionError(), TimeoutError()]
+    final = [ServiceError("", 412), ServiceError("", 403), PermissionError(), ValueError()]
     assert all(map(retries.is_transient, passing))
     assert not any(map(retries.is_transient, final))
     assert [e for e in [*passing, *final] if retries.is_forbidden(e)] == final[1:3]
