@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,7 +204,7 @@ def diff(
     """
     opened = [open_version(uri, storage_options) for uri in (before, after)]
     one, other = (version.attributes for version in opened)
-    same_rows = one.rows_digest == other.rows_digest
+    same_rows = (one.rows_digest, one.rows) == (other.rows_digest, other.rows)
     samples = [_samples(version, same_rows=same_rows) for version in opened]
     return compare(one, other, samples[0], samples[1])
 
@@ -354,21 +354,20 @@ def compare_samples(before: Samples, after: Samples, *, by_key: bool = False) ->
     removed = np.ones(len(before.keys), np.bool_)
     removed[old] = False
 
-    def changes(places: np.ndarray, side: Samples = after, *, labels: bool = False) -> KeyChange:
+    def changes(
+        places: np.ndarray, side: Samples = after, describe: Callable[[int], str] = lambda place: ""
+    ) -> KeyChange:
         if by_key:
             places = places[side.keys.take(places).order()]
-        keys = [(place, side.keys[place]) for place in places[:EXAMPLES].tolist()]
-        return KeyChange(
-            len(places),
-            tuple(f"{key}: {_labels(place)}" if labels else key for place, key in keys),
-        )
+        first = places[:EXAMPLES].tolist()
+        return KeyChange(len(places), tuple(side.keys[place] + describe(place) for place in first))
 
-    def _labels(place: int) -> str:
+    def labels(place: int) -> str:
         one, other = (
             label_texts(side.labels[at : at + 1], side.classes)[0] or "none"
             for side, at in ((before, found[place]), (after, place))
         )
-        return f"{one} → {other}"
+        return f": {one} → {other}"
 
     changed, touched = _raw_changes(before, after, old, new)
     is_valid, hole_changed = after.valid[new], before.valid[old] != after.valid[new]
@@ -377,7 +376,7 @@ def compare_samples(before: Samples, after: Samples, *, by_key: bool = False) ->
         removed=changes(np.flatnonzero(removed), before),
         changed=changes(new[changed]),
         touched=changes(new[touched]),
-        relabelled=changes(new[_relabelled(before, after, old, new)], labels=True),
+        relabelled=changes(new[_relabelled(before, after, old, new)], describe=labels),
         failed=changes(new[hole_changed & ~is_valid]),
         mended=changes(new[hole_changed & is_valid]),
         moved=changes(new[before.rows[old] != after.rows[new]]),
