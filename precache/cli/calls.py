@@ -200,9 +200,9 @@ def _progress(name: str, keywords: dict[str, Any], shown: bool) -> Iterator[None
             keywords["tick"] = lambda what: status.update(Text(printable(f"{heading}: {what}")))
             yield
     elif heading:
-        from precache.store.open import open_damaged
+        from precache.store.open import open_version
 
-        version = open_damaged(keywords["uri"], keywords.get("storage_options"))
+        version = open_version(keywords["uri"], keywords.get("storage_options"), mends=True)
         total = sum(field.stored_nbytes for field in version.fields.values())
         from rich import progress
 

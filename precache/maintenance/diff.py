@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from precache.errors import needs
+from precache.errors import StoreError, needs
 from precache.messages import as_text
 from precache.recipe.ops import Op
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
+from precache.store.columns import Texts
 from precache.store.commit_log import short
 from precache.store.json_documents import Attributes
 from precache.store.labels import label_texts
 from precache.store.open import open_version
-from precache.store.row_table import REMOVED, RowTable, read_contents
+from precache.store.row_table import RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 
 EXAMPLES = 5
@@ -67,10 +68,6 @@ class KeyChange:
 
     count: int
     examples: tuple[str, ...]
-
-    @classmethod
-    def of(cls, keys: Sequence[str]) -> KeyChange:
-        return cls(len(keys), tuple(keys[:EXAMPLES]))
 
     def text(self, words: str) -> str:
         """Describe the samples: their number, what `words` say of them, and the first keys."""
@@ -159,30 +156,33 @@ class Difference:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in row order, without removed ones.
+    """Samples in row order, by column; without removed ones, unless there is no table.
 
     Attributes
     ----------
+    keys
+        A `Texts` if there is a table.
     rows
         Row of each sample; int64.
-    labels
-        As `label_texts` returns them.
+    labels, classes
+        As of a version.
     valid
-        False for holes.
+        False for holes; bool.
     table
-        What the source lists of them, by row; None where the raw samples are known to be those of
-        the other version.
+        What the source lists of them, by row; None where rows, and the raw samples in them, are
+        known to be those of the other version.
     content
-        XXH3-128 (hex) of the raw samples, by row, empty where one was not fetched; none at all if
-        no sample was.
+        XXH3-128 (hex) of the raw samples, by row, empty where one was not fetched; None if no
+        sample was.
     """
 
-    keys: Sequence[str]
+    keys: Any
     rows: np.ndarray
-    labels: Sequence[str]
-    valid: Sequence[bool]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    valid: np.ndarray
     table: RowTable | None = None
-    content: Sequence[str] = ()
+    content: Texts | None = None
 
 
 def diff(
@@ -204,43 +204,30 @@ def diff(
     """
     opened = [open_version(uri, storage_options) for uri in (before, after)]
     one, other = (version.attributes for version in opened)
-    same_rows = one.rows_digest == other.rows_digest
-    samples = [_samples(version, with_raw=not same_rows) for version in opened]
+    same_rows = (one.rows_digest, one.rows) == (other.rows_digest, other.rows)
+    samples = [_samples(version, same_rows=same_rows) for version in opened]
     return compare(one, other, samples[0], samples[1])
 
 
-def _samples(version: Version, *, with_raw: bool) -> Samples:
-    removed = {row for row, (_, reason) in version.holes.items() if reason == REMOVED}
-    rows = [row for row in range(version.rows) if row not in removed]
-    keys, valid = list(version.keys), version.valid.tolist()
-    table, content = _read_raw(version) if with_raw else (None, ())
-    return Samples(
-        [keys[row] for row in rows],
-        np.array(rows, np.int64),
-        label_texts(version.labels[rows], version.classes),
-        [valid[row] for row in rows],
-        table,
-        content,
-    )
+def _samples(version: Version, *, same_rows: bool) -> Samples:
+    keys, rows, table, content = version.keys, np.arange(version.rows), None, None
+    if not same_rows:
+        data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
+        with needs("comparing samples"):
+            table, content = RowTable.from_parquet(data, where), read_contents(data, where)
+        if len(table) != version.rows:
+            raise StoreError(f"{where} is damaged or forged: it has {len(table)} rows")
+        rows = np.flatnonzero(~table.is_removed)
+        keys = table.present_keys
+    labels, valid = version.labels[rows], version.valid[rows]
+    return Samples(keys, rows, labels, version.classes, valid, table, content)
 
 
 def listed_samples(table: RowTable) -> Samples:
     """Samples of a row table as their source lists them, none of them fetched."""
-    rows = [row for row in range(len(table)) if row not in table.removed]
-    texts = label_texts(table.labels, table.classes)
-    return Samples(
-        [table.keys[row] for row in rows],
-        np.array(rows, np.int64),
-        [texts[row] for row in rows],
-        [True] * len(rows),
-        table,
-    )
-
-
-def _read_raw(version: Version) -> tuple[RowTable, list[str]]:
-    data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
-    with needs("comparing samples"):
-        return RowTable.from_parquet(data, where), read_contents(data, where)
+    rows = np.flatnonzero(~table.is_removed)
+    keys, valid = table.present_keys, np.ones(len(rows), np.bool_)
+    return Samples(keys, rows, table.labels[rows], table.classes, valid, table)
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -352,46 +339,68 @@ def _parameter_changes(
 # --- samples ------------------------------------------------------------------------------------
 
 
-def compare_samples(before: Samples, after: Samples) -> SampleChanges:
-    """Compare samples; the keys of each kind of change are in row order."""
-    keys = changed_keys(before, after)
-    return SampleChanges(**{kind: KeyChange.of(changed) for kind, changed in keys.items()})
+def compare_samples(before: Samples, after: Samples, *, by_key: bool = False) -> SampleChanges:
+    """Compare samples.
 
-
-def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
-    """Kind of change, as in `SampleChanges` -> keys of these samples, in row order.
-
-    Those of `relabelled` have both labels behind the key.
+    Parameters
+    ----------
+    by_key
+        The first keys of each kind of change are those in alphabetical order, instead of row order.
     """
-    places = {key: place for place, key in enumerate(before.keys)}
-    found = np.array([places.pop(key, -1) for key in after.keys], np.int64)
+    same_rows = before.table is None
+    found = np.arange(len(after.keys)) if same_rows else before.keys.find(after.keys)
     new = np.flatnonzero(found >= 0)
     old = found[new]
+    removed = np.ones(len(before.keys), np.bool_)
+    removed[old] = False
 
-    def differ(column: str) -> np.ndarray:
-        one, other = (np.array(getattr(side, column), object) for side in (before, after))
-        different: np.ndarray = one[old] != other[new]
-        return different
+    def changes(
+        places: np.ndarray, side: Samples = after, describe: Callable[[int], str] = lambda place: ""
+    ) -> KeyChange:
+        if by_key:
+            places = places[side.keys.take(places).order()]
+        first = places[:EXAMPLES].tolist()
+        return KeyChange(len(places), tuple(side.keys[place] + describe(place) for place in first))
 
-    def keys(of_common: np.ndarray) -> list[str]:
-        return [after.keys[place] for place in new[of_common].tolist()]
+    def labels(place: int) -> str:
+        one, other = (
+            label_texts(side.labels[at : at + 1], side.classes)[0] or "none"
+            for side, at in ((before, found[place]), (after, place))
+        )
+        return f": {one} → {other}"
 
     changed, touched = _raw_changes(before, after, old, new)
-    relabelled = differ("labels")
-    hole_changed, is_valid = differ("valid"), np.array(after.valid, np.bool_)[new]
-    return {
-        "added": [after.keys[place] for place in np.flatnonzero(found < 0).tolist()],
-        "removed": list(places),
-        "changed": keys(changed),
-        "touched": keys(touched),
-        "relabelled": [
-            f"{after.keys[place]}: {before.labels[was] or 'none'} → {after.labels[place] or 'none'}"
-            for was, place in zip(old[relabelled].tolist(), new[relabelled].tolist(), strict=True)
-        ],
-        "failed": keys(hole_changed & ~is_valid),
-        "mended": keys(hole_changed & is_valid),
-        "moved": keys(differ("rows")),
-    }
+    is_valid, hole_changed = after.valid[new], before.valid[old] != after.valid[new]
+    return SampleChanges(
+        added=changes(np.flatnonzero(found < 0)),
+        removed=changes(np.flatnonzero(removed), before),
+        changed=changes(new[changed]),
+        touched=changes(new[touched]),
+        relabelled=changes(new[_relabelled(before, after, old, new)], describe=labels),
+        failed=changes(new[hole_changed & ~is_valid]),
+        mended=changes(new[hole_changed & is_valid]),
+        moved=changes(new[before.rows[old] != after.rows[new]]),
+    )
+
+
+def _relabelled(before: Samples, after: Samples, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Compare labels by their texts: (n,) bool. Parameters are as in `_raw_changes`."""
+    one, other = before.labels[old], after.labels[new]
+    if one.dtype.kind == other.dtype.kind == "f":
+        return np.asarray((one != other) & ~(np.isnan(one) & np.isnan(other)))
+    numbers = dict[str, int]()
+
+    def numbered(labels: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+        """Number the different texts, of which there are few."""
+        values = labels
+        if labels.ndim == 2:  # a row is one value
+            values = np.ascontiguousarray(labels).view(f"V{labels.shape[1]}")[:, 0]
+        _, first, places = np.unique(values, return_index=True, return_inverse=True)
+        texts = label_texts(labels[first], classes)
+        of_texts = [numbers.setdefault(text, len(numbers)) for text in texts]
+        return np.array(of_texts, np.int64)[places]
+
+    return np.asarray(numbered(one, before.classes) != numbered(other, after.classes))
 
 
 def _raw_changes(
@@ -416,12 +425,9 @@ def _raw_changes(
         return none, none
     rows = before.rows[old], after.rows[new]
     changed = ~before.table.unchanged(after.table, *rows)
-    if not before.content or not after.content:
+    if before.content is None or after.content is None:
         return changed, none
-    was, now = (
-        np.array(side.content, object)[of_side]
-        for side, of_side in zip((before, after), rows, strict=True)
-    )
-    fetched = (was != "") & (now != "")
-    changed = np.where(fetched, was != now, changed)
+    was, now = before.content.take(rows[0]), after.content.take(rows[1])
+    fetched = ~was.is_blank & ~now.is_blank
+    changed = np.where(fetched, ~was.same(now), changed)
     return changed, fetched & ~changed & ~before.table.listed_alike(after.table, *rows)

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from precache.errors import StoreError
 from precache.maintenance.scan import (
     StoredFolder,
     dated_commits,
@@ -44,7 +43,7 @@ from precache.runtime.integers import whole
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import COPY, remove_abandoned_scratch, remove_folder
-from precache.store.commit_log import SCRATCH, Log, read_log, record_removal
+from precache.store.commit_log import SCRATCH, Log, record_removal
 from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
@@ -160,10 +159,7 @@ def gc(
         older_than = f"{older_than.total_seconds():f}s"
     min_age = parse_age(older_than if isinstance(older_than, str) else f"{older_than:g}")
     folder = open_folder(store, storage_options)
-    log = read_log(folder)
-    folders = scan_store(folder, log)
-    if log.current is None and not folders:
-        raise StoreError(f"there is no store at {folder}, and no build has started there")
+    log, folders = scan_store(folder)
     clock = partial(_latest_time, folders) if dry_run else store_clock(folder)
     plan = plan_gc(log, dated_commits(folder, log), folders, keep, min_age, clock())
     kept = list(plan.kept)

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from precache.errors import StorageError
+from precache.errors import StorageError, StoreError
 from precache.storage.base import Folder, is_missing
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build
-from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of
+from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of, read_log
 from precache.store.json_documents import LogEntry
 
 CLOCK = "_clock"
@@ -43,6 +43,10 @@ _OBJECT = re.compile(
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
 """Names of objects that a version has, during and after its build."""
+
+
+_OWN = "attributes", "precache"
+"""Where a version's root has its attributes."""
 
 
 class ListedObject(NamedTuple):
@@ -104,11 +108,21 @@ class StoredFolder:
         return max(0.0, now - max(changed, default=0.0))
 
 
-def scan_store(store: Folder, log: Log) -> list[StoredFolder]:
-    """List the folders of versions of a store."""
+def scan_store(store: Folder) -> tuple[Log, list[StoredFolder]]:
+    """Read the log of a store, and list the folders of its versions.
+
+    Raises
+    ------
+    StoreError
+        There is no store.
+    """
+    log = read_log(store)
     names = [name for name in store.names() if VERSION.fullmatch(name)]
-    folders = (scan_folder(store, name, log) for name in names)
-    return [folder for folder in folders if folder is not None]
+    scanned = (scan_folder(store, name, log) for name in names)
+    folders = [folder for folder in scanned if folder is not None]
+    if log.current is None and not folders:
+        raise StoreError(f"there is no store at {store}, and no build has started there")
+    return log, folders
 
 
 def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
@@ -125,7 +139,7 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     marked = name in log.versions or name in log.removed or (scratch and ROOT not in names)
     ours = (
         build is not None
-        or (ROOT in names and recorded_version(_get(folder, ROOT)) == id_of(name))
+        or (ROOT in names and _recorded(folder, ROOT, *_OWN, "version") == id_of(name))
         or (marked and all(map(_OBJECT.fullmatch, names)))
     )
     if not ours:
@@ -133,21 +147,17 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     return StoredFolder(name, ROOT in names, objects, build, scratch=scratch)
 
 
-def recorded_version(document: bytes | None) -> str | None:
-    """Return the version id that a group's `zarr.json` records; None if there is none."""
-    return _recorded(document, "attributes", "precache", "version")
-
-
 def recorded_place(version: Folder) -> str:
     """Return the source, as in `RowTable`, of a version or a build; empty if it is unknown."""
-    committed = _recorded(_get(version, ROOT), "attributes", "precache", "source")
-    return committed or _recorded(_get(version, DESCRIPTION), "source") or ""
+    committed = _recorded(version, ROOT, *_OWN, "source")
+    return committed or _recorded(version, DESCRIPTION, "source") or ""
 
 
-def _recorded(document: bytes | None, *keys: str) -> str | None:
+def _recorded(folder: Folder, name: str, *keys: str) -> str | None:
+    """Return a text of a document; None if there is none, as in a document of others."""
     try:
-        value: Any = from_json(document or b"")
-    except ValueError:
+        value: Any = from_json(folder.get(name) or b"")
+    except (StorageError, ValueError):
         return None
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -158,14 +168,6 @@ def real_nbytes(objects: Iterable[ListedObject]) -> int:
     """Add up sizes, counting objects with several hard links once."""
     sizes = {item.inode or number: item.size for number, item in enumerate(objects)}
     return sum(sizes.values())
-
-
-def _get(folder: Folder, name: str) -> bytes | None:
-    """Read an object; None if it is missing or unreadable, as an object of others may be."""
-    try:
-        return folder.get(name)
-    except StorageError:
-        return None
 
 
 def list_objects(folder: Folder) -> Iterator[ListedObject]:

@@ -16,8 +16,8 @@ from precache.storage.base import required
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.commit_log import read_log, short
 from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
-from precache.store.open import open_damaged, split_uri
-from precache.store.tree import CHECKSUM, Flaw, Leaf
+from precache.store.open import open_version, split_uri
+from precache.store.tree import CHECKSUM, Flaw
 from precache.store.version import VERIFY_HINT, Version, gone_error
 from precache.units import counted, size
 
@@ -118,7 +118,7 @@ def verify(
     GoneError
         The version was removed in the meantime.
     """
-    version = open_damaged(uri, storage_options)
+    version = open_version(uri, storage_options, mends=True)
     with version.unless_gone():
         verified = _verify(version, tick)
     if verified.damage and version.is_gone():
@@ -139,7 +139,10 @@ def _verify(version: Version, tick: Tick) -> Verified:
             unchecked.append(f"the shards of {name}: {error}")
             continue
         for number, leaf in enumerate(leaves):
-            reason = _fault(version, leaf, tick)
+            try:
+                reason = leaf.fault_in(version.folder, tick)
+            except StorageError as error:
+                reason = str(error)
             objects += 1
             nbytes += leaf.size
             if reason:
@@ -154,13 +157,6 @@ def _verify(version: Version, tick: Tick) -> Verified:
         damage=tuple(damage),
         unchecked=tuple(unchecked),
     )
-
-
-def _fault(version: Version, leaf: Leaf, tick: Tick) -> str:
-    try:
-        return leaf.fault_in(version.folder, tick)
-    except StorageError as error:
-        return str(error)
 
 
 def _lost_keys(

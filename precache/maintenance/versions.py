@@ -160,10 +160,7 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
         There is no store.
     """
     folder = open_folder(store, storage_options)
-    log = read_log(folder)
-    scanned = scan_store(folder, log)
-    if log.current is None and not scanned:
-        raise StoreError(f"there is no store at {folder}, and no build has started there")
+    log, scanned = scan_store(folder)
     periods = current_periods(log.commits)
     committed = []
     unfinished = []

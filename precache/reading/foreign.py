@@ -70,12 +70,11 @@ class ForeignGroup(Version):
         digest = hashlib.sha256()
         for name, array in sorted(self.opened.items()):
             layout = self.arrays[name]
-            some = np.arange(min(self.rows, 1 + COMPARED // max(1, layout.row_nbytes)))
-            digest.update(f"{name} {array.path} {layout}".encode())
-            for start in (0, (self.rows - len(some)) // 2, self.rows - len(some)):
-                values = np.empty((len(some), *layout.row_shape), layout.dtype)
-                ForeignReader(self, name).read(start + some, values)
-                digest.update(values.tobytes())
+            count = min(self.rows, 1 + COMPARED // max(1, layout.row_nbytes))
+            starts = np.array([[0], [(self.rows - count) // 2], [self.rows - count]])
+            values = np.empty((3 * count, *layout.row_shape), layout.dtype)
+            ForeignReader(self, name).read((starts + np.arange(count)).ravel(), values)
+            digest.update(f"{name} {array.path} {layout}".encode() + values.tobytes())
         return digest.hexdigest()[:32]
 
     @property
@@ -132,14 +131,14 @@ def open_group(
     with needs("an array of other Zarr software", "zarr"):
         import zarr
     folder, opened = open_folder(uri, storage_options), {}
-    where: Any = folder.local("") or os.fspath(uri)
-    options = None if folder.local("") else dict(storage_options or {})
+    local = folder.local("")
+    where, options = (local, None) if local else (os.fspath(uri), dict(storage_options or {}))
     for name, path in fields.items():
         try:
             opened[name] = zarr.open_array(where, path=path, mode="r", storage_options=options)
         except Exception as error:  # of the storage, of its library, or of the document
             raise StoreError(f"zarr-python opens no array {path!r} in {folder}: {error}") from error
-        if folder.local("") is not None:
+        if local:
             _warn_of_missing(folder.folder(opened[name].path), opened[name])
     return ForeignGroup(folder, opened)
 

@@ -39,7 +39,6 @@ from precache.storage.base import (
 )
 from precache.storage.environment import read_environment
 from precache.storage.listing import KeyRange, Page
-from precache.storage.retries import Attempt
 
 Result = TypeVar("Result")
 
@@ -87,7 +86,7 @@ class RemoteFolder(Folder):
     within: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return self._url("")
+        return self.path("")
 
     @property
     def name(self) -> str:
@@ -95,7 +94,8 @@ class RemoteFolder(Folder):
         return unquote(last, errors="surrogateescape") if self.protocol in WEB else last
 
     def path(self, name: str) -> str:
-        return self._url(name)
+        """Return the URL without query and user: both may hold a secret."""
+        return shown(self._whole_url(name))
 
     def folder(self, name: str) -> RemoteFolder:
         return replace(self, root=self._at(checked(name, self))) if name else self
@@ -123,7 +123,7 @@ class RemoteFolder(Folder):
                 results[number] = refusal
             else:
                 wanted.append(number)
-        for attempt in retries.attempts(service.attempts):
+        for attempt, last in retries.attempts(service.attempts):
             if not wanted:
                 break
             pause, again = 0.0, []
@@ -134,12 +134,12 @@ class RemoteFolder(Folder):
                 empty = error is not None and start == 0 and least[number] <= 0 and _is_empty(error)
                 if error is None or empty:
                     results[number] = got = b"" if empty else data
-                    passing = len(got) < least[number] and attempt.number + 1 < retries.ATTEMPTS
+                    passing = len(got) < least[number] and attempt + 1 < retries.ATTEMPTS
                 else:
                     results[number] = self._error(error, name, "read")
                     passing = retries.is_transient(error)
-                if passing and not attempt.last:
-                    waited = retries.pause(attempt.number, error)
+                if passing and not last:
+                    waited = retries.pause(attempt, error)
                     if error is not None:
                         self._log_retry(attempt, self._error(error, name, "read"), waited)
                     pause = max(pause, waited)
@@ -303,7 +303,7 @@ class RemoteFolder(Folder):
     def _replace(self, name: str, action: Callable[[Service, str], object]) -> None:
         if not self._write(name, action, CHANGE_SECONDS):
             raise StorageError(
-                f"cannot write {self._url(name)}: it exists, and the service does not let it be "
+                f"cannot write {self.path(name)}: it exists, and the service does not let it be "
                 "replaced"
             )
 
@@ -319,13 +319,13 @@ class RemoteFolder(Folder):
             return False
         except FileNotFoundError:
             raise StorageError(
-                f"cannot write {self._url(name)}: there is no such bucket; make it first"
+                f"cannot write {self.path(name)}: there is no such bucket; make it first"
             ) from None
 
     def _require_writable(self, name: str, doing: str) -> None:
         if self.protocol in READ_ONLY:
             raise StorageError(
-                f"cannot {doing} {self._url(name)}: {self.protocol}:// is for reading; give a "
+                f"cannot {doing} {self.path(name)}: {self.protocol}:// is for reading; give a "
                 "store on a local disk, gs://, s3:// or az://"
             )
 
@@ -338,10 +338,6 @@ class RemoteFolder(Folder):
     def _at(self, name: str) -> str:
         """Return the path of `name` as the service takes it."""
         return path_below(self.protocol, self.root, name)
-
-    def _url(self, name: str) -> str:
-        """Return the URL without query and user: both may hold a secret."""
-        return shown(self._whole_url(name))
 
     def _whole_url(self, name: str) -> str:
         path = path_below(self.protocol, self.root, name, quoted=False)
@@ -363,7 +359,7 @@ class RemoteFolder(Folder):
         if doing != "list" and (refusal := self._refusal(service, name, doing)) is not None:
             raise refusal
         began, failure = boottime(), None
-        for attempt in retries.attempts(service.attempts):
+        for attempt, last in retries.attempts(service.attempts):
             if failure is not None and boottime() - began > within:
                 raise failure
             try:
@@ -375,9 +371,9 @@ class RemoteFolder(Folder):
                 if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
                     raise error from None
                 failure = self._error(error, name, doing)
-                if attempt.last or not retries.is_transient(error):
+                if last or not retries.is_transient(error):
                     raise failure from None
-                pause = retries.pause(attempt.number, error)
+                pause = retries.pause(attempt, error)
                 self._log_retry(attempt, failure, pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
@@ -388,12 +384,12 @@ class RemoteFolder(Folder):
             return refused(name, self)
         if service.no_name and service.no_name.search(name):
             return StorageError(
-                f"cannot {doing} {self._url(name)}: its name has a control character; rename it"
+                f"cannot {doing} {self.path(name)}: its name has a control character; rename it"
             )
         return None
 
-    def _log_retry(self, attempt: Attempt, error: StorageError, pause: float) -> None:
-        log_line = log.warning if attempt.number else log.info  # the first is usual
+    def _log_retry(self, attempt: int, error: StorageError, pause: float) -> None:
+        log_line = log.warning if attempt else log.info  # the first is usual
         log_line("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
@@ -411,7 +407,7 @@ class RemoteFolder(Folder):
                 f"{reason}; if it is to be trusted, name the certificate of its authority in the "
                 "environment variable SSL_CERT_FILE"
             )
-        failure = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        failure = StorageError(f"cannot {doing} {self.path(name)}: {reason}")
         if isinstance(error, FileNotFoundError):
             failure.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
         return failure

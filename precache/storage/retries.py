@@ -9,7 +9,6 @@ import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 ATTEMPTS = 6
@@ -46,20 +45,13 @@ FINAL = (
 """Errors that are never retried."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt: its number, from 0, and whether it is the last."""
-
-    number: int
-    last: bool
-
-
-def attempts(most: int) -> Iterator[Attempt]:
-    """Yield attempts within the limits of number and time; stop iterating after a success."""
+def attempts(most: int) -> Iterator[tuple[int, bool]]:
+    """Yield the number of each attempt, from 0, within the limits of number and time, and whether
+    it is the last; stop iterating after a success."""
     began = time.monotonic()
     for number in range(most):
         late = time.monotonic() - began > RETRY_SECONDS
-        yield Attempt(number, late or number + 1 == most)
+        yield number, late or number + 1 == most
         if late:
             return
 

@@ -71,20 +71,6 @@ class Locations:
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, rows: slice) -> Locations:
-        return self.take(np.arange(len(self))[rows])
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Locations)
-            and self.containers == other.containers
-            and self.files.tolist() == other.files.tolist()
-            and self.units.tolist() == other.units.tolist()
-            and bool(self.places.equals(other.places))
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def without_file_states(self) -> Locations:
         """Return these locations, of containers whose states are unknown."""
         containers = tuple(file._replace(file_state=-1) for file in self.containers)

@@ -69,19 +69,19 @@ def open(uri: str | os.PathLike[str], storage_options: StorageOptions = None) ->
     StoreError
         There is no store or no such version, or it has another format, or its root is damaged.
     """
-    return _open(uri, storage_options, mends=False)
+    return open_version(uri, storage_options)
 
 
-open_version = open
-"""`open`, by a name that does not hide Python's own."""
+def open_version(
+    uri: str | os.PathLike[str], storage_options: StorageOptions = None, *, mends: bool = False
+) -> Version:
+    """Open a version as `open` does, whose name hides Python's own.
 
-
-def open_damaged(uri: str | os.PathLike[str], storage_options: StorageOptions) -> Version:
-    """Open a version like `open`, if necessary by its spare copy: to verify it."""
-    return _open(uri, storage_options, mends=True)
-
-
-def _open(uri: str | os.PathLike[str], storage_options: StorageOptions, *, mends: bool) -> Version:
+    Parameters
+    ----------
+    mends
+        As in `open_own`: to verify a version.
+    """
     base, prefix = split_uri(uri, storage_options)
     store = open_folder(base, storage_options)
     folder, document, commit = _find(store, base, prefix)

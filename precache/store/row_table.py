@@ -8,9 +8,9 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -146,23 +146,6 @@ class RowTable:
     labels_with_samples: bool = False
     source: str = ""
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            keys: Iterable[str],
-            sizes: np.ndarray,
-            mtimes: np.ndarray,
-            etags: Iterable[str],
-            labels: np.ndarray,
-            classes: tuple[str, ...],
-            removed: frozenset[int] = frozenset(),
-            locations: Locations | None = None,
-            labels_with_samples: bool = False,
-            source: str = "",
-        ) -> None: ...
-
     def __post_init__(self) -> None:
         for name in ("keys", "etags"):
             object.__setattr__(self, name, Texts(getattr(self, name)))
@@ -173,7 +156,7 @@ class RowTable:
         unknown = np.full(len(keys), -1, np.int64)
         etags = Texts.repeated([""], [len(keys)])
         columns = {"sizes": unknown, "mtimes": unknown, "etags": etags}
-        return cls(keys=keys, **{**columns, "labels": unknown, "classes": (), **known})
+        return cls(keys=Texts(keys), **{**columns, "labels": unknown, "classes": (), **known})
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -203,17 +186,15 @@ class RowTable:
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
         rows = np.asarray(rows, np.int64)
-        return RowTable(
+        return replace(
+            self,
             keys=self.keys.take(rows),
             sizes=self.sizes[rows],
             mtimes=self.mtimes[rows],
             etags=self.etags.take(rows),
             labels=self.labels[rows],
-            classes=self.classes,
             removed=frozenset(np.flatnonzero(self.is_removed[rows]).tolist()),
             locations=self.locations_of(rows),
-            labels_with_samples=self.labels_with_samples,
-            source=self.source,
         )
 
     def listed_alike(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
@@ -364,24 +345,19 @@ class RowTable:
             )
 
 
-def read_contents(data: bytes, where: str) -> list[str]:
+def read_contents(data: bytes, where: str) -> Texts:
     """Read the content hashes of a committed version's table, by row."""
-    return _read_column(data, where, "content")
+    with _reading(where):
+        return Texts(_read(data, ["content"])["content"])
 
 
-def read_parts(data: bytes, where: str) -> list[str]:
+def read_parts(data: bytes, where: str) -> Texts:
     """Read the contents of the parts of samples, by row; none where the table has none."""
     import pyarrow.parquet as pq
 
     with _reading(where):
         has_parts = "parts" in pq.read_schema(io.BytesIO(data)).names
-    return _read_column(data, where, "parts") if has_parts else []
-
-
-def _read_column(data: bytes, where: str, column: str) -> list[str]:
-    with _reading(where):
-        values: list[str] = _read(data, [column])[column].to_pylist()
-        return values
+        return Texts(_read(data, ["parts"])["parts"] if has_parts else [])
 
 
 def _to_arrow(values: Any, type_: Any) -> Any:

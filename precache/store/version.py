@@ -44,7 +44,7 @@ from precache.store.arrays import (
     small,
 )
 from precache.store.commit_log import ROOT, VERSION, id_of, short
-from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
+from precache.store.json_documents import FORMAT, Attributes, document_error
 from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED
 from precache.store.small_arrays import (
@@ -209,12 +209,23 @@ class Version:
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """Field name -> description."""
-        return {
-            name: _field(
-                {array: self.attributes.fields[array] for array in arrays}, self.kind(arrays[0])
-            )
-            for name, arrays in variants_of(self.attributes.fields).items()
-        }
+        variants = variants_of(self.attributes.fields)
+        return {name: self._field(arrays) for name, arrays in variants.items()}
+
+    def _field(self, arrays: Sequence[str]) -> FieldInfo:
+        """Describe the field whose variants are stored in `arrays`, all of one shape and dtype."""
+        stored = [self.attributes.fields[array] for array in arrays]
+        return FieldInfo(
+            shape=stored[0].shape,
+            dtype=stored[0].dtype,
+            codec=stored[0].codec,
+            raw_nbytes=sum(array.raw for array in stored),
+            stored_nbytes=sum(array.stored for array in stored),
+            variants=len(arrays),
+            first_variant=number_of(arrays[0]),
+            ragged=stored[0].ragged,
+            kind=self.kind(arrays[0]),
+        )
 
     @property
     def stored(self) -> list[str]:
@@ -290,7 +301,10 @@ class Version:
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
         """Row -> (key, why it is a hole)."""
-        return parse_holes(self.read_checked(HOLES), f"{self.path}/{HOLES}")
+        try:
+            return _HOLES.validate_json(self.read_checked(HOLES))
+        except ValidationError as error:
+            raise document_error(error, f"{self.path}/{HOLES}") from None
 
     @property
     def failures(self) -> dict[int, tuple[str, str]]:
@@ -596,14 +610,6 @@ def require_row_shapes(
         )
 
 
-def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
-    """Parse a list of holes into row -> (key, reason); raise a `StoreError` if it is invalid."""
-    try:
-        return _HOLES.validate_json(data)
-    except ValidationError as error:
-        raise document_error(error, where) from None
-
-
 def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
     """Mean and standard deviation of each channel from (parts, 1 + 2 C) sums; None if no pixels."""
     channels = sums.shape[1] // 2
@@ -659,23 +665,4 @@ def gone_error(where: str) -> GoneError:
     return GoneError(
         f"the version at {where} is gone: it was removed; open the store's current version, or, if "
         f"this is the one and its {ROOT} was lost, run the same precache build command again"
-    )
-
-
-def _field(arrays: Mapping[str, FieldAttributes], kind: FieldKind | None) -> FieldInfo:
-    """Describe the field whose variants are stored in `arrays`, all of one shape and dtype."""
-    first = next(iter(arrays.values()))
-    raw = sum(array.raw for array in arrays.values())
-    stored = sum(array.stored for array in arrays.values())
-    number = number_of(next(iter(arrays)))
-    return FieldInfo(
-        shape=first.shape,
-        dtype=first.dtype,
-        codec=first.codec,
-        raw_nbytes=raw,
-        stored_nbytes=stored,
-        variants=len(arrays),
-        first_variant=number,
-        ragged=first.ragged,
-        kind=kind,
     )

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.cli.main import main
 from precache.errors import StoreError
 from precache.maintenance.diff import Change, Samples, compare_samples
+from precache.store.columns import Texts
 from precache.store.row_table import RowTable
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 from tests.support.forging import settle
@@ -68,10 +68,7 @@ def test_samples_and_classes(source: Path, many_touched: None) -> None:
     build_here(source, store, PLAIN, {"keep_order": True})
     found = precache.diff(f"{store}@{first}", store)
     samples = found.samples
-    assert samples.added.examples == (
-        *(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)),
-        "dog/0013.jpg",
-    )
+    assert samples.added.examples == (*(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)), "dog/0013.jpg")
     assert samples.removed.count == 5
     assert samples.removed.examples[0] == "cat/0000.jpg"
     assert samples.changed.examples == ("dog/0001.jpg", "dog/0004.jpg")
@@ -126,21 +123,24 @@ class Raw(NamedTuple):
     etag: str
 
 
+LABELS = ("", "x", "y")
 ORIGINS = st.builds(
     Raw, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
 )
 SAMPLES = st.lists(
-    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y"]), st.booleans(), ORIGINS),
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(LABELS), st.booleans(), ORIGINS),
     unique_by=lambda each: each[0],
 )
 
 
 def samples_of(rows: list[Any]) -> Samples:
-    keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
-    content, sizes, mtimes, etags = zip(*origins, strict=True) if rows else ((), (), (), ())
-    columns = {"sizes": np.array(sizes, np.int64), "mtimes": np.array(mtimes, np.int64)}
-    table = RowTable.of_keys(keys, etags=etags, **columns)
-    return Samples(keys, np.arange(len(rows)), labels, valid, table, content)
+    keys, labels, valid, raw = zip(*rows, strict=True) if rows else ((), (), (), ())
+    content, *listed, etags = zip(*raw, strict=True) if rows else ((), (), (), ())
+    sizes, mtimes = np.array(listed, np.int64)
+    classes, is_valid = np.array([*map(LABELS.index, labels)], np.int64), np.array(valid, np.bool_)
+    table = RowTable.of_keys(keys, etags=etags, sizes=sizes, mtimes=mtimes)
+    places = np.arange(len(rows))
+    return Samples(table.keys, places, classes - 1, LABELS[1:], is_valid, table, Texts(content))
 
 
 @given(SAMPLES, SAMPLES)
@@ -168,22 +168,17 @@ def test_every_sample_is_told_of_once_by_each_kind(one: list[Any], other: list[A
     assert (back.failed.count, back.moved.count) == (found.mended.count, found.moved.count)
 
 
-def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = str(source.parent / "store")
-    first = build_here(source, Path(store), PLAIN).version
+def test_the_text_and_that_of_no_differences(source: Path) -> None:
+    store = source.parent / "store"
+    first = build_here(source, store, PLAIN).version
     write(source / "fox/0099.jpg", encoded(cut(99)))
-    build_here(source, Path(store), precache.Recipe.image(resize=40, crop=28))
-    assert main(["diff", f"{store}@{first}", store]) == 0
-    text = capsys.readouterr().out
-    assert "  image op 2 resize size: 32 → 40\n" in text
-    assert "  1 added: fox/0099.jpg\n" in text
-    assert "classes\n  added: fox\n" in text
-    assert main(["diff", f"{store}@{first}", store, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["samples"]["added"] == {"count": 1, "examples": ["fox/0099.jpg"]}
-    assert main(["diff", store, store]) == 0
-    assert "no differences" in capsys.readouterr().out
+    build_here(source, store, precache.Recipe.image(resize=40, crop=28))
+    text = str(precache.diff(f"{store}@{first}", store))
+    assert "\n  image op 2 resize size: 32 → 40\n" in text
+    assert "\n  1 added: fox/0099.jpg\n" in text
+    assert "\nclasses\n  added: fox" in text
     found = precache.diff(store, store)
+    assert str(found).endswith("\nno differences")
     assert (found.recipe, found.layout, found.libraries) == ((), (), ())
     assert {getattr(found.samples, name).count for name in vars(found.samples)} == {0}
     with pytest.raises(StoreError, match="there is no store at"):

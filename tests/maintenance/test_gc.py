@@ -28,13 +28,7 @@ from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import COPY, DESCRIPTION
-from precache.store.commit_log import (
-    BUILD,
-    ROOT,
-    Log,
-    read_log,
-    record_removal,
-)
+from precache.store.commit_log import BUILD, ROOT, Log, read_log, record_removal
 from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases
 from tests.support.building import (

@@ -13,10 +13,11 @@ import pytest
 
 import precache
 from precache.errors import DamageError, StoreError
+from precache.store import tree
 from precache.store.commit_log import ROOT
 from tests.conftest import BuiltStore
 from tests.support.building import contents, flip
-from tests.support.servers import web_server
+from tests.support.servers import FaultProxy, S3Server, web_server
 
 Copy = Callable[[BuiltStore], BuiltStore]
 
@@ -123,6 +124,20 @@ def test_shards_are_checked_though_small_objects_are_damaged(
     flip(folder / ROOT, 20)
     with pytest.raises(StoreError, match=r"zarr.json is .*run the same precache build"):
         precache.verify(store.path)
+
+
+def test_verify_asks_for_each_shard_once_a_piece_and_for_no_size(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "PIECE_BYTES", 100_000)
+    uri, built = "s3://bucket/pieces", stores["image"]
+    precache.pull(built.path, uri, storage_options=s3.options())
+    sizes = [leaf.size for leaf in built.open().shard_leaves("image")]
+    assert max(sizes) > 100_000
+    assert precache.verify(uri, storage_options=s3.options(proxy.port)).ok
+    asked = {of: n for of, n in proxy.seen.items() if ".1/image/c/" in of[1]}
+    assert {method for method, _ in asked} == {"GET"}
+    assert sorted(asked.values()) == sorted(-(-size // 100_000) for size in sizes)
 
 
 def test_nothing_but_the_store_is_needed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shutil
 import time
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
 from precache.maintenance.versions import current_periods
 from precache.store.build_status import COPY, BuildStatus
@@ -131,26 +129,20 @@ def test_one_that_is_not_whole_is_not_used(
     assert precache.open(path).id == second
 
 
-def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_listed_and_used_as_text(store: tuple[Path, list[str]]) -> None:
     path, (first, second) = store
     left = path / ("0" * 32 + ".1")
     shutil.copytree(path / first / "image", left / "image")
     (left / "_build").mkdir()
     shutil.copy(path / first / "zarr.json", left / COPY)
-    assert main(["ls", str(path)]) == 0
-    head, columns, new, old, unfinished = capsys.readouterr().out.splitlines()
+    head, columns, new, old, unfinished = str(precache.versions(path)).splitlines()
     assert head.startswith(f"{path}: ")
     assert columns.split()[:2] == ["version", "committed"]
     assert new.startswith(f"*  {second[:12]}")
     assert old.startswith(f"   {first[:12]}")
     assert unfinished.startswith(f"unfinished copy or removal of {'0' * 12}: ")
-    assert main(["ls", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [each["version"] for each in told["versions"]] == [second, first]
-    assert main(["use", f"{path}@{first}"]) == 0
-    out = capsys.readouterr().out
-    assert f"version {first[:12]} is now current; it replaces {second[:12]}" in out
-    assert main(["use", str(path)]) == 2
+    said = f"version {first[:12]} is now current; it replaces {second[:12]}"
+    assert str(precache.use(f"{path}@{first}")) == said
 
 
 def test_a_build_that_was_left_is_listed_with_its_shards(tmp_path: Path, run: Run) -> None:

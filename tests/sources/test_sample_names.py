@@ -27,6 +27,7 @@ from tests.support.containers import (
     keys_of,
     write_tar,
 )
+from tests.support.source_contract import same_locations
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
@@ -418,7 +419,7 @@ def test_an_unchanged_archive_from_the_index_says_the_same(tmp_path: Path) -> No
     assert again.index is None
     for name in ("notes", "ignored", "left_out", "examples"):
         assert getattr(first, name) == getattr(again, name)
-    assert first.table.locations == again.table.locations
+    assert same_locations(first.table, again.table)
 
 
 # --- labels beside images, and of folders -------------------------------------------------------

@@ -113,6 +113,26 @@ def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         fsspec.get_filesystem_class(kind).clear_instance_cache()
 
 
+def actions(folder: Folder, name: str) -> list[Callable[[], object]]:
+    """All that can be done to one name, but to read it with others."""
+    return [
+        lambda: folder.read(name),
+        lambda: folder.get(name),
+        lambda: folder.read_first(name, 1),
+        lambda: folder.size(name),
+        lambda: folder.exists(name),
+        lambda: folder.names(name),
+        lambda: folder.sizes(name),
+        lambda: folder.folder(name).remove(""),
+        lambda: folder.put(name, [b"new"]),
+        lambda: folder.create(name, [b"new"]),
+        lambda: folder.copy(name, folder, "own"),
+        lambda: folder.copy(name, folder, "own", create=True),
+        lambda: folder.copy("copied", folder, name),
+        lambda: folder.remove(name),
+    ]
+
+
 def only(*protocols: str) -> pytest.MarkDecorator:
     """Take the `service` of these protocols alone."""
     return pytest.mark.parametrize("service", protocols, indirect=True)

@@ -7,23 +7,14 @@ puts it.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 
 import pytest
 
 from precache.errors import StorageError
-from precache.storage import object_store, retries
+from precache.storage import object_store
 from precache.storage.open import open_folder
 from tests.storage.conftest import Service, only, put_raw
-from tests.support.listing_server import AzureListingServer
-from tests.support.servers import (
-    Azurite,
-    FaultProxy,
-    passes,
-    reset,
-    status,
-    truncated,
-)
+from tests.support.servers import Azurite, status
 
 pytest.importorskip("obstore", reason="az:// needs obstore")
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
@@ -72,34 +63,6 @@ def test_a_file_is_one_where_nothing_can_be_listed_below_it(service: Service) ->
     folder, marks = service.straight, {"hdi_isfolder": "true", "is_directory": "false"}
     put_raw(service.server, f"{folder.name}/a.tar", **marks)
     assert [info.name for info in folder.walk()] == ["a.tar"], "said to be no folder"
-
-
-@pytest.fixture(scope="module")
-def names_alone() -> Iterator[AzureListingServer]:
-    server = AzureListingServer([])
-    yield server
-    server.stop()
-
-
-def test_a_listing_of_many_pages_goes_on_where_it_failed(
-    names_alone: AzureListingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    monkeypatch.setitem(object_store.PAGE, "azure", 5)
-    names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg"]
-    names_alone.names, names_alone.page = sorted(f"in/{name}" for name in names), 5
-    proxy = FaultProxy(names_alone.port)
-    endpoint = f"http://127.0.0.1:{proxy.port}/account"
-    options = {"account_name": "account", "account_key": "a2V5"}
-    options["connection_string"] = f"BlobEndpoint={endpoint}"
-    faults = proxy.faults["GET", "/bucket"] = [status(503), passes, reset, truncated]
-    try:
-        found = list(open_folder("az://bucket/in", options).walk())
-    finally:
-        proxy.stop()
-    assert faults == []
-    assert sorted(info.name for info in found) == sorted(names)
-    assert all(info.etag.startswith("0x") and info.mtime_ns > 10**18 for info in found)
 
 
 @pytest.mark.parametrize("key", [WRONG_KEY, "this-is-no-key-but-a-secret"])

@@ -1,4 +1,5 @@
-"""A table of faults between client and server, and what comes of each, for every service."""
+"""What is between client and server: a table of faults, and what comes of each; and proxies. For
+every service."""
 
 from __future__ import annotations
 
@@ -6,21 +7,24 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
+import fsspec
 import pytest
 
 import precache
 from precache.errors import DamageError, PrecacheError, StorageError
-from precache.storage import retries
-from precache.storage.object_store import ObjectStore
+from precache.storage import object_store, retries
+from precache.storage.object_store import ObjectStore, ServiceError
+from precache.storage.open import open_folder
 from tests.storage.conftest import Service, only
 from tests.support.building import assert_same, contents, cut, encoded, pixels, write
 from tests.support.servers import (
     Fault,
+    FaultProxy,
     error_document,
     reset,
     stalled,
@@ -150,9 +154,7 @@ def test_what_is_forbidden_or_missing_is_requested_once(code: int, service: Serv
 
 @only("s3")
 def test_a_server_that_stays_busy_is_an_error_in_the_end(
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ObjectStore, "attempts", 3)
     service.straight.put("a", [b"1"])
@@ -192,18 +194,11 @@ def test_a_conditional_write_that_s3_sent_away_is_made_again_and_one_that_failed
         faulty.put("1.json", [b"another's"])
 
 
-class ServerError(Exception):
-    """Has the status of an answer, as those of the libraries have."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("no such luck")
-        self.status = status
-
-
 def test_what_other_credentials_would_help_is_not_asked_for_again() -> None:
     """A status of success is that of an answer that was damaged."""
-    passing = [*map(ServerError, (503, 200, 409)), ConnectionError(), TimeoutError()]
-    final = [*map(ServerError, (412, 403)), PermissionError(), ValueError()]
+    passing = [ServiceError("", status) for status in (503, 200, 409)]
+    passing += [ConnectionError(), TimeoutError()]
+    final = [ServiceError("", 412), ServiceError("", 403), PermissionError(), ValueError()]
     assert all(map(retries.is_transient, passing))
     assert not any(map(retries.is_transient, final))
     assert [e for e in [*passing, *final] if retries.is_forbidden(e)] == final[1:3]
@@ -304,3 +299,51 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
         assert_same(found, right)
     assert min(failed["photo"], failed["shard"]) >= 2
     assert failed["write"] >= 2 or service.files
+
+
+# --- proxies of the environment, and the name of precache in requests ---------------------------
+
+HOST = "storage.invalid"
+"""A name that nobody resolves: only a proxy can answer for it."""
+
+
+def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of before keep what they read of the environment."""
+    monkeypatch.setattr(object_store, "_stores", {})
+    for protocol in ("gs", "http"):
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
+@pytest.fixture
+def proxied(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy that the environment names."""
+    service.straight.put("a", [b"1"])
+    for name in ("all_proxy", "no_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{service.proxy.port}")
+    forget_clients(monkeypatch)
+    yield service.proxy
+    forget_clients(monkeypatch)
+
+
+def test_a_proxy_of_the_environment_is_used_and_told_who_asks_but_for_excepted_hosts(
+    service: Service, proxied: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def assert_read(host: str) -> None:
+        options = {
+            key: value.replace("127.0.0.1", host) if isinstance(value, str) else value
+            for key, value in service.options.items()
+        }
+        folder = open_folder(service.url.replace("127.0.0.1", host), options)
+        assert (folder.names(), folder.read("a")) == (["a"], b"1")
+
+    assert_read(HOST)
+    assert {urlsplit(url).hostname for _, url in proxied.seen} == {HOST}
+    name = f"precache/{precache.__version__}"
+    assert all(name in headers["User-Agent"] for headers in proxied.headers)
+    proxied.seen.clear()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    forget_clients(monkeypatch)
+    assert_read("127.0.0.1")
+    assert not proxied.seen

@@ -24,7 +24,7 @@ from precache.storage.fsspec_services import Fsspec
 from precache.storage.local import LocalFolder
 from precache.storage.object_store import ObjectStore
 from precache.storage.open import open_folder
-from tests.storage.conftest import SERVERS, Service, numbers, only
+from tests.storage.conftest import SERVERS, Service, actions, numbers, only
 from tests.support.servers import S3Server, passes, reset, status
 
 FILES = [
@@ -143,22 +143,7 @@ NO_NAMES = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "/", "a/", ".", ".
 def test_what_is_no_name_is_refused_by_all_and_shown_escaped(name: str, folder: Folder) -> None:
     """Libraries would resolve it: another object would be read, or one outside of the folder."""
     folder.put("own", [b"own"])
-    for action in (
-        lambda: folder.read(name),
-        lambda: folder.get(name),
-        lambda: folder.read_first(name, 1),
-        lambda: folder.size(name),
-        lambda: folder.exists(name),
-        lambda: folder.names(name),
-        lambda: folder.sizes(name),
-        lambda: folder.folder(name),
-        lambda: folder.put(name, [b"new"]),
-        lambda: folder.create(name, [b"new"]),
-        lambda: folder.copy(name, folder, "own"),
-        lambda: folder.copy(name, folder, "own", create=True),
-        lambda: folder.copy("copied", folder, name),
-        lambda: folder.remove(name),
-    ):
+    for action in actions(folder, name):
         with pytest.raises(StorageError, match=r"is no name below .*: it must") as caught:
             action()
         assert repr(name)[:-1][:50] in str(caught.value)

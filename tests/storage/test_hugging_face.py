@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,29 +16,27 @@ from precache.storage.open import open_folder
 from precache_workers.sources.kinds import open_source
 from tests.support.building import write_jpegs
 from tests.support.containers import write_parquet
-from tests.support.servers import byte_range
+from tests.support.servers import FileHandler, answering
 from tests.support.source_contract import check_source
 
 REPOSITORY = "datasets/org/photos"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(FileHandler):
     """The requests that HfFileSystem makes to read a repository of data sets."""
-
-    protocol_version = "HTTP/1.1"
-    folder: Path
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        _, _, tree = path.partition(f"/api/{REPOSITORY}/tree/main")
+        _, tree, below = path.partition(f"/api/{REPOSITORY}/tree/main")
         if path in (f"/api/{REPOSITORY}", f"/api/{REPOSITORY}/revision/main"):
             self.answer({"id": "org/photos", "sha": "1" * 40, "siblings": []})
-        elif path.startswith(f"/api/{REPOSITORY}/tree/main"):
-            below = self.folder / tree.strip("/")
-            files = sorted(below.iterdir()) if below.is_dir() else []
+        elif tree:
+            place = Path(self.directory, below.strip("/"))
+            files = sorted(place.iterdir()) if place.is_dir() else []
             self.answer([self.described(file) for file in files], 200 if files else 404)
         else:
-            self.send_file(path.removeprefix(f"/{REPOSITORY}/resolve/main/"))
+            self.path = path.removeprefix(f"/{REPOSITORY}/resolve/main")
+            super().do_HEAD() if self.command == "HEAD" else super().do_GET()
 
     do_HEAD = do_GET
 
@@ -49,46 +46,28 @@ class Hub(BaseHTTPRequestHandler):
             paths = json.loads(body)["paths"]
         else:
             paths = [unquote(part[6:]) for part in body.split("&") if part.startswith("paths=")]
-        files = [self.folder / path for path in paths]
+        files = [Path(self.directory, path) for path in paths]
         self.answer([self.described(file) for file in files if file.exists()])
 
     def described(self, file: Path) -> dict[str, Any]:
-        path = file.relative_to(self.folder).as_posix()
+        path = file.relative_to(self.directory).as_posix()
         if file.is_dir():
             return {"type": "directory", "path": path, "oid": "2" * 40}
         return {"type": "file", "path": path, "oid": "3" * 40, "size": file.stat().st_size}
 
-    def send_file(self, name: str) -> None:
-        file = self.folder / name
-        if not file.is_file():
-            self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
-            return
-        data = file.read_bytes()
-        span = byte_range(self.headers["Range"], len(data))
-        start, end = span or (0, len(data))
-        self.send_response(206 if span else 200)
-        if span:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+    def end_headers(self) -> None:
         self.send_header("X-Repo-Commit", "1" * 40)
+        self.send_header("X-Error-Code", "EntryNotFound")  # who fails looks at it alone
         self.send_header("ETag", '"3"')
-        self.send_header("Content-Length", str(end - start))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data[start:end])
+        super().end_headers()
 
-    def answer(self, document: Any, status: int = 200, headers: Any = None) -> None:
+    def answer(self, document: Any, status: int = 200) -> None:
         data = json.dumps(document).encode()
         self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+        self.wfile.write(data)
 
 
 @pytest.fixture
@@ -96,14 +75,8 @@ def hub(tmp_path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The folder of a repository, and the options to read it."""
     folder = tmp_path / "repository"
     (folder / "data").mkdir(parents=True)
-    handler = type("Handler", (Hub,), {"folder": folder})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield folder, {"endpoint": f"http://127.0.0.1:{server.server_port}", "token": False}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(partial(Hub, directory=str(folder))) as url:
+        yield folder, {"endpoint": url, "token": False}
 
 
 def test_parquet_files_of_a_repository_are_a_source(

@@ -27,6 +27,7 @@ from precache.storage import local_files
 from precache.storage.base import LINK_TWICE
 from precache.storage.local import ANYWHERE, LocalFolder
 from precache.storage.open import open_folder
+from tests.storage.conftest import actions
 from tests.support.building import with_equal_ctimes
 
 _LIMIT = Path("/proc/sys/vm/max_map_count")
@@ -239,26 +240,14 @@ def outside(folder: LocalFolder) -> LocalFolder:
 
 def _actions(folder: LocalFolder, name: str) -> list[Callable[[], object]]:
     return [
-        lambda: folder.read(name),
-        lambda: folder.get(name),
+        *actions(folder, name),
         lambda: os.close(folder.open(name)),
         lambda: folder.read_many([name], [-1]),
         lambda: folder.read_ranges([(name, 0, 1)]),
-        lambda: folder.size(name),
-        lambda: folder.exists(name),
-        lambda: folder.names(name),
-        lambda: folder.sizes(name),
         lambda: list(folder.folder(name).walk()),
         lambda: folder.folder(name).kind(),
-        lambda: folder.put(name, [b"new"]),
         lambda: folder.put("own", [b"own"], scratch=name),
-        lambda: folder.create(name, [b"new"]),
         lambda: folder.create("once", [b"new"], scratch=name),
-        lambda: folder.copy(name, folder, "own"),
-        lambda: folder.copy(name, folder, "own", create=True),
-        lambda: folder.copy("copied", folder, name),
-        lambda: folder.remove(name),
-        lambda: folder.folder(name).remove(""),
         lambda: folder.folder(name).put("x", [b"new"]),
         lambda: folder.folder(name).remove("file"),
     ]
@@ -273,7 +262,7 @@ PARTS = st.sampled_from(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(parts=st.lists(PARTS, min_size=1, max_size=4), number=st.integers(0, 21))
+@given(parts=st.lists(PARTS, min_size=1, max_size=4), number=st.integers(0, 22))
 @pytest.mark.usefixtures("outside")
 def test_nothing_outside_of_a_folder_is_read_or_changed_through_any_name(
     parts: list[str], number: int, folder: LocalFolder, outside: LocalFolder

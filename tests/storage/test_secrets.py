@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import pickle
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,11 +16,13 @@ import pytest
 
 import precache
 from precache.storage.backends import reason_of
+from precache.storage.environment import with_environment
+from precache.storage.open import open_folder
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, write_jpegs
 from tests.support.command_line import Run
 from tests.support.containers import arrow_of, csv_of, tar_of, zip_of
-from tests.support.servers import web_server
+from tests.support.servers import FileHandler, S3Server, answering, web_server
 
 SECRET = "Zq7secret/Key+qZ"
 PLAIN = "Zq7secretKeyqZ"
@@ -106,7 +107,6 @@ def test_an_option_that_is_mistyped_is_not_quoted(
     assert "error: " in printed
     assert_no_secret(printed)
     assert "unexpected argument: again" in said("info", "store", "again")
-    assert "there is no --jsno (did you mean --json?)" in said("info", "store", "--jsno")
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,10 @@ def command_lines() -> Iterator[str]:
             yield file.read_bytes().decode(errors="replace")
 
 
-class Indiscreet(SimpleHTTPRequestHandler):
+class Indiscreet(FileHandler):
     """Lists and sends files to whoever knows the password; `refusal` repeats all that it got."""
 
+    protocol_version = "HTTP/1.0"  # whose connections end with an answer
     refusal = 0
     seen: list[str]
 
@@ -188,23 +189,13 @@ class Indiscreet(SimpleHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
 
 @contextlib.contextmanager
 def indiscreet(folder: Path, refusal: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Such a server's URL, with user and password, and the command lines it saw the latter in."""
     kind = type("Handler", (Indiscreet,), {"refusal": refusal, "seen": (seen := [])})
-    handler = functools.partial(kind, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            yield f"http://user:{PLAIN}@127.0.0.1:{server.server_address[1]}", seen
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(functools.partial(kind, directory=str(folder))) as url:
+        yield url.replace("://", f"://user:{PLAIN}@"), seen
 
 
 @pytest.mark.parametrize("refusal", [403, 500, 503])
@@ -255,3 +246,49 @@ def test_a_build_leaves_no_secret_behind(
     assert "zarr.json" in {path.name for path in files}
     for path in files:
         assert PLAIN.encode() not in path.read_bytes(), path
+
+
+# --- options that name variables of the environment ---------------------------------------------
+
+BY_NAME = {"key": "PHOTOS_KEY", "secret": "PHOTOS_SECRET"}
+
+
+def split(s3: S3Server) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options of a server without secrets, and the variables that hold these."""
+    options = s3.options()
+    return options, {variable: options.pop(key) for key, variable in BY_NAME.items()}
+
+
+def test_the_environment_is_read_where_the_storage_is_opened(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, variables = split(s3)
+    folder = open_folder("s3://bucket/by-name", with_environment(plain, BY_NAME))
+    sent = pickle.dumps(folder)
+    for name, value in variables.items():
+        assert value.encode() not in sent
+        monkeypatch.setenv(name, value)
+    folder.put("a", [b"1"])
+    assert pickle.loads(sent).read("a") == b"1"
+    digits = {**plain, "key": 12345678, "secret": 87654321}
+    assert open_folder("s3://bucket/by-name", digits).read("a") == b"1"
+
+
+def test_commands_take_variables_of_the_environment(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/commands"
+    plain, variables = split(s3)
+    flags = [f"--storage-options=endpoint_url={plain['endpoint_url']}"]
+    flags += ['--storage-options=client_kwargs={"region_name": "us-east-1"}']
+    flags += [f"--storage-options-env={key}={variable}" for key, variable in BY_NAME.items()]
+    with monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        for line in (["build", source, store, "--address", "serial"], ["info", store]):
+            assert run(*line, *flags).status == 0, line
+    for line in (["info", store], ["build", source, store]):
+        monkeypatch.setenv("PHOTOS_KEY", "") if "info" in line else monkeypatch.delenv("PHOTOS_KEY")
+        ran = run(*line, *flags)
+        assert ran.status == 2
+        assert "the environment variable PHOTOS_KEY of the storage option key is not" in ran.err

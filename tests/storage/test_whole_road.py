@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 import precache
-from precache.errors import (
-    StorageError,
-    StoreError,
-)
+from precache.errors import StorageError, StoreError
 from precache.storage import retries
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -18,17 +15,8 @@ from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import require_create_only
 from tests.conftest import BuiltStore
 from tests.storage.conftest import SERVERS, numbers
-from tests.support.building import (
-    assert_whole_road,
-    contents,
-    put_photos,
-    write_jpegs,
-)
-from tests.support.servers import (
-    Azurite,
-    FaultProxy,
-    S3Server,
-)
+from tests.support.building import assert_whole_road, contents, put_photos, write_jpegs
+from tests.support.servers import Azurite, FaultProxy, S3Server
 
 SECRET = "a-secret-that-nobody-may-see"
 RECIPE = precache.Recipe.image(resize=64, crop=56)

@@ -1,13 +1,18 @@
-"""Arrays of a version: their documents are for other software, and impossible ones are refused."""
+"""Arrays of a version: their documents, small ones, and impossible ones, which are refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from precache.errors import StoreError
+from precache.storage.local import LocalFolder
+from precache.store import arrays
 from precache.store.arrays import parse_json, version_arrays
+from precache.store.small_arrays import read_small, small_array
 from tests.conftest import BuiltStore
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
@@ -51,3 +56,20 @@ def test_every_array_of_a_version_has_a_document(store: BuiltStore) -> None:
     assert names == groups | small | {"image", "shards/image", "_checks/image", "_sums/image"}
     kinds = [parse_json(path.read_bytes(), str(path))["node_type"] for path in documents]
     assert kinds.count("array") == len(names - groups)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 20])
+@pytest.mark.parametrize("dtype", ["bool", "uint64"])
+def test_small_arrays_round_trip_over_several_chunks(
+    rows: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "ROWS_PER_CHUNK", 8)
+    values = (np.arange(rows * 2).reshape(rows, 2) % 3).astype(dtype)
+    folder = LocalFolder(tmp_path)
+    for name, data in small_array(values, ["row", "pair"]).items():
+        folder.put(f"x/{name}", [data])
+    array = arrays.small(values.shape, dtype)
+    read = read_small(array, "x", lambda names: {name: folder.read(name) for name in names}, "")
+    assert read.dtype == values.dtype
+    np.testing.assert_array_equal(read, values)
+    assert len(folder.names("x/c")) == -(-rows // 8)

@@ -97,10 +97,7 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
 
 
 def test_a_removal_is_an_entry_that_names_the_current_version_too(empty: LocalFolder) -> None:
-    first, second = (
-        append_commit(empty, _id("a")),
-        append_commit(empty, _id("b"), source="/in"),
-    )
+    first, second = (append_commit(empty, _id("a")), append_commit(empty, _id("b"), source="/in"))
     log = record_removal(empty, [_id("a"), _id("b"), _id("c")])
     assert log == read_log(empty)
     assert log.removed == {_id("a"), _id("c")}

@@ -1,10 +1,11 @@
-"""Forged documents and small arrays end in words, whoever reads them, and take no memory."""
+"""Forged objects, and what is no file, end in words for whoever reads them, and take no memory."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from numcodecs.vlen import VLenUTF8
 
 import precache
 from precache.cli.main import main
-from precache.errors import DamageError, PrecacheError, StoreError
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.storage import base as folder
 from tests.support.building import build_here, write, write_jpegs
 from tests.support.forging import little_memory, settle
 from tests.support.mutations import places, small_names
@@ -265,3 +267,54 @@ def test_a_shard_with_a_forged_receipt_is_made_again(
     result = build_here(built / "in", tmp_path / "store", RECIPE, OPTIONS)
     assert (result.version, result.shards_skipped) == (made.id, 0)
     assert precache.verify(tmp_path / "store").ok
+
+
+# --- files that are none, or endless --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zarr.json", "image/zarr.json", "valid/c/0", "key/c/0", "rows/c/0", "shards/image/c/0/0"],
+)
+def test_a_small_object_of_a_terabyte_is_not_read(
+    name: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits are lowered, so that little is read where they do not hold."""
+    version = version_of(store)
+    monkeypatch.setattr(folder, "MOST_DOCUMENT", 1 << 20)
+    monkeypatch.setattr(folder, "MOST_SMALL", 1 << 20)
+    os.truncate(version / name, (1 << 20) + 1)
+    what = rf"{name}.*it has 1,048,577 bytes, more than the 1,048,576 .*; remove it"
+    try:
+        found = " ".join(f"{d.shard}: {d.reason}" for d in precache.verify(store).damage)
+    except PrecacheError as error:
+        found = str(error)
+    assert re.search(what, found)
+    if name in ("zarr.json", "valid/c/0", "shards/image/c/0/0"):
+        with pytest.raises(StorageError, match=r"more than the [0-9,]+ bytes that such an object"):
+            precache.open(store).valid, precache.Loader(store, batch_size=2)
+    os.truncate(store / "commits/000002.json", 900 << 30)
+    with pytest.raises(StorageError, match=r"000002.json: it has 966,367,641,600 bytes, more than"):
+        precache.open(store)
+
+
+def put_folder(path: Path) -> None:
+    (path / "in").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "put", "words"),
+    [
+        ("image/c/0/0/0/0", put_folder, "folder is where a file .* remove"),
+        ("zarr.json", put_folder, "folder is where a file .* remove"),
+        ("zarr.json", os.mkfifo, "it is a FIFO.*; remove"),
+    ],
+)
+def test_what_is_in_the_place_of_a_file_is_to_be_removed(
+    name: str, put: Callable[[Path], None], words: str, store: Path
+) -> None:
+    path = version_of(store) / name
+    path.unlink()
+    put(path)
+    with pytest.raises(PrecacheError, match=f"{name}: .*{words} it"):
+        build_again(store)

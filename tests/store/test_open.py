@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.commit_log import record_removal
+from precache.storage.remote import RemoteFolder
+from precache.store.commit_log import read_log, record_removal
 from precache.store.json_documents import FORMAT
 from precache.store.open import split_uri
 from tests.conftest import BuiltStore
@@ -60,8 +62,7 @@ def test_a_version_is_named_by_a_prefix_its_folder_or_a_uri(
 
 
 @pytest.mark.parametrize(
-    "prefix",
-    ["", "z", "0123456789abcdef", "A", "f" * 65, "../outside", "..", "/", ".", "commits"],
+    "prefix", ["", "z", "0123456789abcdef", "A", "f" * 65, "../outside", "..", "/", ".", "commits"]
 )
 def test_a_prefix_of_no_version_is_refused_with_those_there_are(
     two_versions: BuiltStore, prefix: str
@@ -101,11 +102,7 @@ NO_STORES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "a folder": ({"notes.txt": b""}, "store", "is not a store: it has no commits"),
     "a file": ({"notes.txt": b""}, "store/notes.txt", "is not a store"),
     "a group": ({"zarr.json": GROUP}, "store", r"name its arrays.*fields=\{'image': 'path/in/gr"),
-    "begun": (
-        {f"{_id('a')}/_build/build.json": b"{}"},
-        "store",
-        "a build was started .* the same",
-    ),
+    "begun": ({f"{_id('a')}/_build/build.json": b"{}"}, "store", "a build was started .* the same"),
 }
 
 
@@ -225,3 +222,56 @@ def test_a_forged_name_of_a_field_is_refused_by_name(
         StoreError, match=rf"zarr.json is damaged or forged: .*{said} precache build"
     ):
         precache.open(store.path)
+
+
+# --- far away -----------------------------------------------------------------------------------
+
+FAR = "memory://ahead"
+
+
+@pytest.fixture
+def far(stores: dict[str, BuiltStore]) -> Iterator[str]:
+    """The URL of a store that is on no local disk."""
+    precache.pull(stores["image"].path, FAR)
+    yield FAR
+    open_folder(FAR).remove("")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Methods of folders that were called, each a round trip or one beside another's."""
+    calls: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(RemoteFolder, name)
+
+        def call(self: RemoteFolder, *arguments: Any) -> Any:
+            if arguments[0]:
+                calls.append(f"{name} {threading.current_thread().name.partition('_')[0]}")
+            return real(self, *arguments)
+
+        return call
+
+    for name in ("names", "read_many"):
+        monkeypatch.setattr(RemoteFolder, name, counted(name))
+    return calls
+
+
+def test_a_store_is_opened_in_four_round_trips_however_long_its_log_is(
+    far: str, asked: list[str]
+) -> None:
+    version, folder = precache.open(far), open_folder(far)
+    assert precache.open(f"{far}/{version.id}").labels.tolist() == version.labels.tolist()
+    [entry] = read_log(folder).entries
+    for number in range(2, 30):
+        folder.put(f"commits/{number:06d}.json", [entry.with_(number=number).to_json()])
+    folder.put("commits/000007.json", [b"nonsense"])
+    asked.clear()
+    with precache.Loader(far, 4, device="cpu") as loader:
+        here, there = "MainThread", "precache-open"
+        log = [f"names {there}", f"read_many {there}"]  # beside the look for a version right there
+        assert sorted(asked[:3]) == sorted([*log, f"read_many {here}"])
+        assert asked[3:] == [f"read_many {here}"] * 2
+        assert sum(len(batch["row"]) for batch in loader) == 21
+    with pytest.raises(StoreError, match="000007"):
+        precache.versions(far)

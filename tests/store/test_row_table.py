@@ -108,6 +108,10 @@ def test_the_digest_is_a_fixed_one_and_tells_tables_apart() -> None:
     ]
     assert tables[0].digest == "0e8b17de22ae76c7c5d77ff34acf4db326f97662e4dc46e67284702c20124ee8"
     assert len({table.digest for table in tables}) == len(tables)
+    two, columns = np.array([2, 1]), {"keys": ["b", "a"], "etags": ["e", ""]}
+    turned = _table(**columns, sizes=two, mtimes=two + 2, labels=two - 2)
+    assert tables[7].digest == turned.digest, "rows are taken with all that is in them"
+    assert len(_table().take([])) == 0
 
 
 @given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), unique=True))
@@ -116,17 +120,6 @@ def test_rows_are_found_by_their_keys(keys: list[str]) -> None:
     wanted = [*reversed(keys), "none of these", "\udce9"]
     rows = {key: row for row, key in enumerate(keys)}
     assert table.rows_of(wanted).tolist() == [rows.get(key, -1) for key in wanted]
-
-
-def test_taking_rows_keeps_every_column_together() -> None:
-    taken = _table().take(np.array([1, 0, 1]))
-    assert list(taken.keys) == ["b", "a", "b"]
-    assert taken.sizes.tolist() == [2, 1, 2]
-    assert taken.mtimes.tolist() == [4, 3, 4]
-    assert list(taken.etags) == ["e", "", "e"]
-    assert taken.labels.tolist() == [0, -1, 0]
-    assert len(taken) == 3
-    assert len(_table().take([])) == 0
 
 
 @given(st.binary(max_size=200))

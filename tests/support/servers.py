@@ -162,7 +162,9 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-class _Files(SimpleHTTPRequestHandler):
+class FileHandler(SimpleHTTPRequestHandler):
+    """Sends the files of a folder, and lists it."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     ranges = True
@@ -246,6 +248,23 @@ class Certificate:
 
 
 @contextlib.contextmanager
+def answering(
+    handler: Callable[..., BaseHTTPRequestHandler], certificate: Certificate | None = None
+) -> Iterator[str]:
+    """A web server with this handler; its URL."""
+    with PatientServer(("127.0.0.1", 0), handler) as server:
+        if certificate is not None:
+            server.socket = certificate.wrap(server.socket)
+        thread = threading.Thread(target=server.serve_forever, args=[POLL])
+        thread.start()
+        try:
+            yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
 def web_server(
     folder: Path,
     held: Mapping[str, threading.Event] = MappingProxyType({}),
@@ -271,18 +290,9 @@ def web_server(
         End of the URLs that it answers, such as a signature.
     """
     own = {"held": held, "ranges": ranges, "silent": silent, "query": query}
-    kind = type("Handler", (_Files,), own)
-    handler = functools.partial(kind, directory=str(folder))
-    with PatientServer(("127.0.0.1", 0), handler) as server:
-        if certificate is not None:
-            server.socket = certificate.wrap(server.socket)
-        thread = threading.Thread(target=server.serve_forever, args=[POLL])
-        thread.start()
-        try:
-            yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    kind = type("Handler", (FileHandler,), own)
+    with answering(functools.partial(kind, directory=str(folder)), certificate) as url:
+        yield url
 
 
 class FaultProxy:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from precache.maintenance.diff import (
     Change,
     KeyChange,
-    changed_keys,
     compare_recipes,
+    compare_samples,
     listed_samples,
 )
 from precache.recipe.recipe import Recipe
@@ -173,15 +173,14 @@ def compare_with_committed(
 
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
     """Compare the rows of a version with those of a listing, by key."""
-    listed = listed_samples(before), listed_samples(after)
+    found = compare_samples(listed_samples(before), listed_samples(after), by_key=True)
     one, other = map(_label_kind, (before, after))
-    keys = {kind: sorted(changed) for kind, changed in changed_keys(*listed).items()}
     return SourceChanges(
-        same=len(listed[1].keys) - len(keys["added"]) - len(keys["changed"]),
-        added=KeyChange.of(keys["added"]),
-        changed=KeyChange.of(keys["changed"]),
-        removed=KeyChange.of(keys["removed"]),
-        relabelled=KeyChange.of(keys["relabelled"]),
+        same=after.samples - found.added.count - found.changed.count,
+        added=found.added,
+        changed=found.changed,
+        removed=found.removed,
+        relabelled=found.relabelled,
         classes_changed=before.classes != after.classes,
         labels=None if one == other else Change("labels", one, other),
         other_source=before.source != after.source,

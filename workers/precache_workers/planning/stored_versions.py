@@ -53,7 +53,7 @@ class StoredVersion:
             return self.begun.table, *add_receipts(self.begun)
         data, where = self.version.read_checked(ROW_TABLE), self.folder.path(ROW_TABLE)
         table, finished = RowTable.from_parquet(data, where), np.ones(self.version.rows, np.bool_)
-        return table, Texts(read_contents(data, where)), Texts(read_parts(data, where)), finished
+        return table, read_contents(data, where), read_parts(data, where), finished
 
 
 def documents(

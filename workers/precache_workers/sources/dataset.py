@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, UsageError
+from precache.store.columns import Texts
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
@@ -174,10 +175,10 @@ class DatasetSource(Source):
             etags = [f"{self.etag}:{held.digest}" if held.digest else self.etag] * count
         return Listing(
             RowTable(
-                keys=keys,
+                keys=Texts(keys),
                 sizes=unknown,
                 mtimes=unknown,
-                etags=etags,
+                etags=Texts(etags),
                 labels=labels,
                 classes=classes,
             ),
