@@ -121,7 +121,7 @@ class ArrayReader:
         """
         if len(rows) == 0:
             return
-        undo = self.array.decoder.filtered and (undo or not self.filtered)
+        undo = undo and self.filtered
         rows = np.ascontiguousarray(rows, np.int64)
         try:
             if self._small and self._fits:
@@ -186,13 +186,8 @@ class ArrayReader:
         check: int,
         decode: Callable[..., Value],
     ) -> Value:
-        """Return ``decode(data, verify=)`` of one chunk; an error names its object and key.
-
-        Parameters
-        ----------
-        check
-            What the chunk must end in, `OWN` or `UNCHECKED`.
-        """
+        """Return ``decode(data, verify=)`` of one chunk, which must end in `check`, be checked by
+        its `OWN` checksum or stay `UNCHECKED`; an error names its object and key."""
         try:
             if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
                 raise DamageError(OTHER_CHUNK)
