@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -28,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -379,13 +380,18 @@ def without_gone(batch: Batch, draw: Draw) -> Batch:
 
 
 def _constant(
-    values: Sequence[float] | Sequence[Sequence[float]], like: torch.Tensor
+    values: Iterable[float] | Iterable[tuple[float, ...]], like: torch.Tensor
 ) -> torch.Tensor:
-    """Return float32 on the device of `like`.
+    """Return float32 on the device of `like`, which must not be changed.
 
     Copied from the host, because creating it on CUDA would wait for all work of the device.
     """
-    return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=like.is_cuda)
+    return _on_host(tuple(values)).to(like.device, non_blocking=like.is_cuda)
+
+
+@functools.lru_cache(256)
+def _on_host(values: tuple[Any, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 class Compose:
@@ -616,8 +622,7 @@ def _range(name: str, value: Any) -> tuple[float, float]:
 # --- windows of ragged images -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A part of each of N images, resized, of that a part, mirrored after that.
 
     Attributes
@@ -632,71 +637,84 @@ class View:
     resized
         (N, 2) height and width that it is resized to; None if it is not.
     starts
-        (N, 2) top and left of what is seen in it, in its own pixels.
+        (N, 2) top and left of what is seen in it, in its own pixels; None for zeros.
     mirrored
-        (N,) bool.
+        (N,) bool; None if none is.
     shifts
-        (N,) pixels that keypoints lie right of the same places of boxes; see `Movement`.
+        As of `Movement`.
     """
 
     size: tuple[int, int] | None
     sizes: torch.Tensor
     corners: torch.Tensor
     parts: torch.Tensor
-    resized: torch.Tensor | None
-    starts: torch.Tensor
-    mirrored: torch.Tensor
-    shifts: torch.Tensor
+    resized: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
+    mirrored: torch.Tensor | None = None
+    shifts: torch.Tensor | None = None
 
     @classmethod
     def whole(cls, sizes: torch.Tensor, size: tuple[int, int] | None = None) -> View:
         """Return the view of whole images of these sizes, which are `size` if it is given."""
-        zeros, none = torch.zeros_like(sizes), torch.zeros_like(sizes[:, 0])
-        return cls(size, sizes, zeros, sizes, None, zeros, none.bool(), none)
+        return cls(size, sizes, torch.zeros_like(sizes), sizes)
 
     def cropped(
         self, corners: torch.Tensor, size: tuple[int, int] | None, sizes: torch.Tensor
     ) -> View:
         """Return a part: (N, 2) top and left, height and width, in what is seen now."""
-        top, left = corners.unbind(1)
-        behind = self.sizes[:, 1] - left - sizes[:, 1]
-        corners = torch.stack([top, torch.where(self.mirrored, behind, left)], 1)
+        if self.mirrored is not None:
+            top, left = corners.unbind(1)
+            behind = self.sizes[:, 1] - left - sizes[:, 1]
+            corners = torch.stack([top, torch.where(self.mirrored, behind, left)], 1)
         sizes = sizes.expand_as(corners)
-        seen = replace(self, size=size, sizes=sizes)
+        seen = self._replace(size=size, sizes=sizes)
         if self.resized is None or bool((self.resized == self.parts).all()):
             # Pixels beside the part take no part in a resize.
-            return replace(seen, corners=self.corners + corners, parts=sizes, resized=None)
-        return replace(seen, starts=self.starts + corners * (self.parts / self.resized))
+            return seen._replace(corners=self.corners + corners, parts=sizes, resized=None)
+        starts = corners * (self.parts / self.resized)
+        return seen._replace(starts=starts if self.starts is None else self.starts + starts)
 
     def resized_to(self, size: tuple[int, int] | None, sizes: torch.Tensor) -> View:
         """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
         sizes = sizes.expand_as(self.sizes)
-        shifts = self.shifts * sizes[:, 1] / self.sizes[:, 1]
-        return replace(self, size=size, sizes=sizes, resized=sizes, shifts=shifts)
+        seen = self._replace(size=size, sizes=sizes, resized=sizes)
+        if self.mirrored is None:
+            return seen
+        return seen._replace(shifts=self._shifts() * sizes[:, 1] / self.sizes[:, 1])
 
     def flipped(self, flips: torch.Tensor) -> View:
         """Return the view with left and right exchanged where `flips` (N,) is true."""
-        shifts = torch.where(flips, -1 - self.shifts, self.shifts)
-        return replace(self, mirrored=self.mirrored ^ flips, shifts=shifts)
+        mirrored = flips if self.mirrored is None else self.mirrored ^ flips
+        shifts = None if self.shifts is None else torch.where(flips, -1 - self.shifts, self.shifts)
+        return self._replace(mirrored=mirrored, shifts=shifts)
+
+    def _mirrored(self) -> torch.Tensor:
+        return self.sizes[:, 0] < 0 if self.mirrored is None else self.mirrored
+
+    def _shifts(self) -> torch.Tensor:
+        if self.shifts is not None:
+            return self.shifts
+        return torch.where(self._mirrored(), -1, 0).to(self.sizes.dtype)
 
     def windows(self) -> Windows:
         """Return where that is in images that differ in size."""
         boxes = torch.cat([self.corners, self.parts], 1)
         scales = torch.ones_like(self.parts) if self.resized is None else self.parts / self.resized
-        columns = boxes, self.starts, scales, self.mirrored
+        starts = torch.zeros_like(scales) if self.starts is None else self.starts
+        columns = boxes, starts, scales, self._mirrored()
         return Windows(*(column.numpy() for column in columns))
 
     def movement(self) -> Movement:
         """Return where pixels of the images go."""
         assert self.size is not None
         scales = torch.ones_like(self.parts) if self.resized is None else self.resized / self.parts
-        starts = (self.corners + self.starts).flip(1)
-        return Movement(starts, scales.flip(1), self.mirrored, self.size, self.shifts)
+        starts = self.corners if self.starts is None else self.corners + self.starts
+        return Movement(starts.flip(1), scales.flip(1), self._mirrored(), self.size, self.shifts)
 
     def places(self) -> np.ndarray:
         """Return (N, 6) float32 for `movement_of`, which tells where pixels of the images go."""
         way = self.movement()
-        columns = way.starts, way.scales, self.mirrored[:, None], self.shifts[:, None]
+        columns = way.starts, way.scales, way.mirrored[:, None], self._shifts()[:, None]
         return torch.cat(columns, 1).float().numpy()
 
 
@@ -746,7 +764,7 @@ class WindowStep(FieldTransform):
 
     def _view_of(self, images: torch.Tensor, draw: Draw) -> View:
         height, width = images.shape[2:]
-        sizes = _constant([[height, width]], draw.numbers)
+        sizes = _constant([(height, width)], draw.numbers)
         return self.view(View.whole(sizes, (height, width)), draw)
 
     @abstractmethod
