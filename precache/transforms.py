@@ -1034,7 +1034,7 @@ class Resize(_Resampling):
         if view.size is not None:
             size = resized_shape(*view.size, self.size)
         before = [] if size else view.sizes.long().tolist()
-        each = [size] if size else [resized_shape(*sides, self.size) for sides in before]
+        each = [size] if size else [resized_shape(h, w, self.size) for h, w in before]
         sizes = _constant(each, view.sizes).to(view.sizes.dtype).reshape(-1, 2)
         return view.resized_to(size, sizes)
 
@@ -1137,6 +1137,7 @@ class HorizontalFlip(WindowStep):
 
     def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
         pixels = images.view(SIGNED.get(images.dtype, images.dtype))
+        assert view.mirrored is not None
         flips = view.mirrored[:, None, None, None]
         return torch.where(flips, pixels.flip(3), pixels).view(images.dtype)
 
