@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -27,7 +28,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -127,9 +129,9 @@ class Draw:
     followers: Mapping[str, Follower] = dataclasses.field(default_factory=dict)
     moved: set[str] = dataclasses.field(default_factory=set, compare=False)
 
-    def inside(self, index: int) -> Draw:
-        """Return the draw of the transform at an index within this one."""
-        return replace(self, key=(*self.key, index))
+    def inside(self, *path: int) -> Draw:
+        """Return the draw of a step by the indices of the transforms that it is in."""
+        return replace(self, key=(*self.key, *path))
 
     def uniform(self, count: int) -> torch.Tensor:
         """Draw (N, count) float32, uniform in [0, 1), a function of (key, number)."""
@@ -145,13 +147,6 @@ class Draw:
     def part(self, start: int, stop: int) -> Draw:
         """Return the draw of some samples of the batch."""
         return replace(self, numbers=self.numbers[start:stop])
-
-    def at(self, path: Iterable[int]) -> Draw:
-        """Return the draw of a step by the indices of the transforms that it is in."""
-        draw = self
-        for index in path:
-            draw = draw.inside(index)
-        return draw
 
     def numpy(self) -> np.random.Generator:
         """Return a generator on the host, a function of (key, step)."""
@@ -200,6 +195,14 @@ class FieldTransform(Transform):
     moves: ClassVar[bool] = False
     by_axis: ClassVar[bool] = True
 
+    def __init__(self, fields: Iterable[str] | None = None) -> None:
+        self.fields = field_names(fields)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Names of the fields, as they are given or by default."""
+        return self.fields or ("image",)
+
     def _images(self, batch: Batch, draw: Draw) -> dict[str, torch.Tensor]:
         """Return the fields to change as (N, C, H, W).
 
@@ -210,7 +213,7 @@ class FieldTransform(Transform):
             that nobody named.
         """
         name = type(self).__name__
-        fields = [field for field in self.fields or ("image",) if field not in draw.followers]
+        fields = [field for field in self.named if field not in draw.followers]
         if self.fields and len(fields) < (len(self.fields) if not self.moves else 1):
             raise UsageError(
                 f"{name} changes pixels, and fields={self.fields} names boxes, keypoints or what "
@@ -309,19 +312,12 @@ def field_names(fields: Iterable[str] | None) -> tuple[str, ...] | None:
 class ImageTransform(FieldTransform):
     """Changes the images of each field apart from its other fields, by the same draw."""
 
-    def __init__(self, fields: Iterable[str] | None = None) -> None:
-        self.fields = field_names(fields)
-
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         changed = {
-            name: _as_before(self.change(name, pixels, draw), batch[name])
+            name: _as_before(self.images(pixels, draw), batch[name])
             for name, pixels in self._images(batch, draw).items()
         }
         return {**batch, **changed}
-
-    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return the changed images (N, C, H, W) of a field."""
-        return self.images(images, draw)
 
     @abstractmethod
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -336,13 +332,13 @@ def following_of(batch: Batch, pictures: Collection[str], draw: Draw) -> list[st
 
 def follow(batch: Batch, pictures: Collection[str], movement: Movement, draw: Draw) -> Batch:
     """Return the fields that follow some pictures, moved, and note them for `without_gone`."""
-    for name in following_of(batch, pictures, draw):
+    names = following_of(batch, pictures, draw)
+    for name in names:
         if name + LENGTH not in batch:
             raise UsageError(
                 f"{name} follows {' and '.join(pictures)} in padded rows alone: leave {name} out "
                 "of output= of the Loader; its rows are batch[name][n, :batch[name + '.length'][n]]"
             )
-    names = following_of(batch, pictures, draw)
     move = {"boxes": movement.boxes, "keypoints": movement.keypoints}
     draw.moved.update(names)
     return {n: move.get(draw.followers[n].kind, lambda v: v)(batch[n]) for n in names}
@@ -354,11 +350,8 @@ def without_gone(batch: Batch, draw: Draw) -> Batch:
     Boxes are left out of which less than `LEAST_SIDE` is left across or down, with the entries that
     belong to them; those that are kept come first, in their order, and zeros behind.
     """
-    names, followers, changed = (
-        [n for n in draw.followers if n in draw.moved],
-        draw.followers,
-        Batch(),
-    )
+    followers, changed = draw.followers, Batch()
+    names = [name for name in followers if name in draw.moved]
     draw.moved.clear()
     leaders = {n: f if (f := followers[n].boxes) in names else n for n in names}
     for leader in dict.fromkeys(leaders.values()):
@@ -387,13 +380,18 @@ def without_gone(batch: Batch, draw: Draw) -> Batch:
 
 
 def _constant(
-    values: Sequence[float] | Sequence[Sequence[float]], like: torch.Tensor
+    values: Iterable[float] | Iterable[tuple[float, ...]], like: torch.Tensor
 ) -> torch.Tensor:
-    """Return float32 on the device of `like`.
+    """Return float32 on the device of `like`, which must not be changed.
 
     Copied from the host, because creating it on CUDA would wait for all work of the device.
     """
-    return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=like.is_cuda)
+    return _on_host(tuple(values)).to(like.device, non_blocking=like.is_cuda)
+
+
+@functools.lru_cache(256)
+def _on_host(values: tuple[Any, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 class Compose:
@@ -446,7 +444,7 @@ def require_step(name: str, step: Any) -> Any:
 def run_all(steps: Steps, batch: Any, draw: Draw) -> Any:
     """Apply the steps of a transform; boxes that are gone are dropped at its end."""
     for place, step in steps:
-        batch = run(step, batch, draw.at(place))
+        batch = run(step, batch, draw.inside(*place))
     return without_gone(batch, draw)
 
 
@@ -476,7 +474,7 @@ def require_unblended(steps: Steps, masks: Mapping[str, bool]) -> None:
         known = known and type(step).__module__ == __name__  # another may give other values
         is_float = isinstance(step, ToDType) and step.dtype.is_floating_point
         if known and (is_float or isinstance(step, Normalize | ColorJitter | MixUp)):
-            for name in step.fields or ("image",):
+            for name in step.named:
                 if name in masks and (masks[name] or step.fields is None):
                     way = "give fields= the names of pictures alone"
                     if not masks[name]:
@@ -508,10 +506,10 @@ def require_one_draw(steps: Steps, masks: Mapping[str, bool]) -> None:
     masks
         As in `require_unblended`.
     """
-    moving = (HorizontalFlip, RandomCrop, RandomResizedCrop, CutMix)
+    moving = HorizontalFlip | RandomCrop | RandomResizedCrop | CutMix
     moved: dict[str, list[Any]] = {}
     for _, step in steps:
-        for name in (step.fields or ("image",)) if isinstance(step, moving) else ():
+        for name in step.named if isinstance(step, moving) else ():
             moved.setdefault(name, []).append(step)
     for mask in masks.keys() & moved.keys():
         other_masks = {name for name in masks if masks[name] or not masks[mask]}
@@ -559,7 +557,7 @@ def require_fitting(
     known = True
     for _, step in steps:
         if isinstance(step, Normalize) and any(step.mean):  # not one that divides alone, as by 255
-            for name in step.fields or ("image",):
+            for name in step.named:
                 if name in normalized:
                     raise UsageError(
                         f"{step} changes {name} a second time, after {normalized[name]}, which "
@@ -624,8 +622,7 @@ def _range(name: str, value: Any) -> tuple[float, float]:
 # --- windows of ragged images -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A part of each of N images, resized, of that a part, mirrored after that.
 
     Attributes
@@ -640,76 +637,84 @@ class View:
     resized
         (N, 2) height and width that it is resized to; None if it is not.
     starts
-        (N, 2) top and left of what is seen in it, in its own pixels.
+        (N, 2) top and left of what is seen in it, in its own pixels; None for zeros.
     mirrored
-        (N,) bool.
+        (N,) bool; None if none is.
     shifts
-        (N,) pixels that keypoints lie right of the same places of boxes; see `Movement`.
+        As of `Movement`.
     """
 
     size: tuple[int, int] | None
     sizes: torch.Tensor
     corners: torch.Tensor
     parts: torch.Tensor
-    resized: torch.Tensor | None
-    starts: torch.Tensor
-    mirrored: torch.Tensor
-    shifts: torch.Tensor
+    resized: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
+    mirrored: torch.Tensor | None = None
+    shifts: torch.Tensor | None = None
 
     @classmethod
     def whole(cls, sizes: torch.Tensor, size: tuple[int, int] | None = None) -> View:
         """Return the view of whole images of these sizes, which are `size` if it is given."""
-        zeros, none = torch.zeros_like(sizes), torch.zeros_like(sizes[:, 0])
-        return cls(size, sizes, zeros, sizes, None, zeros, none.bool(), none)
-
-    @classmethod
-    def of(cls, height: int, width: int, draw: Draw) -> View:
-        """Return the view of whole images of one size, on the device of a draw."""
-        return cls.whole(_constant([[height, width]], draw.numbers), (height, width))
+        return cls(size, sizes, torch.zeros_like(sizes), sizes)
 
     def cropped(
         self, corners: torch.Tensor, size: tuple[int, int] | None, sizes: torch.Tensor
     ) -> View:
         """Return a part: (N, 2) top and left, height and width, in what is seen now."""
-        top, left = corners.unbind(1)
-        behind = self.sizes[:, 1] - left - sizes[:, 1]
-        corners = torch.stack([top, torch.where(self.mirrored, behind, left)], 1)
+        if self.mirrored is not None:
+            top, left = corners.unbind(1)
+            behind = self.sizes[:, 1] - left - sizes[:, 1]
+            corners = torch.stack([top, torch.where(self.mirrored, behind, left)], 1)
         sizes = sizes.expand_as(corners)
-        seen = replace(self, size=size, sizes=sizes)
+        seen = self._replace(size=size, sizes=sizes)
         if self.resized is None or bool((self.resized == self.parts).all()):
             # Pixels beside the part take no part in a resize.
-            return replace(seen, corners=self.corners + corners, parts=sizes, resized=None)
-        return replace(seen, starts=self.starts + corners * (self.parts / self.resized))
+            return seen._replace(corners=self.corners + corners, parts=sizes, resized=None)
+        starts = corners * (self.parts / self.resized)
+        return seen._replace(starts=starts if self.starts is None else self.starts + starts)
 
     def resized_to(self, size: tuple[int, int] | None, sizes: torch.Tensor) -> View:
         """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
         sizes = sizes.expand_as(self.sizes)
-        shifts = self.shifts * sizes[:, 1] / self.sizes[:, 1]
-        return replace(self, size=size, sizes=sizes, resized=sizes, shifts=shifts)
+        seen = self._replace(size=size, sizes=sizes, resized=sizes)
+        if self.mirrored is None:
+            return seen
+        return seen._replace(shifts=self._shifts() * sizes[:, 1] / self.sizes[:, 1])
 
     def flipped(self, flips: torch.Tensor) -> View:
         """Return the view with left and right exchanged where `flips` (N,) is true."""
-        shifts = torch.where(flips, -1 - self.shifts, self.shifts)
-        return replace(self, mirrored=self.mirrored ^ flips, shifts=shifts)
+        mirrored = flips if self.mirrored is None else self.mirrored ^ flips
+        shifts = None if self.shifts is None else torch.where(flips, -1 - self.shifts, self.shifts)
+        return self._replace(mirrored=mirrored, shifts=shifts)
+
+    def _mirrored(self) -> torch.Tensor:
+        return self.sizes[:, 0] < 0 if self.mirrored is None else self.mirrored
+
+    def _shifts(self) -> torch.Tensor:
+        if self.shifts is not None:
+            return self.shifts
+        return torch.where(self._mirrored(), -1, 0).to(self.sizes.dtype)
 
     def windows(self) -> Windows:
         """Return where that is in images that differ in size."""
         boxes = torch.cat([self.corners, self.parts], 1)
         scales = torch.ones_like(self.parts) if self.resized is None else self.parts / self.resized
-        columns = boxes, self.starts, scales, self.mirrored
+        starts = torch.zeros_like(scales) if self.starts is None else self.starts
+        columns = boxes, starts, scales, self._mirrored()
         return Windows(*(column.numpy() for column in columns))
 
     def movement(self) -> Movement:
         """Return where pixels of the images go."""
         assert self.size is not None
         scales = torch.ones_like(self.parts) if self.resized is None else self.resized / self.parts
-        starts = (self.corners + self.starts).flip(1)
-        return Movement(starts, scales.flip(1), self.mirrored, self.size, self.shifts)
+        starts = self.corners if self.starts is None else self.corners + self.starts
+        return Movement(starts.flip(1), scales.flip(1), self._mirrored(), self.size, self.shifts)
 
     def places(self) -> np.ndarray:
         """Return (N, 6) float32 for `movement_of`, which tells where pixels of the images go."""
         way = self.movement()
-        columns = way.starts, way.scales, self.mirrored[:, None], self.shifts[:, None]
+        columns = way.starts, way.scales, way.mirrored[:, None], self._shifts()[:, None]
         return torch.cat(columns, 1).float().numpy()
 
 
@@ -719,33 +724,56 @@ def movement_of(places: torch.Tensor, size: tuple[int, int]) -> Movement:
     return Movement(starts, scales, mirrored[:, 0] > 0, size, shifts[:, 0])
 
 
-class WindowStep(ImageTransform):
-    """Chooses what of an image is seen, which can be done while it is read; boxes follow it.
+class WindowStep(FieldTransform):
+    """Chooses what of an image is seen, for all fields of a scene: pictures show it, and boxes and
+    keypoints follow. It can be done while rows are read.
 
     Attributes
     ----------
     resizes
         Whether it resizes; of several steps, one may.
+    interpolation
+        Field -> ``bilinear`` or ``nearest``, if it resizes.
     padding
         Pixels around an image that it adds; then it cannot be done so.
     """
 
     moves = True
     resizes: ClassVar[bool] = False
+    interpolation: Mapping[str, str] = MappingProxyType({})
     padding = 0
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        changed = super().apply(batch, draw)
-        pictures = [name for name in self.fields or ("image",) if name not in draw.followers]
-        if following_of(batch, pictures, draw):
-            height, width = batch[pictures[0]].shape[-2:]
-            view = self.view(View.of(height, width, draw), draw)
-            changed |= follow(batch, pictures, view.movement(), draw)
-        return changed
+        images = self._images(batch, draw)
+        view = self._view_of(next(iter(images.values())), draw)
+        changed = {}
+        for name, pixels in images.items():
+            show = _nearest if self.interpolation.get(name) == "nearest" else self.shown
+            changed[name] = _as_before(show(pixels, view), batch[name])
+        if following_of(batch, images, draw):
+            changed |= follow(batch, images, view.movement(), draw)
+        return {**batch, **changed}
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Return what is seen of images (N, C, H, W)."""
+        return self.shown(images, self._view_of(images, draw))
+
+    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Return what is seen of images (N, C, H, W), without new values."""
+        return _nearest(images, self._view_of(images, draw))
+
+    def _view_of(self, images: torch.Tensor, draw: Draw) -> View:
+        height, width = images.shape[2:]
+        sizes = _constant([(height, width)], draw.numbers)
+        return self.view(View.whole(sizes, (height, width)), draw)
 
     @abstractmethod
     def view(self, view: View, draw: Draw) -> View:
-        """Return what is seen after the step."""
+        """Return what is seen after the step, of what was seen before."""
+
+    @abstractmethod
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
+        """Return the pixels of images (N, C, H, W) of which the step made a view."""
 
 
 @dataclass(frozen=True)
@@ -771,7 +799,7 @@ class WindowSteps:
         """Return what is seen of images of (N, 2) heights and widths."""
         view = View.whole(torch.from_numpy(sizes.astype(np.float64)))
         for place, step in self.placed:
-            view = step.view(view, draw.at(place))
+            view = step.view(view, draw.inside(*place))
         return view
 
 
@@ -789,7 +817,7 @@ def _require_whole_scene(
 ) -> None:
     """Raise `UsageError` if a step does not move all ragged fields, or names others, or leaves
     dense ones behind that nobody spoke of."""
-    named, name = step.fields or ("image",), type(step).__name__
+    named, name = step.named, type(step).__name__
     rows = f"rows of {' and '.join(ragged)} of {where} have shapes of their own"
     if lacking := [field for field in ragged if field not in named]:
         fields = _fields_of((*ragged,)) if isinstance(step, _Resampling) else f"fields={(*ragged,)}"
@@ -840,7 +868,7 @@ def split_windows(
         fits = isinstance(step, WindowStep) and not step.padding
         if not fits or (step.resizes and any(before.resizes for _, before in first)):
             break
-        if view.size is not None and {*(step.fields or ("image",))} != {*ragged}:
+        if view.size is not None and {*(step.named)} != {*ragged}:
             break  # of a batch, some fields may be changed without the others
         _require_whole_scene(step, ragged, dense, where, followers)
         if isinstance(step, _Resampling):
@@ -880,8 +908,6 @@ class _Resampling(WindowStep):
 
     Attributes
     ----------
-    interpolation
-        Field -> ``bilinear`` or ``nearest``.
     says_how
         True if the user gave them.
     """
@@ -890,34 +916,37 @@ class _Resampling(WindowStep):
 
     def __init__(self, fields: Mapping[str, str] | Iterable[str] | None) -> None:
         super().__init__(fields)
-        self.interpolation = _interpolations(type(self), fields, self.fields or ("image",))
         self.says_how = isinstance(fields, Mapping)
+        self.interpolation = dict(fields) if isinstance(fields, Mapping) else {"image": "bilinear"}
+        for name, how in self.interpolation.items():
+            if how not in ("bilinear", "nearest"):
+                raise UsageError(f"fields has {how!r} for {name}; give 'bilinear' or 'nearest'")
+        if self.named != (*self.interpolation,):
+            raise UsageError(
+                f"{type(self).__name__} resamples {' and '.join(self.named)}; say how: "
+                f"{_fields_of(self.named)}, where nearest suits masks"
+            )
 
-    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        nearest = self.interpolation[field] == "nearest"
-        return self.nearest(images, draw) if nearest else self.images(images, draw)
 
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return the changed images, without new values."""
-        height, width = images.shape[2:]
-        view = self.view(View.of(height, width, draw), draw)
-        assert view.size is not None
-        corners, parts = view.corners.long(), view.parts.long()
-        rows, columns = (
-            corners[:, axis, None] + _nearest_pixels(parts[:, axis], out)
-            for axis, out in enumerate(view.size)
-        )
-        if len(rows) == 1:
-            return images[:, :, rows[0][:, None], columns[0]]
-        number = torch.arange(len(images), device=images.device)[:, None, None]
-        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
-        return sampled.permute(0, 3, 1, 2).contiguous()
+def _nearest(images: torch.Tensor, view: View) -> torch.Tensor:
+    """Return the pixels of images (N, C, H, W) that contain the centres of those of a view."""
+    assert view.size is not None
+    corners, parts = view.corners.long(), view.parts.long()
+    rows, columns = (
+        corners[:, axis, None] + _nearest_pixels(parts[:, axis], out)
+        for axis, out in enumerate(view.size)
+    )
+    if len(rows) == 1:
+        return images[:, :, rows[0][:, None], columns[0]]
+    number = torch.arange(len(images), device=images.device)[:, None, None]
+    sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
+    return sampled.permute(0, 3, 1, 2).contiguous()
 
 
 class _Crop(WindowStep):
     """A window of `size` in each image, `padding` zeros included, all at `corners`."""
 
-    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None) -> None:
+    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
         super().__init__(fields)
         self.size = sides("size", size)
 
@@ -927,18 +956,15 @@ class _Crop(WindowStep):
         wider."""
 
     def view(self, view: View, draw: Draw) -> View:
-        self._require_fitting([view.size] if view.size else view.sizes.tolist())
-        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
-        return view.cropped(self.corners(view.sizes - sides, draw), self.size, sides)
-
-    def _require_fitting(self, images: Iterable[Sequence[float]]) -> None:
-        """Raise `UsageError` if it does not fit images of these heights and widths, padded."""
-        for high, wide in ([side + 2 * self.padding for side in image] for image in images):
+        for image in [view.size] if view.size else view.sizes.tolist():
+            high, wide = (side + 2 * self.padding for side in image)
             if high < self.size[0] or wide < self.size[1]:
                 raise UsageError(
                     f"a crop of {self.size[0]} x {self.size[1]} does not fit an image of {high:g} "
                     f"x {wide:g}; put Resize({max(self.size)}) before it"
                 )
+        sides = _constant([self.size], view.sizes).to(view.sizes.dtype)
+        return view.cropped(self.corners(view.sizes - sides, draw), self.size, sides)
 
 
 class RandomCrop(_Crop):
@@ -960,15 +986,11 @@ class RandomCrop(_Crop):
         places = (spare + 2 * self.padding + 1).float()
         return (draw.uniform(2) * places).floor() - self.padding
 
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        height, width = self.size
-        self._require_fitting([images.shape[2:]])
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
-        spare = [length - s for length, s in zip(images.shape[2:], self.size, strict=True)]
-        corner = (self.corners(_constant(spare, images), draw) + self.padding).long()
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        number = torch.arange(len(images), device=images.device)
-        return windows[number, :, corner[:, 0], corner[:, 1]]
+        top, left = (view.corners + self.padding).long().unbind(1)
+        windows = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
+        return windows[torch.arange(len(images), device=images.device), :, top, left]
 
 
 class CenterCrop(_Crop):
@@ -980,16 +1002,12 @@ class CenterCrop(_Crop):
         Fields that are cropped alike; see `FieldTransform`.
     """
 
-    def __init__(self, size: int | tuple[int, int], fields: Iterable[str] | None = None) -> None:
-        super().__init__(size, fields)
-
     def corners(self, spare: torch.Tensor, draw: Draw) -> torch.Tensor:
         return (spare / 2).round()
 
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
         (height, width), (high, wide) = self.size, images.shape[2:]
-        self._require_fitting([(high, wide)])
-        top, left = round((high - height) / 2), round((wide - width) / 2)
+        top, left = round((high - height) / 2), round((wide - width) / 2)  # a device is not asked
         return images[:, :, top : top + height, left : left + width]
 
 
@@ -1011,21 +1029,19 @@ class Resize(_Resampling):
         super().__init__(fields)
         self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
 
-    def _size_of(self, height: int, width: int) -> tuple[int, int]:
-        return resized_shape(height, width, self.size)
-
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        size = self._size_of(*images.shape[2:])
-        resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
-        return _like(resized, images)
-
     def view(self, view: View, draw: Draw) -> View:
         size = self.size if isinstance(self.size, tuple) else None
         if view.size is not None:
-            size = self._size_of(*view.size)
-        each = [size] if size else [self._size_of(*map(int, each)) for each in view.sizes.tolist()]
+            size = resized_shape(*view.size, self.size)
+        before = [] if size else view.sizes.long().tolist()
+        each = [size] if size else [resized_shape(h, w, self.size) for h, w in before]
         sizes = _constant(each, view.sizes).to(view.sizes.dtype).reshape(-1, 2)
         return view.resized_to(size, sizes)
+
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
+        pixels = images.float()
+        resized = functional.interpolate(pixels, view.size, mode="bilinear", antialias=True)
+        return _like(resized, images)
 
 
 class RandomResizedCrop(_Resampling):
@@ -1075,31 +1091,14 @@ class RandomResizedCrop(_Resampling):
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
 
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
         height, width = images.shape[2:]
-        top, left, h, w = self.boxes(height, width, draw).unbind(1)
+        (top, left), (h, w) = view.corners.unbind(1), view.parts.unbind(1)
         across = _grid(left, w, self.size[1], width)[:, None, :].expand(-1, self.size[0], -1)
         down = _grid(top, h, self.size[0], height)[:, :, None].expand(-1, -1, self.size[1])
         grid = torch.stack([across, down], 3)
         sampled = functional.grid_sample(images.float(), grid, align_corners=False)
         return _like(sampled, images)
-
-
-def _interpolations(step: type, given: Any, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the interpolation of each field; raise `UsageError` where it would be a guess."""
-    if isinstance(given, Mapping):
-        for name, interpolation in given.items():
-            if interpolation not in ("bilinear", "nearest"):
-                raise UsageError(
-                    f"fields has {interpolation!r} for {name}; give 'bilinear' or 'nearest'"
-                )
-        return dict(given)
-    if names != ("image",):
-        raise UsageError(
-            f"{step.__name__} resamples {' and '.join(names)}; say how: "
-            f"{_fields_of(names)}, where nearest suits masks"
-        )
-    return {"image": "bilinear"}
 
 
 def _fields_of(names: tuple[str, ...]) -> str:
@@ -1133,16 +1132,14 @@ class HorizontalFlip(WindowStep):
         super().__init__(fields)
         self.p = _number("p", p, 0, 1)
 
-    def _drawn(self, draw: Draw) -> torch.Tensor:
-        return draw.uniform(1)[:, 0] < self.p
-
     def view(self, view: View, draw: Draw) -> View:
-        return view.flipped(self._drawn(draw))
+        return view.flipped(draw.uniform(1)[:, 0] < self.p)
 
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        flip = self._drawn(draw)
+    def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
         pixels = images.view(SIGNED.get(images.dtype, images.dtype))
-        return torch.where(flip[:, None, None, None], pixels.flip(3), pixels).view(images.dtype)
+        assert view.mirrored is not None
+        flips = view.mirrored[:, None, None, None]
+        return torch.where(flips, pixels.flip(3), pixels).view(images.dtype)
 
 
 # --- colour and values --------------------------------------------------------------------------
@@ -1443,7 +1440,7 @@ class Mixing(FieldTransform):
     moves = True
 
     def __init__(self, classes: int, alpha: float, fields: Iterable[str] | None) -> None:
-        self.fields = field_names(fields)
+        super().__init__(fields)
         self.classes = whole("classes", classes, 1)
         self.alpha = _number("alpha", alpha, 0)
         if not self.alpha:

@@ -7,7 +7,6 @@ several times cheaper than row by row.
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from types import ModuleType
 from typing import Any
@@ -67,11 +66,6 @@ def filter_image(
     return out
 
 
-def undo_batch_rows(row_shape: tuple[int, ...]) -> int:
-    """Number of (C, H, W) rows that `undo_image` handles at once, best right after decoding."""
-    return max(1, min(_UNDONE_ROWS, _UNDONE_NBYTES // max(1, math.prod(row_shape))))
-
-
 def undo_image(rows: np.ndarray) -> None:
     """Undo `filter_image` in place on contiguous (..., C, H, W) uint8."""
     if not rows.flags.c_contiguous:  # `reshape` would copy
@@ -84,7 +78,7 @@ def undo_image(rows: np.ndarray) -> None:
         functions.undo_image(rows, channels, height, width)
         return
     images = rows.reshape(-1, channels, height, width)
-    batch = undo_batch_rows(images.shape[1:])
+    batch = max(1, min(_UNDONE_ROWS, _UNDONE_NBYTES // images[0].size))
     for start in range(0, len(images), batch):
         part = images[start : start + batch]
         lines = part.reshape(-1, height, width).swapaxes(0, 1)

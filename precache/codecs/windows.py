@@ -61,37 +61,31 @@ class Windows:
         return pixels.astype(np.int64)
 
 
-def resize_windows(
-    images: Sequence[np.ndarray], windows: Windows, out: np.ndarray, *, interleaved: bool = False
+def resize_window(
+    image: np.ndarray, window: Windows, out: np.ndarray, *, interleaved: bool = False
 ) -> None:
-    """Resize a window of each image.
+    """Resize a window of one image.
 
     Parameters
     ----------
-    images
+    image
         Contiguous (C, H, W) uint8, or (H, W, C) if `interleaved`.
     out
-        (n, C, height, width) uint8, contiguous.
+        (1, C, height, width) uint8, contiguous.
 
     Raises
     ------
     ValueError
-        A window does not lie in its image, or the images have other channels than `out`.
+        The window does not lie in the image, or the image has other channels than `out`.
     """
-    shapes = np.array([image.shape for image in images], np.int64).reshape(-1, 3)
-    if interleaved:
-        shapes = np.ascontiguousarray(shapes[:, [2, 0, 1]])
-    if len(images) and (shapes[:, 0] != out.shape[1]).any():
-        raise ValueError(f"images of {shapes[:, 0].max()} channels, and room for {out.shape[1]}")
+    planes = image.transpose(2, 0, 1) if interleaved else image
+    if len(planes) != out.shape[1]:
+        raise ValueError(f"an image of {len(planes)} channels, and room for {out.shape[1]}")
     if kernels.compiled().functions is None:
-        planes = [image.transpose(2, 0, 1) if interleaved else image for image in images]
-        for number, image in enumerate(planes):
-            _resize(image, windows, number, out[number])
+        _resize(planes, window, out[0])
         return
-    numbers = np.arange(len(images), dtype=np.int64)
-    sources = [image.reshape(-1).data for image in images]
-    starts = np.zeros_like(numbers)
-    resize_pieces(sources, numbers, starts, shapes, windows, out, interleaved=interleaved)
+    source, zero, shape = [image.reshape(-1).data], np.zeros(1, np.int64), np.array([planes.shape])
+    resize_pieces(source, zero, zero, shape, window, out, interleaved=interleaved)
 
 
 def resize_pieces(
@@ -107,7 +101,7 @@ def resize_pieces(
     filtered: bool = False,
     halves: bool = False,
 ) -> int:
-    """Resize a window of each image, as `resize_windows`, by one call; needs compiled functions.
+    """Resize a window of each image, as `resize_window`, by one call; needs compiled functions.
 
     Parameters
     ----------
@@ -148,27 +142,26 @@ def resize_pieces(
     return resized
 
 
-def pick_pixels(images: Sequence[np.ndarray], windows: Windows, out: np.ndarray) -> None:
-    """Resize a window of each image by taking pixels: those that contain the centres of new ones.
+def pick_pixels(image: np.ndarray, window: Windows, out: np.ndarray) -> None:
+    """Resize a window of one image by taking pixels: those that contain the centres of new ones.
 
     Parameters
     ----------
-    images
-        (C, H, W), each as large as its window demands.
+    image
+        (C, H, W), as large as the window demands.
     out
-        (n, C, height, width) of their dtype.
+        (1, C, height, width) of its dtype.
     """
-    down, across = (windows.nearest(axis, out.shape[2 + axis]) for axis in (0, 1))
-    across = np.where(windows.mirrored[:, None], across[:, ::-1], across)
-    for image, rows, columns, pixels in zip(images, down, across, out, strict=True):
-        # With "clip", `take` needs no buffer to write into `out`.
-        image.take(rows, axis=1).take(columns, axis=2, out=pixels, mode="clip")
+    [rows], [columns] = (window.nearest(axis, out.shape[2 + axis]) for axis in (0, 1))
+    columns = columns[::-1] if window.mirrored[0] else columns
+    # With "clip", `take` needs no buffer to write into `out`.
+    image.take(rows, axis=1).take(columns, axis=2, out=out[0], mode="clip")
 
 
-def _resize(image: np.ndarray, windows: Windows, number: int, out: np.ndarray) -> None:
+def _resize(image: np.ndarray, window: Windows, out: np.ndarray) -> None:
     """Resize a window of one (C, H, W) image, to the same bytes as the compiled function."""
-    top, left, height, width = windows.boxes[number].astype(int).tolist()
-    starts, scales = windows.starts[number], windows.scales[number]
+    top, left, height, width = window.boxes[0].astype(int).tolist()
+    starts, scales = window.starts[0], window.scales[0]
     inside = 0 <= top <= image.shape[1] - height and 0 <= left <= image.shape[2] - width
     if not inside or height < 1 or width < 1 or (scales <= 0).any():
         raise ValueError("windows that do not lie in their images")
@@ -182,7 +175,7 @@ def _resize(image: np.ndarray, windows: Windows, number: int, out: np.ndarray) -
         lines = _add_up(box.astype(np.uint64) << 8, down, rounds=True)
         resized = (_add_up(lines, across, rounds=True) + 128) >> 8
     pixels = resized.astype(np.uint8)
-    out[...] = pixels[:, :, ::-1] if windows.mirrored[number] else pixels
+    out[...] = pixels[:, :, ::-1] if window.mirrored[0] else pixels
 
 
 def _taps(size: int, start: float, scale: float, count: int) -> list[tuple[int, np.ndarray]]:

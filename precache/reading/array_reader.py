@@ -18,7 +18,7 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
-from precache.codecs.image import undo_batch_rows, undo_image
+from precache.codecs.image import undo_image
 from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.shard_files import Places, ShardFiles, shard_files
@@ -121,7 +121,7 @@ class ArrayReader:
         """
         if len(rows) == 0:
             return
-        undo = self.array.decoder.filtered and (undo or not self.filtered)
+        undo = undo and self.filtered
         rows = np.ascontiguousarray(rows, np.int64)
         try:
             if self._small and self._fits:
@@ -186,13 +186,8 @@ class ArrayReader:
         check: int,
         decode: Callable[..., Value],
     ) -> Value:
-        """Return ``decode(data, verify=)`` of one chunk; an error names its object and key.
-
-        Parameters
-        ----------
-        check
-            What the chunk must end in, `OWN` or `UNCHECKED`.
-        """
+        """Return ``decode(data, verify=)`` of one chunk, which must end in `check`, be checked by
+        its `OWN` checksum or stay `UNCHECKED`; an error names its object and key."""
         try:
             if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
                 raise DamageError(OTHER_CHUNK)
@@ -208,19 +203,17 @@ class ArrayReader:
         places = self._objects.locate(rows)
         data, checks = self._objects.read(places), self._objects.checks(places)
         framed = kernels.compiled().has_zstd and self.array.decoder.framed
-        together = undo_batch_rows(out.shape[1:]) if undo and not framed else len(data)
-        for start in range(0, len(data), together):
-            decoded, end = start, min(start + together, len(data))
-            if framed:
-                decoded = kernels.decode_frames(
-                    data, out, filtered=undo, batch_nbytes=batch_nbytes, checks=checks
-                )
-            for position in range(decoded, end):
-                row = out[position : position + 1]
-                decode = functools.partial(self.array.decoder.decode, out=row)
-                self._chunk(places, position, data[position], int(checks[position]), decode)
-            if undo:
-                undo_image(out[decoded:end])
+        decoded = 0
+        if framed:
+            decoded = kernels.decode_frames(
+                data, out, filtered=undo, batch_nbytes=batch_nbytes, checks=checks
+            )
+        for position in range(decoded, len(data)):
+            row = out[position : position + 1]
+            decode = functools.partial(self.array.decoder.decode, out=row)
+            self._chunk(places, position, data[position], int(checks[position]), decode)
+        if undo:
+            undo_image(out[decoded:])
         self._mark_checked(places)
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:

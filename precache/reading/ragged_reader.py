@@ -14,7 +14,7 @@ from precache.codecs import kernels
 from precache.codecs.chunk import MAX_EXPANDED, MAX_RATIO, RAGGED_HEAD_NBYTES
 from precache.codecs.jpeg import import_simplejpeg
 from precache.codecs.raw420 import planes_nbytes
-from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_windows
+from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_window
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import Places, ShardFiles
@@ -129,13 +129,14 @@ class RaggedReader(ArrayReader):
         with contextlib.closing(self.rows(rows, room)) as images:
             for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
                 part = slice(number, number + 1)
+                window, seen = windows.part(part), out[part]
                 if image.shape[0] != out.shape[1]:
                     raise self.damage(row, f"it has {image.shape[0]} channels")
-                if not blended:
-                    pick_pixels([image], windows.part(part), out[part])
-                    continue
-                pixels = image.transpose(1, 2, 0) if jpeg else image
-                resize_windows([pixels], windows.part(part), out[part], interleaved=jpeg)
+                if blended:
+                    pixels = image.transpose(1, 2, 0) if jpeg else image
+                    resize_window(pixels, window, seen, interleaved=jpeg)
+                else:
+                    pick_pixels(image, window, seen)
 
     def _crop_together(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> bool:
         """Crop plain rows where they are mapped, or zstd frames, all by one compiled call.
@@ -150,7 +151,7 @@ class RaggedReader(ArrayReader):
         if decoder.codecs == ("crc32c",) and self._objects.mapped:
             return self._crop_mapped(places, shapes, windows, out)
         sizes = shapes.prod(axis=1) + RAGGED_HEAD_NBYTES
-        if decoder.codecs != ("zstd",) or not kernel.has_zstd or self._implausible(sizes, places):
+        if decoder.codecs != ("zstd",) or not kernel.has_zstd or _implausible(sizes, places):
             return False
         frames: Any = self._objects.read(places)
         checks = self._objects.checks(places)
@@ -186,11 +187,6 @@ class RaggedReader(ArrayReader):
             except ValueError:  # another iterator closed an object
                 return False
         return True
-
-    @staticmethod
-    def _implausible(sizes: np.ndarray, places: Places) -> bool:
-        """Return whether a chunk claims to decode to implausibly many bytes."""
-        return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())
 
     def rows(
         self, rows: np.ndarray, room: np.ndarray | None = None, *, planes: bool = False
@@ -270,7 +266,7 @@ class RaggedReader(ArrayReader):
             except ValueError:  # another iterator closed an object
                 return None
         elif codecs == ("zstd",) and kernel.has_zstd and not self.array.decoder.filtered:
-            if self._implausible(sizes, places):
+            if _implausible(sizes, places):
                 return None
             data = np.empty(int(sizes.sum()), np.uint8)
             frames: Any = self._objects.read(places)
@@ -280,8 +276,10 @@ class RaggedReader(ArrayReader):
         else:
             return None
         begins = np.cumsum(sizes) - sizes
-        heads = data[begins[:done, np.newaxis] + np.arange(RAGGED_HEAD_NBYTES)]
-        if done < len(sizes) or not _heads_hold(heads, sizes - RAGGED_HEAD_NBYTES):
+        heads = data[begins[:done, np.newaxis] + np.arange(RAGGED_HEAD_NBYTES)].view("<u4")
+        if done < len(sizes) or (heads[:, 0] != 1).any():
+            return None
+        if (heads[:, 1] != sizes - RAGGED_HEAD_NBYTES).any():
             return None
         self._mark_checked(places)
         return data
@@ -325,7 +323,6 @@ class RaggedReader(ArrayReader):
             pass
 
 
-def _heads_hold(heads: np.ndarray, sizes: np.ndarray) -> bool:
-    """Return whether heads of chunks (n, 8) are those of single rows of such sizes."""
-    stated = heads.view("<u4")
-    return bool((stated[:, 0] == 1).all() and (stated[:, 1] == sizes).all())
+def _implausible(sizes: np.ndarray, places: Places) -> bool:
+    """Return whether a chunk claims to decode to implausibly many bytes."""
+    return bool((sizes > np.maximum(MAX_EXPANDED, MAX_RATIO * places.lengths)).any())

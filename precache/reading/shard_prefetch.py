@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.disk_cache import DiskCache, on_disk
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
@@ -74,12 +74,17 @@ class _CachedShardFiles(MappedShardFiles):
     """Objects in a disk cache, mapped as they arrive, or once they are verified.
 
     Each is checked once: when it is fetched, or else when it is first used here.
+
+    Attributes
+    ----------
+    sound
+        Number of an object -> device and inode of the file that holds it as it was written.
     """
 
     def __init__(self, version: Version, name: str, cache: DiskCache) -> None:
         super().__init__(version, name)
         self.cache = cache
-        self._sound: dict[int, tuple[int, int]] = {}
+        self.sound: dict[int, tuple[int, int]] = {}
         self._readers: dict[int, set[int]] = {}
 
     def path(self, number: int) -> Path:
@@ -103,24 +108,15 @@ class _CachedShardFiles(MappedShardFiles):
 
     def use(self, number: int, descriptor: int) -> bool:
         """Map a file of the right size, unless it does not hold the object as it was written."""
-        if self._sound.get(number) != _identity(descriptor):
+        if self.sound.get(number) != _identity(descriptor):
             try:
                 if _xxh3(descriptor) != self.expected[number].xxh3:
                     return False
             except OSError:  # the disk has lost some of it
                 return False
-            self.mark_verified(number, descriptor)
+            self.sound[number] = _identity(descriptor)
         self.map(number, self.array.rows_of(number)[0], descriptor)
         return True
-
-    def mark_verified(self, number: int, descriptor: int) -> None:
-        """Record that a file holds an object as it was written."""
-        self._sound[number] = _identity(descriptor)
-
-    def mark_unverified(self, number: int) -> None:
-        """Check an object when it is used again."""
-        self._sound.pop(number, None)
-        self.checked[number] = False
 
     def cached_name(self, number: int) -> str:
         """Name of an object in the cache, by version and contents: a repaired shard has another."""
@@ -271,10 +267,15 @@ class ShardPrefetcher:
             self._await(number)
 
     def release(self, rows: np.ndarray) -> None:
-        """Record that a batch was read, or failed."""
+        """Record that a batch was read, or failed; close shards after their last batch."""
         with self._lock:
             for number in self._numbers(rows):
-                self._release(number)
+                shard = self._open[number]
+                shard.batches -= 1
+                if not shard.batches:
+                    if shard.fetched is not None:
+                        self._nbytes -= self._shards.nbytes(number)
+                    self._close(number)
             self._advance()
             self._progress = time.monotonic()
 
@@ -301,15 +302,6 @@ class ShardPrefetcher:
             "%s: nothing was read for %.0f s, as shard %d (%s) is being fetched",
             *(self._shards.version.path, STALL_SECONDS, number, names),
         )
-
-    def _release(self, number: int) -> None:
-        """Record that a batch has read a shard; close the shard after its last batch."""
-        shard = self._open[number]
-        shard.batches -= 1
-        if not shard.batches:
-            if shard.fetched is not None:
-                self._nbytes -= self._shards.nbytes(number)
-            self._close(number)
 
     def _close(self, number: int) -> None:
         self._open.pop(number, None)
@@ -357,7 +349,8 @@ class ShardPrefetcher:
                 shard = self._open[number]
                 if shard.fetched is None or shard.fetched.done():
                     for objects in self._arrays:
-                        objects.mark_unverified(number)
+                        objects.sound.pop(number, None)
+                        objects.checked[number] = False
                     shard.fetched = self._pool.submit(self._obtain, shard, number, True)
             self._await(number)
         return True
@@ -371,9 +364,9 @@ class ShardPrefetcher:
                 digest.update(data)
                 _write(target, data, start)
             if digest.intdigest() == objects.expected[number].xxh3:
-                objects.mark_verified(number, target)
+                objects.sound[number] = _identity(target)
                 return
-        raise self._damage(objects, number, CHECKSUM)
+        raise objects.damage(number, number * self._rows, CHECKSUM)
 
     def _piece(self, objects: _CachedShardFiles, number: int, start: int) -> bytes:
         if self._stopped:
@@ -384,11 +377,9 @@ class ShardPrefetcher:
         if isinstance(data, StorageError):
             raise objects.unread(data, number, number * self._rows)
         if len(data) != length:
-            raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
+            ends = f"it ends at byte {start + len(data)}"
+            raise objects.damage(number, number * self._rows, ends)
         return data
-
-    def _damage(self, objects: _CachedShardFiles, number: int, reason: str) -> PrecacheError:
-        return objects.damage(number, number * self._rows, reason)
 
     def stop(self) -> None:
         """End fetches early, and release the threads that wait for them."""

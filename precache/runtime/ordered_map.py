@@ -139,17 +139,8 @@ class Threads:
             thread.start()
         return future
 
-    @property
-    def here(self) -> bool:
-        """True in the process that has the threads, False in a forked one."""
-        return os.getpid() == self._process
-
-    def require_here(self) -> None:
-        """Raise `UsageError` in a forked process."""
-        require_process(self._process)
-
-    def close(self, server: str | None = None, *, wait: bool = True) -> bool:
-        """Cancel work that has not begun, and end the threads; return whether they have ended.
+    def close(self, server: str | None = None, *, wait: bool = True) -> None:
+        """Cancel work that has not begun, and end the threads; a forked process has none.
 
         Waits for them with `wait`, but not in the garbage collector.
 
@@ -160,22 +151,20 @@ class Threads:
             waited for `GRACE` seconds, or after Ctrl-C not at all, unless they are `computing`; one
             that is left behind is logged, and ends by itself.
         """
-        if not self.here:
-            return False
+        if os.getpid() != self._process:
+            return
         self._end.detach()
         _cancel(self._queue, len(self._threads))
         if collected() or not wait:
-            return False
+            return
         grace = 0.0 if isinstance(sys.exception(), KeyboardInterrupt) else GRACE
         limit = time.monotonic() + grace
         for thread in self._threads:
             _join(thread, None if server is None else max(0.0, limit - time.monotonic()))
             while thread in _computing and thread.is_alive():
                 _join(thread, 0.05)
-        ended = not any(thread.is_alive() for thread in self._threads)
-        if not ended and grace:
+        if grace and any(thread.is_alive() for thread in self._threads):
             log.warning("a request to %s is left behind: it is not answered", server)
-        return ended
 
 
 Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -239,25 +228,21 @@ def _end_pool(
 def _wait_for_computing() -> None:
     """Wait for all work that is marked, also of iterators that nobody joined."""
     _deadlines.append(time.monotonic())
+    patience = time.monotonic() + PATIENCE_SECONDS
     try:
-        _join_computing()
+        for thread in list(_computing):
+            while thread in _computing and thread.is_alive():  # a forked process has none of them
+                _join(thread, 0.05)
+                if time.monotonic() > patience:
+                    patience = math.inf
+                    log.warning("waiting for the last batches to be transformed; Ctrl+C ends this")
+            _join(thread, EXIT_SECONDS)  # to release its results
     except BaseException as error:  # Ctrl+C, or a signal's handler: to go on would abort
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         status = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
         os._exit(status if isinstance(status, int) else 1)
-
-
-def _join_computing() -> None:
-    patience = time.monotonic() + PATIENCE_SECONDS
-    for thread in list(_computing):
-        while thread in _computing and thread.is_alive():  # a forked process has none of them
-            _join(thread, 0.05)
-            if time.monotonic() > patience:
-                patience = math.inf
-                log.warning("waiting for the last batches to be transformed; Ctrl+C ends this")
-        _join(thread, EXIT_SECONDS)  # to release its results
 
 
 def prefetch(
@@ -280,7 +265,7 @@ def prefetch(
     server
         As of `Threads.close`.
     """
-    remaining = iter(items)
+    remaining, process = iter(items), os.getpid()
     pending: deque[Future[Result]] = deque()
     pool = Threads(threads, "precache", stop)
 
@@ -295,12 +280,11 @@ def prefetch(
     try:
         begin(ahead)
         while pending:
-            pool.require_here()
+            require_process(process)
             pending[0].exception()  # waits
             future = pending.popleft()
             if future.exception() is None:
                 begin(1)
-            pool.require_here()
             try:
                 results = [future.result()]
             finally:

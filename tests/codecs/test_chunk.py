@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 from collections.abc import Callable
@@ -35,16 +36,6 @@ COMBINATIONS: list[tuple[Codec, str]] = [
 ]
 every_codec = pytest.mark.parametrize(
     ("codec", "dtype"), COMBINATIONS, ids=lambda value: getattr(value, "name", value)
-)
-ONE_OF_EACH: list[tuple[Codec, str]] = [
-    (RawCodec(), "uint8"),
-    (RawCodec(), "float32"),
-    (ZstdCodec(), "uint8"),
-    (ZstdCodec(), "float32"),
-    (ImageCodec(), "uint8"),
-]
-one_of_each = pytest.mark.parametrize(
-    ("codec", "dtype"), ONE_OF_EACH, ids=lambda value: getattr(value, "name", value)
 )
 
 
@@ -94,44 +85,24 @@ def _blocks(frame: bytes) -> int:
     return count
 
 
-@pytest.mark.parametrize(
-    ("shape", "blocks"),
-    [
-        ((3, 224, 224), 3),
-        ((3, 145, 150), 3),
-        ((3, 257, 256), 6),
-        ((1, 400, 400), 3),
+def test_frames_of_images_have_blocks_of_one_channel_and_compressed_literals() -> None:
+    for shape, blocks in (
+        ((3, 224, 224), 3), ((3, 145, 150), 3), ((3, 257, 256), 6), ((1, 400, 400), 3),
         ((3, 32, 32), 1),
-    ],
-)
-def test_frames_of_images_have_blocks_of_one_channel_and_compressed_literals(
-    shape: tuple[int, ...], blocks: int
-) -> None:
-    noise = np.random.default_rng(0).integers(0, 4, (1, *shape), np.uint8)
-    frame = encoder(ImageCodec(), "uint8")(noise)
-    assert _blocks(frame) == blocks
-    assert len(frame) < 0.6 * noise.nbytes  # nothing repeats: only entropy coding gets there
-
-
-def _strided(chunk: np.ndarray) -> np.ndarray:
-    wide = np.zeros((*chunk.shape[:-1], 2 * chunk.shape[-1]), chunk.dtype)
-    wide[..., ::2] = chunk
-    return wide[..., ::2]
-
-
-def _readonly(chunk: np.ndarray) -> np.ndarray:
-    copy = chunk.copy()
-    copy.flags.writeable = False
-    return copy
+    ):  # fmt: skip
+        noise = np.random.default_rng(0).integers(0, 4, (1, *shape), np.uint8)
+        frame = encoder(ImageCodec(), "uint8")(noise)
+        assert _blocks(frame) == blocks
+        assert len(frame) < 0.6 * noise.nbytes  # nothing repeats: only entropy coding gets there
 
 
 INPUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "contiguous": lambda chunk: chunk,
-    "strided": _strided,
+    "strided": lambda chunk: chunk.repeat(2, axis=-1)[..., ::2],
     "channels last": lambda c: np.ascontiguousarray(c.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
     "Fortran order": np.asfortranarray,
     "negative strides": lambda chunk: np.ascontiguousarray(chunk[:, :, ::-1])[:, :, ::-1],
-    "read-only": _readonly,
+    "read-only": lambda chunk: np.frombuffer(chunk.tobytes(), chunk.dtype).reshape(chunk.shape),
     "subclass": lambda chunk: chunk.copy().view(np.memmap),
 }
 
@@ -178,7 +149,10 @@ def test_chunks_come_back_whatever_arrays_and_buffers_hold_them(codec: Codec, dt
 # --- damage -------------------------------------------------------------------------------------
 
 
-@one_of_each
+@pytest.mark.parametrize(
+    ("codec", "dtype"),
+    [pair for pair in COMBINATIONS[:-3] if pair[1] in ("uint8", "float32")] + COMBINATIONS[-1:],
+)
 def test_no_damage_reaches_a_pixel(codec: Codec, dtype: str) -> None:
     """A changed byte, another length, or a whole chunk of another size."""
     chunk = _chunk(dtype, (1, 3, 8, 6))
@@ -231,12 +205,11 @@ def test_what_the_image_codec_would_spoil_is_refused() -> None:
         undo_image(np.zeros((2, 3, 8, 16), np.uint8)[..., ::2])
 
 
-@pytest.mark.parametrize("size", [1, 100, 10_000, 1 << 20])
-def test_what_does_not_compress_takes_no_more_than_may_be_stored(size: int) -> None:
-    noise = np.frombuffer(np.random.default_rng(0).bytes(4 * size), np.uint8)
-    for codec, dtype in COMBINATIONS:
+def test_what_does_not_compress_takes_no_more_than_may_be_stored() -> None:
+    for size, (codec, dtype) in itertools.product([1, 100, 10_000, 1 << 20], COMBINATIONS):
         if dtype in ("uint8", "float32"):
-            chunk = noise.view(dtype)[:size].reshape(1, 1, 1, -1)
+            noise = np.frombuffer(np.random.default_rng(0).bytes(4 * size), dtype)
+            chunk = noise[:size].reshape(1, 1, 1, -1)
             assert len(encoder(codec, dtype)(chunk)) <= most_stored(chunk.nbytes)
 
 
@@ -245,18 +218,15 @@ def test_what_does_not_compress_takes_no_more_than_may_be_stored(size: int) -> N
 
 def _slow_filter(image: np.ndarray) -> np.ndarray:
     """The filter in words: colours less green, then each line less the line above, modulo 256."""
-    channels, height, width = image.shape
     out = np.zeros_like(image)
 
     def plain(c: int, y: int, x: int) -> int:
-        green = int(image[1, y, x]) if channels == 3 and c != 1 else 0
+        green = int(image[1, y, x]) if len(image) == 3 and c != 1 else 0
         return int(image[c, y, x]) - green
 
-    for c in range(channels):
-        for y in range(height):
-            for x in range(width):
-                above = plain(c, y - 1, x) if y else 0
-                out[c, y, x] = (plain(c, y, x) - above) % 256
+    for c, y, x in np.ndindex(image.shape):
+        above = plain(c, y - 1, x) if y else 0
+        out[c, y, x] = (plain(c, y, x) - above) % 256
     return out
 
 
@@ -275,15 +245,13 @@ def test_the_filter_is_the_one_in_words_for_each_row_and_undone_together(image: 
     np.testing.assert_array_equal(filtered, rows)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)],
-)
-def test_the_filter_of_many_rows_is_undone_for_all_of_them(shape: tuple[int, ...]) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    filtered = filter_image(rows)
-    undo_image(filtered)
-    np.testing.assert_array_equal(filtered, rows)
+def test_the_filter_of_many_rows_is_undone_for_all_of_them() -> None:
+    shapes = (300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)
+    for shape in shapes:
+        rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        filtered = filter_image(rows)
+        undo_image(filtered)
+        np.testing.assert_array_equal(filtered, rows)
 
 
 def test_the_filter_is_registered_with_zarr() -> None:

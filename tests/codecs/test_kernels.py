@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -28,6 +31,7 @@ from precache.codecs.kernels import OWN, UNCHECKED
 from precache.errors import DamageError
 from precache.runtime.operating_system import library_places
 from tests.conftest import BuiltStore
+from tests.support.building import flip
 
 ROOT = Path(precache.__file__).parents[1]
 
@@ -37,18 +41,17 @@ needs_compiled = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=needs_compiled) for name in ("compiled", "no libzstd")]
-    + ["numpy"]
-)
+WAYS = {
+    "compiled": kernels.compiled(),
+    "no libzstd": dataclasses.replace(kernels.compiled(), has_zstd=False),
+    "numpy": kernels.Compiled(),
+}
+"""As it was compiled; where there is no libzstd; and where nothing is compiled."""
+
+
+@pytest.fixture(params=[*(pytest.param(way, marks=needs_compiled) for way in [*WAYS][:2]), "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was compiled; where there is no libzstd; and where nothing is compiled."""
-    ways = {
-        "compiled": kernels.compiled(),
-        "no libzstd": dataclasses.replace(kernels.compiled(), has_zstd=False),
-        "numpy": kernels.Compiled(),
-    }
-    monkeypatch.setattr(kernels, "compiled", lambda: ways[request.param])
+    monkeypatch.setattr(kernels, "compiled", lambda: WAYS[request.param])
 
 
 @pytest.fixture(params=[0, 1 << 40], ids=["past caches", "through caches"])
@@ -89,34 +92,32 @@ def test_pieces_are_copied_one_after_another(shift: int) -> None:
 
 
 OUTSIDE, OTHER_SIZE = "do not lie in their sources", "another size than the room"
-NOT_COPIED: list[tuple[list[tuple[int, int, int]], int, str]] = [
-    *(([piece], 11, OUTSIDE) for piece in [
-        (0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
-        (0, 2**62, 2**62), (0, 1, 2**63 - 1)]),
-    *(([(0, 0, 3), (0, 3, 3)], room, OTHER_SIZE) for room in (0, 5, 7)),
-]  # fmt: skip
-"""Number, start and length of pieces of one source, the room for them, and the error."""
 
 
 @needs_compiled
-@pytest.mark.parametrize(("pieces", "room", "said"), NOT_COPIED)
-def test_pieces_that_lie_outside_or_do_not_fit_are_refused(
-    pieces: list[tuple[int, int, int]], room: int, said: str
-) -> None:
-    columns = map(np.array, zip(*pieces, strict=True))
-    with pytest.raises(ValueError, match=said):
-        kernels.copy_pieces([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
+def test_pieces_that_lie_outside_or_do_not_fit_are_refused() -> None:
+    """Number, start and length of pieces of one source, and the room for them."""
+    outside = [
+        (0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
+        (0, 2**62, 2**62), (0, 1, 2**63 - 1),
+    ]  # fmt: skip
+    for pieces, room, said in [
+        *(([piece], 11, OUTSIDE) for piece in outside),
+        *(([(0, 0, 3), (0, 3, 3)], room, OTHER_SIZE) for room in (0, 5, 7)),
+    ]:
+        columns, out = map(np.array, zip(*pieces, strict=True)), np.empty(room, np.uint8)
+        with pytest.raises(ValueError, match=said):
+            kernels.copy_pieces([memoryview(b"0123456789")], *columns, out, room)
 
 
 @pytest.mark.usefixtures("way", "past")
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
-def test_rows_are_taken_as_numpy_takes_them(dtype: str) -> None:
+def test_rows_are_taken_as_numpy_takes_them() -> None:
     random = np.random.default_rng(0)
-    values = random.integers(0, 100, (30, 3, 17, 5)).astype(dtype)
-    rows = random.integers(0, 30, 12)
-    out = np.empty((12, 3, 17, 5), dtype)
-    kernels.take(values, rows, out)
-    np.testing.assert_array_equal(out, values[rows])
+    for dtype in ("uint8", "float32", "int64"):
+        values = random.integers(0, 100, (30, 3, 17, 5)).astype(dtype)
+        rows, out = random.integers(0, 30, 12), np.empty((12, 3, 17, 5), dtype)
+        kernels.take(values, rows, out)
+        np.testing.assert_array_equal(out, values[rows])
 
 
 # --- CRC32C -------------------------------------------------------------------------------------
@@ -132,8 +133,8 @@ SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
 def test_checksums_are_those_of_google_crc32c() -> None:
     for start, size in itertools.product([0, 1, 15, 64], SIZES):
         data = np.random.default_rng(size).bytes(start + size)[start:]
-        assert kernels.crc32c(data) == google_crc32c.value(data)
-        assert kernels.crc32c(memoryview(data)) == google_crc32c.value(data)
+        wanted = google_crc32c.value(data)
+        assert kernels.crc32c(data) == kernels.crc32c(memoryview(data)) == wanted
 
 
 @needs_crc32c
@@ -193,20 +194,13 @@ def patient_threads() -> Iterator[None]:
 @needs_crc32c
 @pytest.mark.usefixtures("patient_threads")
 def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
-    data = memoryview(bytes(64 << 20))
+    data, went_on = memoryview(bytes(64 << 20)), False
     for _ in range(100):  # a machine that is busy elsewhere may be late
-        started, done = threading.Event(), threading.Event()
-
-        def work(started: threading.Event = started, done: threading.Event = done) -> None:
-            started.set()
-            kernels.crc32c(data)
-            done.set()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        started.wait()
-        went_on = not done.is_set()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            started = threading.Event()
+            done = pool.submit(lambda started=started: (started.set(), kernels.crc32c(data)))
+            started.wait()
+            went_on = went_on or not done.done()
         if went_on:
             return
     raise AssertionError("the lock was held all the time")
@@ -228,20 +222,28 @@ def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> 
 
 
 @needs_compiled
-@pytest.mark.parametrize(
-    "shape", [(0, 4, 4), (3, 0, 4), (3, 4, -4), (3, 5, 4), (2**40, 2**40, 2**40)]
-)
-def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
-    functions = kernels.compiled().functions
+def test_rows_of_another_shape_are_refused() -> None:
+    functions, frame = kernels.compiled().functions, [memoryview(zstd.compress(bytes(48)))]
     assert functions is not None
-    with pytest.raises(ValueError, match="another shape"):
-        functions.undo_image(np.zeros(48, np.uint8), *shape)
-    frame = [memoryview(bytes(zstd.compress(bytes(48))))]
-    with pytest.raises(ValueError, match="another shape"):
-        functions.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
+    for shape in ((0, 4, 4), (3, 0, 4), (3, 4, -4), (3, 5, 4), (2**40, 2**40, 2**40)):
+        with pytest.raises(ValueError, match="another shape"):
+            functions.undo_image(np.zeros(48, np.uint8), *shape)
+        with pytest.raises(ValueError, match="another shape"):
+            functions.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
 
 
 # --- zstd ---------------------------------------------------------------------------------------
+
+
+def _decoded(
+    frames: Sequence[bytes | bytearray],
+    out: np.ndarray,
+    checks: list[int] | None = None,
+    filtered: bool = False,
+) -> int:
+    numbers = None if checks is None else np.array(checks)
+    how: dict[str, Any] = {"filtered": filtered, "batch_nbytes": out.nbytes, "checks": numbers}
+    return kernels.decode_frames(list(map(memoryview, frames)), out, **how)
 
 
 @needs_compiled
@@ -256,10 +258,7 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
     frames[5] = bytes(zstd.compress(stored[5, :2], 1, True))
     for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0), (6, 0)):
         out = np.zeros_like(rows[first:])
-        views = list(map(memoryview, frames[first:]))
-        assert (
-            kernels.decode_frames(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
-        )
+        assert _decoded(frames[first:], out, filtered=filtered) == whole
         np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
 
 
@@ -267,22 +266,12 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
 @pytest.mark.usefixtures("past")
 def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
     rows = np.random.default_rng(0).integers(0, 9, (4, 3, 20, 31), np.uint8)
-    frames = [bytearray(zstd.compress(row, 1, True)) for row in rows]
+    frames, out = [bytearray(zstd.compress(row, 1, True)) for row in rows], np.empty_like(rows)
     frames[2][-1] ^= 1  # of the checksum
-    views, out = list(map(memoryview, frames)), np.empty_like(rows)
-
-    def whole(checks: list[int] | None) -> int:
-        return kernels.decode_frames(
-            views,
-            out,
-            filtered=False,
-            batch_nbytes=out.nbytes,
-            checks=None if checks is None else np.array(checks),
-        )
-
+    whole = functools.partial(_decoded, frames, out)
     assert whole([OWN, OWN, UNCHECKED, OWN]) == whole([UNCHECKED] * 4) == 4
     np.testing.assert_array_equal(out, rows)
-    assert whole(None) == whole([OWN] * 4) == whole([UNCHECKED, UNCHECKED, OWN, OWN]) == 2
+    assert whole() == whole([OWN] * 4) == whole([UNCHECKED, UNCHECKED, OWN, OWN]) == 2
     first, second, *_ = (int.from_bytes(frame[-4:], "little") for frame in frames)
     assert whole([first, second, UNCHECKED, UNCHECKED]) == 4
     assert whole([first, first, UNCHECKED, UNCHECKED]) == 1
@@ -290,41 +279,30 @@ def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
         whole([OWN, OWN, UNCHECKED])
 
 
-def _empty_and(frame: bytes) -> bytes:
-    return bytes(zstd.compress(b"", 1, True)) + frame
-
-
+EMPTY, SKIPPABLE = bytes(zstd.compress(b"", 1, True)), b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
 OTHER_FRAMES: dict[str, Callable[[bytes], bytes]] = {
     "two frames": lambda frame: bytes(zstd.compress(bytes(600))) + bytes(zstd.compress(bytes(600))),
-    "an empty frame before it": _empty_and,
-    "an empty frame behind it": lambda frame: frame + bytes(zstd.compress(b"")),
+    "an empty frame before it": lambda frame: EMPTY + frame,
+    "an empty frame behind it": lambda frame: frame + EMPTY,
     "a skippable frame before it": lambda frame: SKIPPABLE + frame,
     "a skippable frame behind it": lambda frame: frame + SKIPPABLE,
     "a shorter row": lambda frame: bytes(zstd.compress(bytes(1199), 1, True)),
     "a longer row": lambda frame: bytes(zstd.compress(bytes(1201), 1, True)),
     "nothing": lambda frame: b"",
 }
-SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
 
 
 @needs_compiled
 @pytest.mark.parametrize("case", OTHER_FRAMES)
 def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
     """Which takes frames without content behind it, and refuses all else."""
-    frame = memoryview(OTHER_FRAMES[case](bytes(zstd.compress(bytes(1200), 1, True))))
-    out = np.empty((1, 1200), np.uint8)
-    assert kernels.decode_frames([frame], out, filtered=False, batch_nbytes=0) == 0
+    frame = OTHER_FRAMES[case](bytes(zstd.compress(bytes(1200), 1, True)))
+    out, harmless = np.empty((1, 1200), np.uint8), case.endswith("behind it")
+    assert _decoded([frame], out) == 0
     for verify in (True, False):
-        harmless = case.endswith("behind it")
         raises = pytest.raises(DamageError, match="does not decode")
         with contextlib.nullcontext() if harmless else raises:
-            Decoder(("zstd",)).decode(frame, out, verify=verify)
-
-
-def _damage(store: BuiltStore) -> str:
-    with pytest.raises(DamageError) as caught, precache.Loader(store.path, 4, seed=0) as loader:
-        list(loader)
-    return str(caught.value).replace(str(store.path), "STORE")
+            Decoder(("zstd",)).decode(memoryview(frame), out, verify=verify)
 
 
 @needs_compiled
@@ -333,25 +311,24 @@ def test_damage_is_said_in_the_same_words(
     copy_store: Callable[[BuiltStore], BuiltStore],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = copy_store(store)
-    data = bytearray(own.shard_path(1).read_bytes())
-    data[len(data) // 2] ^= 0x55
-    own.shard_path(1).write_bytes(data)
-    message = _damage(own)
-    for compiled in (dataclasses.replace(kernels.compiled(), has_zstd=False), kernels.Compiled()):
+    own, said = copy_store(store), set[str]()
+    flip(own.shard_path(1), 0.5, 0x55)
+    for compiled in WAYS.values():
         monkeypatch.setattr(kernels, "compiled", lambda compiled=compiled: compiled)
-        assert _damage(own) == message
+        with pytest.raises(DamageError) as caught, precache.Loader(own.path, 4, seed=0) as loader:
+            list(loader)
+        said.add(str(caught.value))
+    assert len(said) == 1
 
 
 # --- whole epochs -------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("way", "past")
-@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
 def test_loaders_yield_what_is_stored(
-    codec: str, stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
+    stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
 ) -> None:
-    for store in (stores[codec], tile_stores[codec]):
+    for store in (*stores.values(), *tile_stores.values()):
         expected = store.rows()
         with precache.Loader(store.path, 7, seed=0) as loader:
             for _ in range(2):  # the first checks CRC32C
@@ -362,26 +339,22 @@ def test_loaders_yield_what_is_stored(
 # --- installation -------------------------------------------------------------------------------
 
 
-def _installed(target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    copy = target.parent / "clone"
+@pytest.mark.heavy
+def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    copy, target = tmp_path / "clone", tmp_path / "site"
     for name in ("precache", "workers"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "-q"]
-    return subprocess.run(
+    done = subprocess.run(
         [*pip, "--disable-pip-version-check", "--target", target, copy],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(target.parent), **environment},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CC": "/nonexistent/cc"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-
-
-@pytest.mark.heavy
-def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", minversion="77")
-    done = _installed(tmp_path / "site", CC="/nonexistent/cc")
     assert done.returncode == 0, done.stderr
-    assert not list((tmp_path / "site/precache/codecs").glob("*.so"))
+    assert not list((target / "precache/codecs").glob("*.so"))
     # An editable installation beside it would be asked for what is missing here.
     code = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
@@ -389,33 +362,27 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
+        env={"PYTHONPATH": str(target)}, cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert found.stdout.split() == ["None", str(tmp_path / "site/precache/codecs/kernels.py")]
+    assert found.stdout.split() == ["None", str(target / "precache/codecs/kernels.py")]
 
 
-@pytest.mark.parametrize(
-    ("compiled", "expected"),
-    [
+def test_a_loader_warns_once_of_what_is_missing(
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for compiled, expected in (
         (kernels.Compiled(), [kernels.NO_COMPILED_CODE]),
         (kernels.Compiled(kernels), [kernels.NO_LIBZSTD]),
         (kernels.Compiled(kernels, has_zstd=True), []),
-    ],
-)
-def test_a_loader_warns_once_of_what_is_missing(
-    compiled: kernels.Compiled,
-    expected: list[str],
-    image_store: BuiltStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(kernels, "compiled", lambda: compiled)
-    kernels.warn_if_slow.cache_clear()
-    for _ in range(2):
-        precache.Loader(image_store.path, 4).close()
-    own = [record for record in caplog.records if record.name == "precache.codecs.kernels"]
-    assert [record.message for record in own] == expected
+    ):
+        monkeypatch.setattr(kernels, "compiled", lambda compiled=compiled: compiled)
+        kernels.warn_if_slow.cache_clear()
+        caplog.clear()
+        for _ in range(2):
+            precache.Loader(image_store.path, 4).close()
+        own = [record for record in caplog.records if record.name == "precache.codecs.kernels"]
+        assert [record.message for record in own] == expected
 
 
 @needs_compiled

@@ -40,8 +40,8 @@ from tests.support.stored import checks_of
 CopyStore = Callable[[BuiltStore], BuiltStore]
 
 
-def _reader(version: precache.Version, name: str = "image") -> ArrayReader:
-    return ArrayReader(version, name)
+def _reader(store: BuiltStore) -> ArrayReader:
+    return ArrayReader(store.open(), "image")
 
 
 def read_rows(reader: ArrayReader, rows: Any) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_the_stores_have_what_makes_them_hard(
 ) -> None:
     for store, shard, chunk in ((stores["raw"], 8, 1), (tile_stores["raw"], 32, 16)):
         version = store.open()
-        array = _reader(version).array
+        array = _reader(store).array
         assert (array.object_rows, array.chunk_rows) == (shard, chunk)
         assert version.rows % shard
         assert len(version.holes) == 2
@@ -121,17 +121,12 @@ def many_fields(tiles: Path, make_store: Callable[..., BuiltStore]) -> BuiltStor
     return make_store(tiles, precache.Recipe(fields=fields), shard_samples=20)
 
 
-def _expected(store: BuiltStore, name: str) -> np.ndarray:
-    pixels = store.rows()
-    dtype = store.open().fields[name].dtype
-    return (pixels / 255).astype(dtype) if dtype.startswith("float") else pixels.astype(dtype)
-
-
 @pytest.mark.parametrize("name", ["image", "half", "single", "wide", "narrow"])
 def test_fields_of_every_dtype_are_the_same_to_every_reader(
     name: str, many_fields: BuiltStore
 ) -> None:
-    expected = _expected(many_fields, name)
+    pixels, dtype = many_fields.rows(), many_fields.open().fields[name].dtype
+    expected = (pixels / 255 if dtype.startswith("float") else pixels).astype(dtype)
     path = many_fields.version_folder / name
     array = zarr.open_array(path, mode="r")
     assert array.shards[0] == 20
@@ -148,21 +143,6 @@ def test_fields_of_every_dtype_are_the_same_to_every_reader(
 # --- a shard is what the specification says -----------------------------------------------------
 
 
-def test_a_shard_is_what_its_table_and_its_index_say(store: BuiltStore) -> None:
-    version = store.open()
-    for number, (leaf, rows) in enumerate(
-        zip(version.shard_leaves("image"), (8, 8, 7), strict=True)
-    ):
-        data = store.shard_path(number).read_bytes()
-        assert (leaf.size, leaf.xxh3) == (len(data), xxhash.xxh3_128_intdigest(data))
-        np.testing.assert_array_equal(version.checks("image", number), checks_of(data, 8))
-        index = decode_index(data[-(16 * 8 + 4) :], 8).tolist()
-        ends = [0, *(offset + length for offset, length in index[:rows])]
-        assert [offset for offset, _ in index[:rows]] == ends[:-1]
-        assert ends[-1] == len(data) - (16 * 8 + 4)
-        assert all(entry == [2**64 - 1] * 2 for entry in index[rows:])
-
-
 @given(st.integers(1, 20), st.integers(1, 5), st.data())
 def test_what_a_writer_is_given_is_in_the_object(
     rows: int, per_chunk: int, data: st.DataObject
@@ -176,7 +156,11 @@ def test_what_a_writer_is_given_is_in_the_object(
     stored = b"".join(map(bytes, parts))
     assert (made.size, made.xxh3) == (len(stored), xxhash.xxh3_128_intdigest(stored))
     index = decode_index(stored[-(16 * chunks + 4) :], chunks)
-    written = index[: -(-rows // per_chunk)]
+    written, rest = np.split(index, [-(-rows // per_chunk)])
+    ends = np.cumsum(written[:, 1])
+    assert written[:, 0].tolist() == [0, *ends[:-1].tolist()], "one behind another"
+    assert int(ends[-1]) + 16 * chunks + 4 == made.size
+    assert (rest == 2**64 - 1).all()
     values = [np.frombuffer(stored[o : o + n - 4], "<i2") for o, n in written.tolist()]
     padded = np.zeros((len(written) * per_chunk, 3), int)
     padded[:rows] = np.arange(rows)[:, None]
@@ -219,8 +203,7 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
-    store = stores["raw"]
-    reader = _reader(store.open())
+    reader, expected = _reader(stores["raw"]), stores["raw"].rows()
     unchecked = reader._objects.checks
 
     def let_go(*where: np.ndarray) -> np.ndarray:
@@ -229,18 +212,13 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 
     monkeypatch.setattr(reader._objects, "checks", let_go)
     for _ in range(3):
-        np.testing.assert_array_equal(read_rows(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
+        np.testing.assert_array_equal(read_rows(reader, [0, 9, 1]), expected[[0, 9, 1]])
     monkeypatch.undo()
-    np.testing.assert_array_equal(read_rows(reader, [2, 1, 9]), store.rows()[[2, 1, 9]])
+    np.testing.assert_array_equal(read_rows(reader, [2, 1, 9]), expected[[2, 1, 9]])
 
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path cannot list what vanishes
-
-
-def _mapped(path: Path) -> np.ndarray:
-    with path.open("rb") as file:
-        return map_file(file.fileno())
 
 
 def test_a_mapped_file_holds_no_descriptor_and_may_lie_on_a_disk_that_shares_no_maps(
@@ -253,12 +231,14 @@ def test_a_mapped_file_holds_no_descriptor_and_may_lie_on_a_disk_that_shares_no_
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         return map_memory(nbytes, flags, descriptor)
 
-    maps = [_mapped(image_store.shard_path(number)) for number in range(2)]
-    monkeypatch.setattr(local_files, "map_memory", unshared)
-    maps.append(_mapped(image_store.shard_path(2)))
+    maps = dict[Path, np.ndarray]()
+    for number in range(3):
+        if number == 2:
+            monkeypatch.setattr(local_files, "map_memory", unshared)
+        with (path := image_store.shard_path(number)).open("rb") as file:
+            maps[path] = map_file(file.fileno())
     assert _descriptors() <= before  # fewer, where a server of other tests closes connections
-    for number, mapped in enumerate(maps):
-        assert mapped.tobytes() == image_store.shard_path(number).read_bytes()
+    assert all(mapped.tobytes() == path.read_bytes() for path, mapped in maps.items())
 
 
 LIMITED = """
@@ -297,17 +277,19 @@ def own(copy_store: CopyStore, store: BuiltStore) -> BuiltStore:
 
 
 @pytest.mark.skipif(not kernels.compiled().has_zstd, reason="numcodecs checks every frame")
-@pytest.mark.parametrize("codec", ["zstd", "image"])
-def test_the_checksum_of_a_frame_is_checked_once(
-    stores: dict[str, BuiltStore], copy_store: CopyStore, codec: str
-) -> None:
-    own = copy_store(stores[codec])
-    reader, expected = _reader(own.open()), own.rows()
-    frame = int(own.shard_path(0).stat().st_size) - 132
-    end = int(np.frombuffer(own.shard_path(0).read_bytes()[frame:-4], "<u8")[:2].sum())
+def test_what_was_read_is_not_checked_again_by_its_reader(own: BuiltStore) -> None:
+    """Neither the checksum of a frame, nor that of raw rows; by others it is."""
+    path, expected = own.shard_path(0), own.rows()
+    raw = own.open().fields["image"].codec == "raw"
+    reader, index = _reader(own), np.frombuffer(path.read_bytes()[-132:-4], "<u8")
     np.testing.assert_array_equal(read_rows(reader, [0, 3]), expected[[0, 3]])
-    flip(own.shard_path(0), end - 1, 0x55)
-    np.testing.assert_array_equal(read_rows(reader, [3, 0]), expected[[3, 0]])
+    # In place, where it is mapped: a byte of a raw row, or of a frame's checksum.
+    flip(path, 5 if raw else int(index[:2].sum()) - 1, 0x55)
+    assert (read_rows(reader, [3, 0]) != expected[[3, 0]]).sum() == raw
+    [damage] = precache.verify(own.path).damage
+    assert damage.keys == (own.open().keys[0],)
+    with pytest.raises(DamageError):
+        read_rows(_reader(own), [0])
 
 
 def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
@@ -325,20 +307,7 @@ def test_a_shard_that_is_a_folder_or_unreadable_is_an_error_of_ours(own: BuiltSt
     path.unlink()
     path.mkdir()
     with pytest.raises((StorageError, DamageError), match=str(path)):
-        read_rows(_reader(own.open()), [0])
-
-
-def test_raw_rows_are_checked_once(stores: dict[str, BuiltStore], copy_store: CopyStore) -> None:
-    store = copy_store(stores["raw"])
-    path, expected = store.shard_path(0), store.rows()
-    reader = _reader(store.open())
-    np.testing.assert_array_equal(read_rows(reader, [0]), expected[:1])
-    flip(path, 5, 0xFF)  # in place, where it is mapped
-    assert (read_rows(reader, [0])[0] != expected[0]).sum() == 1
-    [damage] = precache.verify(store.path).damage
-    assert damage.keys == (store.open().keys[0],)
-    with pytest.raises(DamageError):
-        read_rows(_reader(store.open()), [0])
+        read_rows(_reader(own), [0])
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -347,43 +316,35 @@ def test_what_one_reader_checked_no_other_one_of_the_process_checks_again(
 ) -> None:
     store = copy_store(stores[codec])
     path = store.shard_path(0)
-    first = _reader(store.open())
-    read_rows(first, [0, 1, 5])
-    del first
-    second = _reader(store.open())
-    read_rows(second, [7])
-    assert np.flatnonzero(second._objects.checked[0]).tolist() == [0, 1, 5, 7]
-    third = _reader(store.open())
-    read_rows(third, [7])
-    assert np.flatnonzero(third._objects.checked[0]).tolist() == [0, 1, 5, 7]
+
+    def checked(*rows: int) -> list[int]:
+        """The chunks of the first shard that are checked once a new reader has read rows."""
+        reader = _reader(store)
+        read_rows(reader, rows)
+        return np.flatnonzero(reader._objects.checked[0]).tolist()
+
+    assert checked(0, 1, 5) == [0, 1, 5]
+    assert checked(7) == checked(7) == [0, 1, 5, 7]
     path.write_bytes(path.read_bytes())  # as it was, and yet another file
-    fourth = _reader(store.open())
-    read_rows(fourth, [7])
-    assert np.flatnonzero(fourth._objects.checked[0]).tolist() == [7]
+    assert checked(7) == [7]
 
 
-def _forge_index(path: Path, entry: int, offset: int, length: int) -> None:
-    data = bytearray(path.read_bytes())
-    index = np.frombuffer(data[-132:-4], "<u8").reshape(8, 2).copy()
-    index[entry] = offset, length
-    body = index.tobytes()
-    data[-132:] = body + google_crc32c.value(body).to_bytes(4, "little")
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("offset", "length"),
-    [(2**63, 5), (0, 2**62), (2**64 - 2, 10), (2**64 - 1, 2**64 - 1), (0, 0), (5, 3), (10**6, 9)],
-)
-def test_a_forged_index_leads_nowhere(own: BuiltStore, offset: int, length: int) -> None:
-    path = own.shard_path(0)
-    _forge_index(path, 3, offset, length)
-    with pytest.raises(DamageError, match="image/c/0/0/0/0"):
-        read_rows(_reader(own.open()), [3])
-    with (
-        precache.Loader(own.path, batch_size=8, shuffle=False) as loader,
-        pytest.raises(DamageError, match="image/c/0/0/0/0"),
-    ):
-        list(loader)
-    for row in (0, 2, 4, 7):
-        np.testing.assert_array_equal(read_rows(_reader(own.open()), [row])[0], own.rows()[row])
+def test_a_forged_index_leads_nowhere(own: BuiltStore) -> None:
+    path, expected = own.shard_path(0), own.rows()
+    whole = path.read_bytes()
+    for offset, length in (
+        (2**63, 5), (0, 2**62), (2**64 - 2, 10), (2**64 - 1, 2**64 - 1), (0, 0), (5, 3), (10**6, 9),
+    ):  # fmt: skip
+        index = np.frombuffer(whole[-132:-4], "<u8").reshape(8, 2).copy()
+        index[3] = offset, length
+        body = index.tobytes()
+        path.write_bytes(whole[:-132] + body + google_crc32c.value(body).to_bytes(4, "little"))
+        with pytest.raises(DamageError, match="image/c/0/0/0/0"):
+            read_rows(_reader(own), [3])
+        with (
+            precache.Loader(own.path, batch_size=8, shuffle=False) as loader,
+            pytest.raises(DamageError, match="image/c/0/0/0/0"),
+        ):
+            list(loader)
+        for row in (0, 2, 4, 7):
+            np.testing.assert_array_equal(read_rows(_reader(own), [row])[0], expected[row])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -41,15 +41,12 @@ def test_rows_are_right_whatever_is_kept(batches: list[list[int]], room: int) ->
         np.testing.assert_array_equal(found, VALUES.reshape(-1, 3)[rows])
 
 
-def test_what_fits_is_decoded_once() -> None:
+def test_what_fits_is_decoded_once_and_else_the_oldest_makes_room() -> None:
     kept = DecodedChunks(CHUNKS, (ROWS, 3), "int16")
     order = np.random.default_rng(0).permutation(CHUNKS * ROWS)
     decoded = [_read(kept, order[start : start + 6])[1] for start in range(0, len(order), 6)]
     assert sum(decoded) == CHUNKS
     assert _read(kept, order)[1] == 0
-
-
-def test_the_oldest_makes_room() -> None:
     kept = DecodedChunks(CHUNKS, (ROWS, 3), "int16", 3 * VALUES[0].nbytes)
     for chunk in (0, 1, 2, 3):
         assert _read(kept, np.array([chunk * ROWS]))[1] == 1
@@ -72,18 +69,12 @@ def test_small_rows_are_right_where_they_do_not_fit(
 
 def test_threads_may_share_it() -> None:
     kept = DecodedChunks(CHUNKS, (ROWS, 3), "int16", 4 * VALUES[0].nbytes)
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
         for _ in range(300):
             rows = random.integers(0, CHUNKS * ROWS, 8)
-            if not np.array_equal(_read(kept, rows)[0], VALUES.reshape(-1, 3)[rows]):
-                wrong.append(seed)
+            np.testing.assert_array_equal(_read(kept, rows)[0], VALUES.reshape(-1, 3)[rows])
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))

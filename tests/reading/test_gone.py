@@ -45,44 +45,35 @@ def store(built: Store, tmp_path: Path) -> Store:
 
 
 class Removal:
-    """Something that happens right before read number `at` of any folder, once; and right after."""
+    """Something that happens right before read number `at` of any local folder, once; or, with
+    `looks`, right before that look at one."""
 
     def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        kind: type,
-        act: Callable[[], None],
-        after: Callable[[], None] | None = None,
+        self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], *, looks: bool = False
     ) -> None:
-        self.at, self._act, self._after = -1, act, after
+        self.at, self._act = -1, act
         self._reads = itertools.count()
-        looks = ("open", "names", "size", "sizes", "get") if after else ()
-        for method in ("read", "read_many", *looks):
-            monkeypatch.setattr(kind, method, self._counted(getattr(kind, method)))
+        more = ("open", "names", "size", "sizes", "get") if looks else ()
+        for name in ("read", "read_many", *more):
+            monkeypatch.setattr(LocalFolder, name, self._counted(getattr(LocalFolder, name)))
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(folder: Any, *arguments: Any) -> Any:
-            if next(self._reads) != self.at:
-                return method(folder, *arguments)
-            self.at = -1
-            self._act()
-            try:
-                return method(folder, *arguments)
-            finally:
-                if self._after:
-                    self._after()
+            if next(self._reads) == self.at:
+                self.at = -1
+                self._act()
+            return method(folder, *arguments)
 
         return read
 
     def arm(self, at: int) -> None:
         self._reads, self.at = itertools.count(), at
 
-
-def reads_of(action: Callable[[], object], removal: Removal) -> int:
-    """How many reads an action makes when nothing is removed."""
-    removal.arm(1 << 40)
-    action()
-    return next(removal._reads)
+    def reads_of(self, action: Callable[[], object]) -> int:
+        """How many reads an action makes when nothing is removed."""
+        self.arm(1 << 40)
+        action()
+        return next(self._reads)
 
 
 def test_opening_a_store_whose_current_version_goes_opens_the_next(
@@ -97,8 +88,8 @@ def test_opening_a_store_whose_current_version_goes_opens_the_next(
         precache.use(f"{path}@{other}")
         precache.gc(path, keep=1, older_than=0)
 
-    removal = Removal(monkeypatch, LocalFolder, replace)
-    for at in range(reads_of(lambda: open_version(path), removal)):
+    removal = Removal(monkeypatch, replace)
+    for at in range(removal.reads_of(lambda: open_version(path))):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
         removal.arm(at)
@@ -140,7 +131,7 @@ def test_a_version_that_goes_is_said_to_be_gone(
         for objects in list((path / other).rglob("c")):
             shutil.rmtree(objects)
 
-    removal = Removal(monkeypatch, LocalFolder, remove, (lambda: None) if by_hand else None)
+    removal = Removal(monkeypatch, remove, looks=by_hand)
     words = ["is gone", "was removed", "fits no version"]
     if by_hand:
         words = ["is being removed; open", *(["it is missing"] if name == "use" else [])]
@@ -148,9 +139,8 @@ def test_a_version_that_goes_is_said_to_be_gone(
     def action() -> None:
         READS[name](path, other)
 
-    reads = reads_of(action, removal)
     said = list[str]()
-    for at in range(reads):
+    for at in range(removal.reads_of(action)):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
         removal.arm(at)
@@ -190,7 +180,7 @@ def test_a_build_whose_version_goes_makes_it_again(
     path, other, _ = store
     source = built[0].parent / "in"
     options = {"shard_samples": 4}
-    removal = Removal(monkeypatch, LocalFolder, lambda: shutil.rmtree(path / other))
+    removal = Removal(monkeypatch, lambda: shutil.rmtree(path / other))
     for at in (12, 14, 16):
         removal.arm(at)
         assert build_here(source, path, recipe_of(20), options).version == other

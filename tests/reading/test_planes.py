@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -54,17 +55,17 @@ def test_sums_of_floats() -> None:
     np.testing.assert_allclose(found.squares, np.square(values).sum(axis=(0, 2, 3)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("start", [0, 16, 32, 1])
-@pytest.mark.parametrize("width", [224, 216, 223, 32, 1])
 @pytest.mark.parametrize("kind", ["crop", "whole", "flipped", "planes"])
-def test_a_row_lies_in_its_place_whatever_its_layout(start: int, width: int, kind: str) -> None:
-    image = pixels(2, 40, width + 9, 3)[1]
-    image = image[4:36, 3 : 3 + width] if kind == "crop" else image[:32, :width].copy()
-    row = (image[:, ::-1] if kind == "flipped" else image).transpose(2, 0, 1)
-    row = row.copy() if kind == "planes" else row
-    memory = np.zeros(row.size + 128, np.uint8)
-    begin = -memory.ctypes.data % 64 + start
-    copy_row(row, memory[begin : begin + row.size].reshape(row.shape))
-    assert np.array_equal(memory[begin : begin + row.size].reshape(row.shape), row)
-    assert not memory[:begin].any()
-    assert not memory[begin + row.size :].any()
+def test_a_row_lies_in_its_place_whatever_its_layout(kind: str) -> None:
+    for start, width in itertools.product([0, 16, 32, 1], [224, 216, 223, 32, 1]):
+        image = pixels(2, 40, width + 9, 3)[1]
+        image = image[4:36, 3 : 3 + width] if kind == "crop" else image[:32, :width].copy()
+        row = (image[:, ::-1] if kind == "flipped" else image).transpose(2, 0, 1)
+        row = row.copy() if kind == "planes" else row
+        memory = np.zeros(row.size + 128, np.uint8)
+        begin = -memory.ctypes.data % 64 + start
+        place = memory[begin : begin + row.size].reshape(row.shape)
+        copy_row(row, place)
+        np.testing.assert_array_equal(place, row)
+        place[...] = 0
+        assert not memory.any()

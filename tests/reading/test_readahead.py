@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,15 +17,14 @@ from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 
 
-def _batches(rows: int, count: int) -> list[np.ndarray]:
-    return [np.arange(rows) for _ in range(count)]
+def _read_ahead(store: BuiltStore) -> ReadAhead:
+    return ReadAhead(list(VersionReader(str(store.path)).readers.values()))
 
 
 def test_batches_come_in_order_each_advised_ahead(
-    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advised: list[int] = []
-    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
+    advised, ahead = list[int](), _read_ahead(image_store)
     monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(int(rows[0])))
     found = []
     for rows in ahead.around((np.array([n]) for n in range(6)), 2):
@@ -35,18 +35,17 @@ def test_batches_come_in_order_each_advised_ahead(
 
 
 def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
-    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = 0
+    blocks, advise = 0, Mock()
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
-    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
-    advised: list[int] = []
-    monkeypatch.setattr(ahead, "_begin_to_read", lambda rows: advised.append(len(advised)))
-    list(ahead.around(_batches(1, 9), 2))
-    assert len(advised) == QUIET_BATCHES
+    ahead = _read_ahead(image_store)
+    monkeypatch.setattr(ahead, "_begin_to_read", advise)
+    list(ahead.around([np.arange(1)] * 9, 2))
+    assert advise.call_count == QUIET_BATCHES
     blocks += 8
-    list(ahead.around(_batches(1, 1), 2))
-    assert len(advised) == QUIET_BATCHES + 1
+    list(ahead.around([np.arange(1)], 2))
+    assert advise.call_count == QUIET_BATCHES + 1
 
 
 def test_the_kernel_is_told_where_each_row_lies(
@@ -74,8 +73,7 @@ def _advising() -> int:
 
 def test_closing_early_joins_the_thread(image_store: BuiltStore) -> None:
     before = _advising()
-    ahead = ReadAhead(list(VersionReader(str(image_store.path)).readers.values()))
-    batches = ahead.around(iter(_batches(3, 50)), 4)
+    batches = _read_ahead(image_store).around([np.arange(3)] * 50, 4)
     next(batches)
     assert _advising() == before + 1
     batches.close()

@@ -33,6 +33,16 @@ def _reader(version: precache.Version) -> ArrayReader:
     return ArrayReader(version, "image", objects=RangedShardFiles(version, "image"))
 
 
+def require_rows(store: BuiltStore, *loader: Any, **options: Any) -> list[int]:
+    """Read an epoch of a loader, which must have the pixels of its rows; return these."""
+    expected, rows = store.rows(), list[int]()
+    with precache.Loader(*loader, device="cpu", **options) as opened:
+        for batch in opened:
+            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+            rows += batch["row"].tolist()
+    return rows
+
+
 @dataclass(frozen=True)
 class CountedFolder(LocalFolder):
     """Keeps what is read of it."""
@@ -45,15 +55,8 @@ class CountedFolder(LocalFolder):
 
 
 def test_a_loader_reads_by_pread_what_it_reads_from_a_map(store: BuiltStore) -> None:
-    expected = store.rows()
-    with precache.Loader(store.path, 5, device="cpu", access="pread", num_threads=2) as loader:
-        for _ in range(2):
-            seen = []
-            for batch in loader:
-                rows = batch["row"].numpy()
-                np.testing.assert_array_equal(batch["image"].numpy(), expected[rows])
-                seen.extend(rows.tolist())
-            assert sorted(seen) == np.flatnonzero(loader.version.valid).tolist()
+    rows = require_rows(store, store.path, 5, access="pread", num_threads=2)
+    assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
 
 
 def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltStore]) -> None:
@@ -86,20 +89,18 @@ def own(
     return copy_store(stores["image"])
 
 
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (lambda path: flip(path, 100, 0x10), "is damaged"),
-        (lambda path: flip(path, -9, 0x10), "index fails its CRC32C"),
-        (lambda path: path.write_bytes(path.read_bytes()[:50]), "index fails its CRC32C"),
-        (lambda path: path.write_bytes(b""), "index fails"),
-        (lambda path: path.unlink(), "is missing at row .* has lost it, or is being removed; open"),
-    ],
-    ids=["a chunk", "the index", "cut short", "empty", "missing"],
-)
-def test_damage_is_named_by_shard_and_key(
-    harm: Callable[[Path], Any], reason: str, own: BuiltStore
-) -> None:
+HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a chunk": (lambda path: flip(path, 100, 0x10), "is damaged"),
+    "the index": (lambda path: flip(path, -9, 0x10), "index fails its CRC32C"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:50]), "index fails its CRC32C"),
+    "empty": (lambda path: path.write_bytes(b""), "index fails"),
+    "missing": (Path.unlink, "is missing at row .* has lost it, or is being removed; open"),
+}
+
+
+@pytest.mark.parametrize("case", HARMS)
+def test_damage_is_named_by_shard_and_key(case: str, own: BuiltStore) -> None:
+    harm, reason = HARMS[case]
     harm(own.shard_path(1))
     version = own.open()
     reader = _reader(version)
@@ -139,13 +140,9 @@ def test_a_version_that_is_removed_while_it_is_read_says_so(mapped: bool, own: B
 def test_rows_from_a_bucket_without_a_cache(store: BuiltStore) -> None:
     url = f"memory://ranges-{store.result.version}"
     precache.pull(store.path, url)
-    expected = store.rows()
-    with precache.Loader(url, 5, device="cpu") as loader:
-        for batch in loader:
-            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
-    dataset = precache.CachedDataset(url)
-    [sample] = [dataset[4]]
-    np.testing.assert_array_equal(sample["image"].numpy(), expected[int(sample["row"])])
+    assert len(require_rows(store, url, 5)) == store.open().valid.sum()
+    sample = precache.CachedDataset(url)[4]
+    np.testing.assert_array_equal(sample["image"].numpy(), store.rows()[int(sample["row"])])
     assert isinstance(open_folder(url).read_ranges([("nowhere", 0, 5)])[0], StorageError)
 
 
@@ -155,8 +152,7 @@ def test_an_epoch_by_range_through_a_bad_network_is_right(
     """A request in twenty fails, by a seeded choice."""
     store, url = stores["raw"], "s3://bucket/unsteady"
     precache.pull(store.path, url, storage_options=s3.options())
-    expected, random = store.rows(), np.random.default_rng(5)
-    faults = [status(503), status(429), reset, truncated]
+    random, faults = np.random.default_rng(5), [status(503), status(429), reset, truncated]
     failed = []
 
     def choose(method: str, path: str) -> Fault | None:
@@ -166,14 +162,9 @@ def test_an_epoch_by_range_through_a_bad_network_is_right(
         return faults[len(failed) % len(faults)]
 
     proxy.choose = choose
-    rows = []
-    with precache.Loader(url, 4, device="cpu", storage_options=s3.options(proxy.port)) as loader:
-        while len(failed) < len(faults):
-            for batch in loader:
-                rows += batch["row"].tolist()
-                found = batch["image"].numpy()
-                np.testing.assert_array_equal(found, expected[batch["row"].numpy()])
-    assert set(rows) == set(np.flatnonzero(precache.open(store.path).valid).tolist())
+    while len(failed) < len(faults):
+        rows = require_rows(store, url, 4, storage_options=s3.options(proxy.port))
+        assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
 
 
 @pytest.mark.parametrize("cached", [False, True])

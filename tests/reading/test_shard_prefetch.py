@@ -8,7 +8,6 @@ import gc
 import hashlib
 import itertools
 import json
-import logging
 import os
 import random
 import re
@@ -19,6 +18,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,15 +43,29 @@ from precache.storage.open import open_folder
 from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
 from tests.support.building import environment, flip, poll, put_photos, running
-from tests.support.servers import (
-    FaultProxy,
-    S3Server,
-    stalled,
-    status,
-    wrong_bytes,
-)
+from tests.support.servers import FaultProxy, S3Server, stalled, status, wrong_bytes
 
 Read = dict[int, np.ndarray]
+
+
+@dataclass
+class Remote:
+    """The store `large` in a bucket, read by loaders with a cache in `folder`."""
+
+    store: BuiltStore
+    url: str
+    s3: S3Server
+    proxy: FaultProxy
+    folder: Path
+
+    def open(self, cache: Any = None, size: int = 16, **more: Any) -> precache.Loader:
+        options = self.s3.options(self.proxy.port)
+        return _cached(self.url, options, self.folder if cache is None else cache, size, **more)
+
+    def read(self, loader: precache.Loader) -> Read:
+        """Read an epoch, which must have every valid row, with its pixels."""
+        assert_whole(found := epoch(loader), self.store)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +80,11 @@ def url(large: BuiltStore, s3: S3Server) -> str:
     """The store in a bucket."""
     precache.pull(large.path, "s3://bucket/large", storage_options=s3.options())
     return "s3://bucket/large"
+
+
+@pytest.fixture
+def remote(large: BuiltStore, url: str, s3: S3Server, proxy: FaultProxy, tmp_path: Path) -> Remote:
+    return Remote(large, url, s3, proxy, tmp_path)
 
 
 def cache_bytes(store: BuiltStore, shards: int) -> int:
@@ -121,20 +141,18 @@ def shards_asked(proxy: FaultProxy) -> Counter[str]:
 
 
 def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
-    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+    remote: Remote, large: BuiltStore, proxy: FaultProxy
 ) -> None:
-    options = s3.options(proxy.port)
-    with _cached(url, options, tmp_path, 32) as loader:
-        assert_whole(epoch(loader), large)
+    with remote.open(size=32) as loader:
+        remote.read(loader)
         fetched = loader.stats().fetched
         assert (fetched.objects, fetched.nbytes) == (16, sum(_sizes(large)))
-        assert set(shards_asked(proxy).values()) == {1}
-        assert len(shards_asked(proxy)) == 16
+        assert [*shards_asked(proxy).values()] == [1] * 16
         asked = sum(proxy.seen.values())
-        assert_whole(epoch(loader), large)
+        remote.read(loader)
         assert sum(proxy.seen.values()) == asked
         assert loader.stats().fetched.objects == 0
-    with _cached(url, options, tmp_path, 32, shuffle="full") as loader:
+    with remote.open(size=32, shuffle="full") as loader:
         rows: tuple[list[int], list[int]] = ([], [])  # of two iterators at once
         for pair in zip(iter(loader), iter(loader), strict=True):
             for seen, batch in zip(rows, pair, strict=True):
@@ -143,9 +161,7 @@ def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
         assert loader.stats().fetched.objects == 0
 
 
-def test_training_starts_with_the_first_shards(
-    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_training_starts_with_the_first_shards(remote: Remote) -> None:
     """The server hands out half of the shards, and no more before the first batch is there."""
     handed, first_batch = set[str](), threading.Event()
 
@@ -155,22 +171,19 @@ def test_training_starts_with_the_first_shards(
                 assert first_batch.wait(60)
             handed.add(path)
 
-    proxy.before = hold
-    block = precache.Block(2)
-    with _cached(url, s3.options(proxy.port), tmp_path, 8, shuffle=block) as loader:
+    remote.proxy.before = hold
+    with remote.open(size=8, shuffle=precache.Block(2)) as loader:
         batches = iter(loader)
         next(batches)
         first_batch.set()
         assert len(list(batches)) == len(loader) - 1
 
 
-def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
-) -> None:
-    cache = precache.Cache(tmp_path, cache_bytes(large, 8))
-    with _cached(url, s3.options(), cache, 8) as loader:
+def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(remote: Remote) -> None:
+    cache = precache.Cache(remote.folder, cache_bytes(remote.store, 8))
+    with remote.open(cache, 8) as loader:
         for number in range(3):
-            assert_whole(epoch(loader), large)
+            remote.read(loader)
             fetched = loader.stats().fetched.objects
             assert fetched == 16 if number == 0 else 4 <= fetched <= 14
         shuffle = {"kind": "block", "block": 10, "window": 2, "nodes": 1}
@@ -207,19 +220,6 @@ def test_any_order_is_read_within_any_limit(
     assert kept <= max(0, limit - OVERHEAD)
 
 
-def test_a_limit_that_is_too_low_for_a_batch_is_said(
-    large: BuiltStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    precache.pull(large.path, "memory://low")
-    limit = cache_bytes(large, 2)
-    cache = precache.Cache(tmp_path, limit)
-    with _cached("memory://low", {}, cache, shuffle="full") as loader:
-        assert_whole(epoch(loader), large)
-    [message] = caplog.messages
-    assert f"{tmp_path} exceeds its limit of {limit} bytes by" in message
-    assert "raise it, or read less at once, by shuffle='block' or a smaller" in message
-
-
 def test_a_loader_that_follows_a_build_goes_on_where_most_samples_are_bad(
     image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -239,47 +239,27 @@ def test_a_loader_that_follows_a_build_goes_on_where_most_samples_are_bad(
 
 
 def test_the_log_names_what_a_batch_waits_for(
-    url: str,
-    large: BuiltStore,
-    s3: S3Server,
-    proxy: FaultProxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shard_prefetch, "STALL_SECONDS", 0.05)
-    messages, reported = list[str](), threading.Event()
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-            if "as shard 3 " in messages[-1]:
-                reported.set()
+    def waits() -> list[str]:
+        return [message for message in caplog.messages if "as shard 3 " in message]
 
     def hang(method: str, path: str) -> None:
         if path.endswith("/image/c/3/0/0/0"):
-            assert reported.wait(60)
+            poll(waits, "the log says so")
 
-    proxy.before = hang
-    handler = Handler()
-    logging.getLogger("precache.reading.shard_prefetch").addHandler(handler)
-    try:
-        with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
-            assert_whole(epoch(loader), large)
-    finally:
-        logging.getLogger("precache.reading.shard_prefetch").removeHandler(handler)
-    waits = [message for message in messages if "as shard 3 " in message]
-    assert f"{loader.version.path}: nothing was read for 0 s" in waits[0]
-    assert waits[0].endswith("as shard 3 (image/c/3/0/0/0) is being fetched")
+    remote.proxy.before = hang
+    with remote.open(shuffle=False) as loader:
+        remote.read(loader)
+    assert f"{loader.version.path}: nothing was read for 0 s" in waits()[0]
+    assert waits()[0].endswith("as shard 3 (image/c/3/0/0/0) is being fetched")
 
 
 @pytest.mark.parametrize("part", [1, 1 << 30])
 def test_an_early_end_leaves_no_thread_and_holds_nothing(
-    part: int,
-    url: str,
-    large: BuiltStore,
-    s3: S3Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    part: int, url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(stream, "PART_NBYTES", part)
     before = threading.active_count()
@@ -340,26 +320,24 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
     loader.close()
 
 
+def _fake_shards(names: str, obtain: Callable[..., bool | None]) -> Any:
+    """Shards of one byte in each field, which a function obtains by name."""
+    one, rows = [SimpleNamespace(size=1)], SimpleNamespace(rows_per_shard=1)
+    return SimpleNamespace(
+        arrays={n: Mock(expected=one, cached_name=lambda number, n=n: n) for n in names},
+        cache=SimpleNamespace(room=9, obtain=obtain),
+        count=lambda size: None,
+        nbytes=lambda number: 1,
+        version=SimpleNamespace(path="", attributes=rows),
+    )
+
+
 def test_a_shard_that_nobody_waits_for_and_has_room_for_one_field_holds_nothing() -> None:
     """Its batches failed while it was fetched ahead."""
-    ended: list[str] = []
-
-    def field(name: str) -> Any:
-        return SimpleNamespace(
-            cached_name=lambda number: name,
-            expected=[SimpleNamespace(size=1)],
-            end=lambda number, reader: ended.append(name),
-        )
-
-    shards: Any = SimpleNamespace(
-        arrays={name: field(name) for name in "ab"},
-        cache=SimpleNamespace(room=9, obtain=lambda name, *_, **__: name == "a" or None),
-        count=lambda size: None,
-        version=SimpleNamespace(path="", attributes=SimpleNamespace(rows_per_shard=1)),
-    )
+    shards = _fake_shards("ab", lambda name, *_, **__: name == "a" or None)
     prefetcher = ShardPrefetcher(shards, "ab")
     assert not prefetcher._obtain(_Shard(), 0, at_once=False)
-    assert ended == ["a", "b"]
+    assert [field.end.call_count for field in shards.arrays.values()] == [1, 1]
     prefetcher.close()
 
 
@@ -381,16 +359,7 @@ def test_a_shard_that_is_refused_before_its_fetch_is_kept_is_asked_for_again() -
         asked.append(at_once)
         return False if at_once else None
 
-    field = SimpleNamespace(
-        cached_name=str, expected=[SimpleNamespace(size=1)], begin=Mock(), end=Mock()
-    )
-    shards: Any = SimpleNamespace(
-        arrays={"a": field},
-        cache=SimpleNamespace(room=9, obtain=obtain),
-        nbytes=lambda number: 1,
-        version=SimpleNamespace(path="", attributes=SimpleNamespace(rows_per_shard=1)),
-    )
-    prefetcher: Any = ShardPrefetcher(shards, "a")
+    prefetcher: Any = ShardPrefetcher(_fake_shards("a", obtain), "a")
     prefetcher._lock, submit = WatchedLock(), prefetcher._pool.submit
 
     def submit_and_let_run(*work: Any) -> Any:
@@ -420,17 +389,16 @@ def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path
 
 
 def test_what_is_free_on_a_disk_does_not_change_the_order(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    for rank, free in enumerate((10**12, int(1.5 * cache_bytes(large, 16)))):
+    for rank, free in enumerate((10**12, int(1.5 * cache_bytes(remote.store, 16)))):
         usage = shutil.disk_usage(tmp_path)._replace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
-        folder = tmp_path / str(rank)
-        with _cached(url, s3.options(), folder, rank=rank, world_size=2) as loader:
+        with remote.open(tmp_path / str(rank), rank=rank, world_size=2) as loader:
             for batch in loader:
                 rows += batch["row"].tolist()
-    assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
+    assert set(rows) == set(np.flatnonzero(remote.store.open().valid).tolist())
 
 
 def test_a_cache_of_a_local_store_changes_nothing(image_store: BuiltStore, tmp_path: Path) -> None:
@@ -462,20 +430,19 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_answers_that_stall_for_half_a_minute_are_waited_for(
-    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+    remote: Remote, s3: S3Server, proxy: FaultProxy
 ) -> None:
     proxy.faults["GET", "/image/c/3/0/0/0"] = [stalled(30.0)]
-    with _cached(url, s3.options(proxy.port), tmp_path / "whole") as loader:
-        assert_whole(epoch(loader), large)
+    with remote.open() as loader:
+        remote.read(loader)
     assert proxy.requests("GET", "/image/c/3/0/0/0") == 1
     photos = "s3://bucket/stalled-photos"
     put_photos(open_folder(photos, s3.options()))
     proxy.faults["GET", "/cat/03.jpg"] = [stalled(30.0)]
+    how = [("well", s3.options()), ("ill", s3.options(proxy.port))]
     results = [
-        precache.build(
-            photos, f"{photos}-{name}", address="serial", storage_options=s3.options(port)
-        )
-        for name, port in (("well", None), ("ill", proxy.port))
+        precache.build(photos, f"{photos}-{name}", address="serial", storage_options=options)
+        for name, options in how
     ]
     assert proxy.faults["GET", "/cat/03.jpg"] == []
     assert [result.failed for result in results] == [1, 1]
@@ -483,22 +450,20 @@ def test_answers_that_stall_for_half_a_minute_are_waited_for(
 
 
 def test_wrong_bytes_never_get_into_the_cache(
-    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+    remote: Remote, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    shard = "/image/c/3/0/0/0"
+    shard, said = "/image/c/3/0/0/0", "is damaged .*its checksum does not hold"
     proxy.faults["GET", shard] = [wrong_bytes] * (shard_prefetch.FETCH_TRIES - 1)
-    with _cached(url, s3.options(proxy.port), tmp_path / "some") as loader:
-        assert_whole(epoch(loader), large)
+    with remote.open(tmp_path / "some") as loader:
+        remote.read(loader)
     proxy.faults["GET", shard] = [wrong_bytes] * 99
-    with (
-        _cached(url, s3.options(proxy.port), tmp_path / "all") as loader,
-        pytest.raises(DamageError, match=rf"{shard} is damaged .*its checksum does not hold"),
-    ):
+    all_wrong = tmp_path / "all"
+    with remote.open(all_wrong) as loader, pytest.raises(DamageError, match=f"{shard} {said}"):
         epoch(loader)
-    assert not list((tmp_path / "all" / "objects").glob("*-image-3-*"))
+    assert not list((all_wrong / "objects").glob("*-image-3-*"))
     proxy.faults.clear()
-    with _cached(url, s3.options(proxy.port), tmp_path / "all") as loader:
-        assert_whole(epoch(loader), large)
+    with remote.open(all_wrong) as loader:
+        remote.read(loader)
 
 
 def test_a_shard_that_cannot_be_had_or_is_gone_is_an_error_at_its_batch(
@@ -537,25 +502,20 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], bool]] = {
 
 @pytest.mark.parametrize("case", SPOILT)
 def test_a_copy_that_went_bad_is_fetched_again_once(
-    case: str,
-    url: str,
-    large: BuiltStore,
-    s3: S3Server,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    case: str, remote: Remote, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil, is_logged = SPOILT[case]
-    with _cached(url, s3.options(), tmp_path) as loader:
+    with remote.open() as loader:
         epoch(loader)
         whole = _copy(tmp_path, 5).read_bytes()
         if not is_logged:  # by the loader that has it mapped
             spoil(_copy(tmp_path, 6))
-            assert_whole(epoch(loader), large)
+            remote.read(loader)
             assert loader.stats().fetched.objects == 17
     spoil(_copy(tmp_path, 5))
     for again in (1, 0):
-        with _cached(url, s3.options(), tmp_path) as loader:
-            assert_whole(epoch(loader), large)
+        with remote.open() as loader:
+            remote.read(loader)
             assert loader.stats().fetched.objects == again
     said = f"{_copy(tmp_path, 5)} is damaged; it is fetched again"
     assert caplog.messages == [said] * is_logged
@@ -593,7 +553,7 @@ def test_copies_that_changed_places_are_fetched_again(
 
 
 def test_damage_that_comes_while_a_copy_is_read_is_mended(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every thread that reads it."""
     map_checked, to_spoil = MappedShardFiles.map, {5, 9}
@@ -608,9 +568,9 @@ def test_damage_that_comes_while_a_copy_is_read_is_mended(
         return mapped
 
     monkeypatch.setattr(MappedShardFiles, "map", map_and_spoil)
-    with _cached(url, s3.options(), tmp_path, num_threads=3) as loader:
-        for fetched in (large.open().arrays["image"].objects + 2, 0):
-            assert_whole(epoch(loader), large)
+    with remote.open(num_threads=3) as loader:
+        for fetched in (18, 0):
+            remote.read(loader)
             assert loader.stats().fetched.objects == fetched
 
 
@@ -639,46 +599,38 @@ def test_damage_of_the_stores_own_object_is_named(
 
 
 def test_a_copy_that_cannot_be_mapped_or_reserved_is_an_error_and_no_hang(
-    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_map(descriptor: int) -> np.ndarray:
-        raise OSError("it cannot be mapped: no more maps")
-
-    def no_room(cache: DiskCache, *_: Any) -> bool:
-        raise StorageError("cannot write to the cache")
-
+    no_map, no_room = OSError("it cannot be mapped"), StorageError("cannot write to the cache")
     how: dict[str, Any] = {"num_threads": 1, "prefetch_batches": 4, "shuffle": precache.Block(1)}
-    for holder, name, function, said in (
+    for holder, name, error, said in (
         (shard_files, "map_file", no_map, rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
         (DiskCache, "_reserve", no_room, "cannot write to the cache"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(holder, name, function)
-            with (
-                _cached(url, s3.options(), tmp_path, 20, **how) as loader,
-                pytest.raises(StorageError, match=said),
-            ):
+            patch.setattr(holder, name, Mock(side_effect=error))
+            with remote.open(size=20, **how) as loader, pytest.raises(StorageError, match=said):
                 list(loader)
 
 
 def test_a_full_disk_ends_the_epoch_and_not_the_cache(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = iter(range(100))
-    pwrite = os.pwrite
+    count, pwrite = iter(range(100)), os.pwrite
 
     def full(descriptor: int, data: bytes, start: int) -> int:
         if len(data) > 4096 and next(count) >= 5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(descriptor, data, start)
 
-    with _cached(url, s3.options(), tmp_path) as loader:
-        monkeypatch.setattr(os, "pwrite", full)
-        with pytest.raises(StorageError, match=rf"cannot write to the cache {tmp_path}: No space"):
-            epoch(loader)
+    with remote.open() as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            said = rf"cannot write to the cache {tmp_path}: No space"
+            with pytest.raises(StorageError, match=said):
+                epoch(loader)
         assert list((tmp_path / "parts").iterdir()) == []
-        monkeypatch.undo()
-        assert_whole(epoch(loader), large)
+        remote.read(loader)
         assert loader.stats().fetched.objects >= 16
 
 
@@ -705,6 +657,23 @@ with precache.Loader(
 """
 
 
+def training(
+    url: str, cache: Path, limit: int, seed: int, options: dict[str, Any], *window: int
+) -> Any:
+    """A process that trains for three epochs."""
+    settings = [url, cache, limit, seed, json.dumps(options), *window]
+    return running([sys.executable, "-c", _TRAIN, *map(str, settings)], environment())
+
+
+def require_epochs(outputs: list[tuple[str, str]], store: BuiltStore) -> None:
+    """Each training must have read every row in each of its epochs."""
+    rows, valid = store.rows(), np.flatnonzero(store.open().valid)
+    digests = {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
+    for lines, _ in outputs:
+        epochs = [json.loads(line) for line in lines.splitlines() if line != "going"]
+        assert epochs == [digests] * 3
+
+
 @pytest.mark.heavy
 def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
@@ -713,39 +682,29 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     limit = cache_bytes(large, 8)
     cache = tmp_path / "cache"
 
-    def line(seed: int) -> list[str]:
-        settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options(proxy.port))]
-        return [sys.executable, "-c", _TRAIN, *settings]
+    def train(seed: int) -> Any:
+        return training(url, cache, limit, seed, s3.options(proxy.port))
 
-    with running(line(0), environment()) as one:
+    with train(0) as one:
         pids = [one.pid]
         with watching(cache, pids) as most:
-            with running(line(1), environment()) as dead:
+            with train(1) as dead:
                 pids.append(dead.pid)
-                assert dead.stdout is not None
                 assert dead.stdout.readline() == "going\n"
                 os.kill(dead.pid, signal.SIGKILL)
                 dead.wait()
-            with running(line(1), environment()) as other:
+            with train(1) as other:
                 pids.append(other.pid)
                 outputs = [process.communicate() for process in (one, other)]
     assert [errors for _, errors in outputs] == ["", ""]
     assert limit // 2 < max(most) <= limit
-    digests = _digests(large)
-    for lines, _ in outputs:
-        epochs = [json.loads(each) for each in lines.splitlines() if each != "going"]
-        assert epochs == [digests] * 3
+    require_epochs(outputs, large)
     asked = shards_asked(proxy)
     assert len(asked) == 16
     assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
     shared = precache.Cache(cache, limit)
     with _cached(url, s3.options(), shared, shuffle=precache.Block(2)) as loader:
         assert_whole(epoch(loader), large)
-
-
-def _digests(store: BuiltStore) -> dict[str, str]:
-    rows, valid = store.rows(), np.flatnonzero(store.open().valid)
-    return {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
 
 
 @pytest.mark.heavy
@@ -756,17 +715,13 @@ def test_several_processes_keep_to_a_small_limit_but_for_what_they_read(
     dice, cache = random.Random(seed), tmp_path / "cache"
     shards, windows = dice.choice([0, 3, 6]), [dice.choice([1, 2, 3]) for _ in range(2)]
     limit = cache_bytes(large, shards)
-    settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options())]
-    lines = [[sys.executable, "-c", _TRAIN, *settings, str(window)] for window in windows]
     with contextlib.ExitStack() as ends:
-        trainings = [ends.enter_context(running(line, environment())) for line in lines]
-        with watching(cache, [training.pid for training in trainings]) as most:
-            outputs = [training.communicate(timeout=240) for training in trainings]
-    digests = _digests(large)
-    for lines_of_output, errors in outputs:
-        epochs = [json.loads(line) for line in lines_of_output.splitlines() if line != "going"]
-        assert epochs == [digests] * 3
-        assert "exceeds its limit" in errors if not shards else True
+        trainings = [training(url, cache, limit, seed, s3.options(), each) for each in windows]
+        processes = [ends.enter_context(each) for each in trainings]
+        with watching(cache, [process.pid for process in processes]) as most:
+            outputs = [process.communicate(timeout=240) for process in processes]
+    require_epochs(outputs, large)
+    assert shards or all("exceeds its limit" in errors for _, errors in outputs)
     # A batch is of as many shards as are mixed, and of the next ones.
     at_once = sum(2 * window for window in windows)
     assert max(most) <= cache_bytes(large, shards + at_once)
@@ -815,23 +770,14 @@ def _disk_usage(folder: Path) -> int:
     return 512 * sum(blocks.values())
 
 
-def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(
-    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(remote: Remote) -> None:
     start = threading.Barrier(2)
-    found: list[Read] = []
 
     def train(seed: int) -> None:
-        block = precache.Block(2)
-        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, shuffle=block) as loader:
+        with remote.open(seed=seed, shuffle=precache.Block(2)) as loader:
             start.wait()
-            found.append(epoch(loader))
+            remote.read(loader)
 
-    threads = [threading.Thread(target=train, args=[seed]) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found:
-        assert_whole(each, large)
-    assert set(shards_asked(proxy).values()) == {1}
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, range(2)))
+    assert set(shards_asked(remote.proxy).values()) == {1}

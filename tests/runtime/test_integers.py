@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +29,13 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
 ) -> None:
     numbers = {"batch_size": 4, "seed": 3, "num_threads": 2, "prefetch_batches": 3}
     numbers |= {"rank": 1, "world_size": 2}
-    path = stores["raw"].path
-    flips = {"transform": transforms.RandomCrop(80)}
-    other_flips = {"transform": transforms.RandomCrop(kind(80), kind(0))}  # type: ignore[arg-type]
-    blocks = precache.Block(2, 2), precache.Block(kind(2), kind(2))
-    plain = precache.Loader(path, shuffle=blocks[0], **numbers, **flips)  # type: ignore[arg-type]
-    others = {name: kind(value) for name, value in numbers.items()}
-    with plain, precache.Loader(path, shuffle=blocks[1], **others, **other_flips) as other:
+
+    def open_loader(kind: Any) -> precache.Loader:
+        options = {name: kind(value) for name, value in numbers.items()}
+        crop, block = transforms.RandomCrop(kind(80), kind(0)), precache.Block(kind(2), kind(2))
+        return precache.Loader(stores["raw"].path, shuffle=block, transform=crop, **options)
+
+    with open_loader(int) as plain, open_loader(kind) as other:
         plain.set_epoch(2)
         other.set_epoch(kind(2))
         for one, two in zip(plain, other, strict=True):
@@ -52,10 +52,10 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
         assert plain.state_dict() == state
 
 
-def test_flags_of_numpy_are_plain_in_a_state(stores: dict[str, BuiltStore]) -> None:
+def test_flags_of_numpy_are_plain_in_a_state(image_store: BuiltStore) -> None:
     for shuffle in (np.False_, np.str_("full")):
         given: Any = {"drop_last": np.True_, "shuffle": shuffle}
-        with precache.Loader(stores["raw"].path, 4, **given) as loader:
+        with precache.Loader(image_store.path, 4, **given) as loader:
             state = loader.state_dict()
         assert json.loads(json.dumps(state)) == state
 
@@ -97,31 +97,21 @@ def test_a_build_takes_any_integer(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *itertools.product(
-            ["batch_size", "seed", "num_threads", "prefetch_batches", "window", "nodes"],
-            [True, 2.0, "2", np.float32(2), np.bool_(True)],
-        ),
-        *itertools.product(["batch_size", "num_threads", "window", "nodes"], [0, np.int64(0)]),
-        ("batch_size", None),
-        ("seed", None),
-    ],
+    "name", ["batch_size", "seed", "num_threads", "prefetch_batches", "window", "nodes"]
 )
-def test_what_is_no_whole_number_is_refused(
-    stores: dict[str, BuiltStore], name: str, value: Any
-) -> None:
-    def take() -> object:
-        if name in ("window", "nodes"):
-            return precache.Block(**{name: value})
-        return precache.Loader(stores["raw"].path, **{"batch_size": 4, name: value})
+def test_what_is_no_whole_number_is_refused(image_store: BuiltStore, name: str) -> None:
+    values: list[Any] = [True, 2.0, "2", np.float32(2), np.bool_(True)]
+    values += [] if name in ("seed", "prefetch_batches") else [0, np.int64(0)]
+    values += [None] if name in ("batch_size", "seed") else []
+    take: Any = functools.partial(precache.Loader, image_store.path, batch_size=4)
+    take = precache.Block if name in ("window", "nodes") else take
+    for value in values:
+        with pytest.raises(UsageError, match=f"^{name} is .*; give a whole number"):
+            take(**{name: value})
 
-    with pytest.raises(UsageError, match=f"^{name} is .*; give a whole number"):
-        take()
 
-
-def test_a_place_that_is_no_whole_number_is_refused(stores: dict[str, BuiltStore]) -> None:
-    with precache.Loader(stores["raw"].path, 4) as loader:
+def test_a_place_that_is_no_whole_number_is_refused(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
         for wrong in (1.5, "1", True, None):
             with pytest.raises(UsageError, match="epoch is"):
                 loader.set_epoch(wrong)  # type: ignore[arg-type]

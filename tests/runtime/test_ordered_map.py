@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,9 @@ def test_results_come_in_the_order_of_items(items: list[int], threads: int, ahea
     assert list(prefetch(lambda x: x * 2, items, threads, ahead)) == [x * 2 for x in items]
 
 
-def test_a_slow_item_does_not_let_later_ones_overtake() -> None:
-    others_done = threading.Event()
+def test_several_work_at_once_and_a_slow_item_does_not_let_later_ones_overtake() -> None:
+    others_done, meeting = threading.Event(), threading.Barrier(3, timeout=30)
+    assert list(prefetch(lambda _: meeting.wait() >= 0, range(6), 3, 3)) == [True] * 6
 
     def work(item: int) -> int:
         if item == 0:
@@ -40,11 +42,6 @@ def test_a_slow_item_does_not_let_later_ones_overtake() -> None:
         return item
 
     assert list(prefetch(work, range(8), threads=2, ahead=4)) == list(range(8))
-
-
-def test_work_runs_on_several_threads_at_once() -> None:
-    meeting = threading.Barrier(3, timeout=30)
-    assert list(prefetch(lambda _: meeting.wait() >= 0, range(6), 3, 3)) == [True] * 6
 
 
 def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
@@ -68,17 +65,14 @@ def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
 @pytest.mark.parametrize("of", ["items", "work"])
 @pytest.mark.parametrize("good", [0, 1, 5])
 def test_an_error_comes_after_the_results_before_it_and_holds_nothing(of: str, good: int) -> None:
-    class Held:
-        pass
-
-    held = Held()
+    held = {"alive"}
     alive = weakref.ref(held)
 
-    def items(held: Held = held) -> Iterator[int]:
+    def items(held: object = held) -> Iterator[int]:
         yield from range(good if of == "items" else 9)
         raise ValueError(f"item {good}")
 
-    def work(item: int, held: Held = held) -> int:
+    def work(item: int, held: object = held) -> int:
         if item >= good:
             raise ValueError(f"item {item}")
         return item
@@ -133,16 +127,13 @@ def test_what_nobody_took_is_let_go(taken: int) -> None:
     assert not any(each() for each in made)
 
 
-def test_a_forgotten_iterator_is_joined_at_once() -> None:
+def test_a_forgotten_iterator_is_joined_and_a_dropped_result_gone_at_once() -> None:
     results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
     assert not own_threads()
     next(results)
     assert own_threads()
     del results
     assert not own_threads()
-
-
-def test_a_result_that_was_dropped_is_gone_when_the_next_one_comes() -> None:
     before: weakref.ref[set[int]] | None = None
     # One thread: it lets go of an item's result before it makes the next.
     for result in prefetch(lambda item: {item}, range(6), threads=1, ahead=1):
@@ -154,10 +145,7 @@ def test_a_result_that_was_dropped_is_gone_when_the_next_one_comes() -> None:
 def test_ctrl_c_while_a_thread_starts_is_what_the_caller_gets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def pressed(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
     results = prefetch(str, range(9), threads=2, ahead=4)
-    monkeypatch.setattr(threading.Thread, "start", pressed)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         next(results)

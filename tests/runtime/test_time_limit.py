@@ -19,11 +19,12 @@ import time
 import tomllib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -35,46 +36,17 @@ from precache.storage import retries
 from precache_workers.cluster import process_engine
 from precache_workers.cluster.executor import executor
 from precache_workers.runtime import time_limit
-from precache_workers.runtime.time_limit import (
-    DECODING,
-    EXPIRY_SECONDS,
-    FETCHING,
-    KILLS,
-    LATE,
-    SamplesAtWork,
-    kept_notes,
-    key_digest,
-    run_in_time,
-    samples_at_work,
-    take_suspects,
-)
+from precache_workers.runtime.time_limit import DECODING, FETCHING, KILLS, LATE, run_in_time
 from precache_workers.shards.samples import SampleTask
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
 from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.kinds import open_source
-from tests.support.building import (
-    DEADLINE,
-    MARKED,
-    PYTHONPATH,
-    REPOSITORY,
-    ask,
-    block,
-    cli,
-    cut,
-    encoded,
-    environment,
-    marked_photos,
-    marked_recipe,
-    own_threads,
-    pixels,
-    poll,
-    running,
-    write,
-)
+from tests.support import building
+from tests.support.building import DEADLINE, REPOSITORY, ask, block, cli, environment, poll, write
 from tests.support.command_line import Run
 from tests.support.servers import web_server
 
-SLOW = precache.Recipe.from_dict(tomllib.loads(marked_recipe("hang")))
+SLOW = precache.Recipe.from_dict(tomllib.loads(building.marked_recipe("hang")))
 PLAIN = precache.Recipe.image(resize=(48, 48))
 
 
@@ -85,7 +57,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return marked_photos(tmp_path / "in")
+    return building.marked_photos(tmp_path / "in")
 
 
 @pytest.fixture
@@ -98,7 +70,7 @@ def released() -> Iterator[threading.Event]:
 def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
     """Take three samples, one after another; at one, wait."""
     for each in "abc":
-        samples_at_work().begin(DECODING, each)
+        time_limit.samples_at_work().begin(DECODING, each)
         if each == key:
             released.wait()
         done.append(each)
@@ -138,13 +110,13 @@ def test_the_thread_of_work_has_ended_when_its_result_is_there() -> None:
         if event == "return" and frame.f_code is threading.Thread.run.__code__:
             time.sleep(0.1)
 
-    before = set(own_threads())
+    before = set(building.own_threads())
     threading.setprofile(end_slowly)
     try:
         run_in_time(lambda: None, 1.0)
     finally:
         threading.setprofile(None)
-    assert set(own_threads()) <= before
+    assert set(building.own_threads()) <= before
 
 
 def test_time_for_which_the_process_was_stopped_does_not_count(
@@ -166,7 +138,7 @@ def test_time_for_which_the_process_was_stopped_does_not_count(
 def test_what_may_wait_for_a_late_sample_is_suspected_too_and_what_is_read_is_not(
     released: threading.Event,
 ) -> None:
-    kept, begun = SamplesAtWork(1.0), threading.Barrier(2)
+    kept, begun = time_limit.SamplesAtWork(1.0), threading.Barrier(2)
 
     def stay(key: str, foreign: bool) -> None:
         with kept.kept():
@@ -183,16 +155,15 @@ def test_what_may_wait_for_a_late_sample_is_suspected_too_and_what_is_read_is_no
     assert kept.late().keys() == {"late", "waits"}
 
 
-@dataclass
 class Recorded:
     """A source that keeps what was fetched together."""
 
-    fetched: list[list[str]]
-    fetch_threads: int = 2
+    fetch_threads = 2
 
-    def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
-    ) -> Sequence[Fetched]:
+    def __init__(self) -> None:
+        self.fetched: list[list[str]] = []
+
+    def fetch(self, keys: Sequence[str], *_: Any) -> Sequence[Fetched]:
         self.fetched.append(list(keys))
         return [Sample({0: key}) for key in keys]
 
@@ -217,7 +188,7 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     why = f"{FETCHING} {LATE} 1 s (--sample-timeout)"
     task = task.after(suspected("a", "b", why=why))
     assert (task.alone, task.barred) == ({"a", "b"}, {})
-    source: Any = Recorded([])
+    source: Any = Recorded()
     with contextlib.closing(
         fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone)
     ) as samples:
@@ -241,7 +212,9 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
 class Workers:
     """Threads that note samples and stay at them."""
 
-    attempt: SamplesAtWork = field(default_factory=lambda: SamplesAtWork(9.0, timed=True))
+    attempt: time_limit.SamplesAtWork = field(
+        default_factory=lambda: time_limit.SamplesAtWork(9.0, timed=True)
+    )
     release: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -266,20 +239,20 @@ class Workers:
 
 
 def suspected(*keys: str, why: str = "") -> dict[str, str]:
-    return {key_digest(key): why for key in keys}
+    return {time_limit.key_digest(key): why for key in keys}
 
 
 def suspects_after(path: Path, act: Callable[[Workers], object]) -> dict[str, str]:
     """Return the suspects where a process dies after some notes."""
     workers, left = Workers(), path.with_name("left")
-    with kept_notes(str(path)):
+    with time_limit.kept_notes(str(path)):
         act(workers)
         shutil.copytree(path, left)
         workers.end()
     assert not path.exists(), "a task that has ended leaves nothing"
-    suspects = take_suspects(str(left), "it fell")
+    suspects = time_limit.take_suspects(str(left), "it fell")
     assert not left.exists()
-    assert take_suspects(str(left), "it fell") == {}
+    assert time_limit.take_suspects(str(left), "it fell") == {}
     assert suspects is not None
     return suspects
 
@@ -296,13 +269,9 @@ def ended(workers: Workers) -> None:
     workers.__init__()  # type: ignore[misc]  # others
 
 
-def refuse(*given: object) -> None:
-    raise OSError(errno.ENOSPC, "no space left")
-
-
 def on_a_full_disk(workers: Workers) -> None:
     with pytest.MonkeyPatch.context() as full:
-        full.setattr(os, "pwrite", refuse)
+        full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
         workers.note("lost")
 
 
@@ -316,28 +285,28 @@ def noted(*keys: str, foreign: bool = True) -> Callable[[Workers], None]:
     return lambda workers: workers.note(*keys, foreign=foreign)
 
 
-@pytest.mark.parametrize(
-    ("acts", "suspects", "why"),
-    [
-        pytest.param([noted(key) for key in MANY], MANY, "", id="a note of every thread"),
-        pytest.param([noted(*LONG)], LONG, "", id="many keys in one note"),
-        pytest.param([ended, noted("new")], ["new"], "", id="none of threads that have ended"),
-        pytest.param([noted("a", "b", foreign=False)], "ab", "", id="what is only read"),
-        pytest.param([noted("a", foreign=False), noted("c")], "c", "", id="not what is only read"),
-        pytest.param([on_a_full_disk, noted("b")], "b", "", id="those for which there is room"),
-        pytest.param([*map(noted, "abc"), late], "b", "it hangs", id="late ones instead"),
-    ],
-)
-def test_of_a_process_that_died_the_notes_tell_the_suspects(
-    tmp_path: Path, acts: Sequence[Callable[[Workers], None]], suspects: Sequence[str], why: str
-) -> None:
+NOTES: dict[str, tuple[Sequence[Callable[[Workers], None]], Collection[str]]] = {
+    "a note of every thread": ([noted(key) for key in MANY], MANY),
+    "many keys in one note": ([noted(*LONG)], LONG),
+    "none of threads that have ended": ([ended, noted("new")], ["new"]),
+    "what is only read": ([noted("a", "b", foreign=False)], "ab"),
+    "not what is only read": ([noted("a", foreign=False), noted("c")], "c"),
+    "those for which there is room": ([on_a_full_disk, noted("b")], "b"),
+    "late ones instead": ([*map(noted, "abc"), late], "b"),
+}
+
+
+@pytest.mark.parametrize("case", NOTES)
+def test_of_a_process_that_died_the_notes_tell_the_suspects(tmp_path: Path, case: str) -> None:
+    acts, suspects = NOTES[case]
     taken = suspects_after(tmp_path / "notes", lambda workers: [act(workers) for act in acts])
-    assert taken == suspected(*suspects, why=why or f"{DECODING} kills the worker: it fell")
+    why = "it hangs" if late in acts else f"{DECODING} kills the worker: it fell"
+    assert taken == suspected(*suspects, why=why)
 
 
 def test_a_thread_that_outlives_its_task_writes_into_no_file_of_others(tmp_path: Path) -> None:
     """Another file gets the number that the file of its note had."""
-    with kept_notes(str(tmp_path / "notes")) as notes:
+    with time_limit.kept_notes(str(tmp_path / "notes")) as notes:
         assert notes is not None
         notes.write("begun")
     with (tmp_path / "other").open("wb+", buffering=0) as other:
@@ -350,9 +319,9 @@ def test_a_thread_that_outlives_its_task_writes_into_no_file_of_others(tmp_path:
 
 
 def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
-    with kept_notes(str(tmp_path / "nowhere/notes")) as notes:
+    with time_limit.kept_notes(str(tmp_path / "nowhere/notes")) as notes:
         assert notes is None
-        assert run_in_time(lambda: samples_at_work().work(DECODING, "a", str), 1.0) == ""
+        assert run_in_time(lambda: time_limit.samples_at_work().work(DECODING, "a", str), 1.0) == ""
 
 
 class Locked:
@@ -399,11 +368,12 @@ def test_serial_builds_and_plans_end_with_an_error_that_names_the_sample_and_the
     """In a process of its own, with which the threads end that hang."""
     errors, failures = ask(build_and_examine, photos)
     for error in errors:
-        assert error.startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s (--sample-timeout). Only")
+        first = building.MARKED[0]
+        assert error.startswith(f"{first}: {DECODING} {LATE} 2.5 s (--sample-timeout). Only")
     assert failures["dog/0001.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
     late = {key for key, why in failures.items() if why.startswith(f"{DECODING} {LATE} 3 s")}
     assert late
-    assert late <= set(MARKED)
+    assert late <= set(building.MARKED)
     source = "python:tests.runtime.test_time_limit:Locked"
     with pytest.raises(
         HangError, match=rf"^23: {FETCHING} {LATE} 2.5 s \(--sample-timeout\)\. Only"
@@ -446,10 +416,10 @@ def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
         capture_output=True, text=True)  # fmt: skip
     assert ran.returncode == 1
     assert " in block\n" in ran.stderr
-    assert (
-        "in decoding it, of sample 'evil\\x1b[2J.jpg', for at most 0.5 s (--sample-timeout); where "
-        "it hangs, --address local leaves a hole\n"
-    ) in ran.stderr
+    said = (
+        "in decoding it, of sample 'evil\\x1b[2J.jpg', for at most 0.5 s (--sample-timeout); where"
+    )
+    assert f"{said} it hangs, --address local leaves a hole\n" in ran.stderr
     assert "well" not in ran.stderr
 
 
@@ -474,7 +444,7 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
     tmp_path: Path, stopped: bool
 ) -> None:
     line = [sys.executable, "-c", EXPIRED, str(tmp_path / "notes")]
-    with running(line, environment(), REPOSITORY) as process:
+    with building.running(line, environment(), REPOSITORY) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         if stopped:
@@ -482,12 +452,13 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
             began = sum(worker.cpu_times()[:2])
             poll(lambda: sum(worker.cpu_times()[:2]) > began + 0.05, "it holds the lock")
             process.send_signal(signal.SIGSTOP)
-            time.sleep(3.5 + EXPIRY_SECONDS)
+            time.sleep(3.5 + time_limit.EXPIRY_SECONDS)
             process.send_signal(signal.SIGCONT)
         process.communicate(timeout=DEADLINE)
         assert process.returncode == 1
     late = suspected("a", why=f"{DECODING} {LATE} 2.5 s (--sample-timeout)")
-    assert take_suspects(str(tmp_path / "notes"), "it fell") == (None if stopped else late)
+    taken = time_limit.take_suspects(str(tmp_path / "notes"), "it fell")
+    assert taken == (None if stopped else late)
 
 
 @dataclass(frozen=True)
@@ -504,7 +475,7 @@ class Turn(SampleTask):
 
     def _run(self) -> tuple[int, Mapping[str, str]]:
         for key in self.keys:
-            samples_at_work().begin(DECODING, key)
+            time_limit.samples_at_work().begin(DECODING, key)
             if key == "evil" and key not in self.barred:
                 while self.how == "free":
                     sum(range(10_000))
@@ -532,7 +503,7 @@ REASONS = {
 def test_a_worker_that_a_sample_ends_is_replaced_and_the_sample_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # for the workers
+    monkeypatch.setenv("PYTHONPATH", building.PYTHONPATH)  # for the workers
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(process_engine, "STOPPED_CHECKS", 4)
     with executor("local", cpus=1) as run:
@@ -563,13 +534,14 @@ def test_an_item_that_hangs_is_the_only_hole_and_all_others_have_their_pixels(
 ) -> None:
     store, given = tmp_path / "store", list[object]()
     if recipe:
-        given = ["--recipe", write(tmp_path / "recipe.toml", marked_recipe(recipe).encode())]
+        text = building.marked_recipe(recipe)
+        given = ["--recipe", write(tmp_path / "recipe.toml", text.encode())]
     ran = cli("build", f"python:tests.runtime.test_time_limit:{source}", store, *given, "--cpus", 2,
         "--sample-timeout", 1, "--shard-samples", 20, "--keep-order", "--json",
         cwd=REPOSITORY)  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["holes"] == [["23", f"{doing} {LATE} 1 s (--sample-timeout)"]]
-    rows = pixels(store)
+    rows = building.pixels(store)
     assert {key: (row.min(), row.max()) for key, row in rows.items()} == {
         str(index): (index, index) for index in range(40) if index != 23
     }
@@ -618,48 +590,40 @@ def make_sparse(path: Path, nbytes: int) -> None:
         file.truncate(nbytes)
 
 
-@pytest.mark.parametrize(
-    ("limit", "listed", "why"),
-    [
+def test_a_file_of_more_bytes_than_is_right_is_not_read(tmp_path: Path) -> None:
+    make_sparse(tmp_path / "b.jpg", 1 << 43)
+    write(tmp_path / "a.jpg", b"12345")
+    for limit, listed, why in (
         (1 << 50, 1 << 43, "has 8.8 TB, more than the memory allows"),
         (1 << 50, -1, "has 8.8 TB, more than the memory allows"),
         (MOST_SAMPLE_BYTES, 5, "has more than 5 bytes and had 5 when it was listed"),
         (MOST_SAMPLE_BYTES, -1, "has 8.8 TB, over the limit of 537 MB"),
-    ],
-)
-def test_a_file_of_more_bytes_than_is_right_is_not_read(
-    tmp_path: Path, limit: int, listed: int, why: str
-) -> None:
-    make_sparse(tmp_path / "b.jpg", 1 << 43)
-    write(tmp_path / "a.jpg", b"12345")
-    source = open_source(str(tmp_path), most_bytes=limit)
-    first, second = source.fetch(["a.jpg", "b.jpg"], [5 if listed > 0 else -1, listed])
-    assert isinstance(first, Sample)
-    assert why in str(second)
+    ):
+        source = open_source(str(tmp_path), most_bytes=limit)
+        first, second = source.fetch(["a.jpg", "b.jpg"], [5 if listed > 0 else -1, listed])
+        assert isinstance(first, Sample)
+        assert why in str(second)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"max_sample_bytes": "much"}, "max_sample_bytes is 'much'; give bytes, or a size such as"),
-        ({"max_sample_bytes": 0}, "max_sample_bytes is 0; give a whole number from 1 up"),
-        ({"sample_timeout": 0}, "sample_timeout is 0; give a number above 0"),
-        ({"sample_timeout": float("inf")}, "sample_timeout is inf; give a finite number"),
-        ({"sample_timeout": 60}, "give more than 120 seconds, for which requests to a"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(
-    tmp_path: Path, options: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(UsageError, match=why):
-        precache.build("s3://bucket/in", tmp_path / "store", **options)
+def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for name, value, why in (
+        ("max_sample_bytes", "much", "is 'much'; give bytes, or a size such as"),
+        ("max_sample_bytes", 0, "is 0; give a whole number from 1 up"),
+        ("sample_timeout", 0, "is 0; give a number above 0"),
+        ("sample_timeout", float("inf"), "is inf; give a finite number"),
+        ("sample_timeout", 60, ".*give more than 120 seconds, for which requests to a"),
+    ):
+        options: dict[str, Any] = {name: value}
+        with pytest.raises(UsageError, match=f"{name} {why}"):
+            precache.build("s3://bucket/in", tmp_path / "store", **options)
 
 
 def test_a_file_of_too_many_bytes_is_a_hole_until_a_higher_limit_retries_it(
     photos: Path, run: Run
 ) -> None:
     make_sparse(photos / "cat/0000.jpg", 1 << 40)
-    write(photos / "eel/0023.jpg", encoded(cut(1), quality=90) + bytes(100_000))
+    photo = building.encoded(building.cut(1), quality=90)
+    write(photos / "eel/0023.jpg", photo + bytes(100_000))
     line = ["build", photos, photos.with_name("store"), "--address", "serial"]
     line += ["--sample-timeout", 99, "--max-sample-bytes"]
     ran = run(*line, "100kB")
