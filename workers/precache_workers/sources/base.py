@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import pyarrow.compute as pc
 import xxhash
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError
@@ -153,6 +154,13 @@ class LabelRules:
 NO_RULES = LabelRules()
 
 
+FEW = 3
+"""Names that are shown of many."""
+
+Way = tuple[Sequence[str], str]
+"""Flags that decide, and when they do; without flags: another way out, in words."""
+
+
 @dataclass(frozen=True)
 class Doubt:
     """Two readings of labels, or of which samples there are, that differ; a build refuses it.
@@ -205,6 +213,23 @@ class Doubt:
         if self.unpack and not all(map(is_flag, self.ways)):
             text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
         return text
+
+
+def quoted(names: Iterable[str], most: int = FEW) -> str:
+    """Return some names for a message, and the number of the others."""
+    some = list(names)
+    more = f" and {len(some) - most:,} more" if len(some) > most else ""
+    return ", ".join(printable(repr(name)) for name in some[:most]) + more
+
+
+def flag(name: str, value: str) -> list[str]:
+    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
+    return [f"{name}={value}"] if value.startswith("-") and value != "-" else [name, value]
+
+
+def no_label(words: Iterable[str]) -> list[str]:
+    """Return the arguments that take words as no label."""
+    return [argument for word in words for argument in flag("--no-label", word)]
 
 
 def is_flag(way: Sequence[str]) -> bool:
@@ -545,8 +570,6 @@ class Names:
 
         Files whose names match `also`, a regular expression of RE2, count as images.
         """
-        import pyarrow.compute as pc
-
         wrong: list[int] = []
         try:
             texts = Texts(names)
@@ -600,12 +623,6 @@ def unread_container(path: str) -> str:
     return f"{container_noun(path)}: {BY_DATASET}"
 
 
-def first_folder(name: str) -> str:
-    """Return the first folder of a name, which is its class; empty if the name has no folder."""
-    folder, slash, _ = name.partition("/")
-    return folder if slash else ""
-
-
 def is_utf8(name: str) -> bool:
     """Return True if a name can be a key: names that are no valid UTF-8 have surrogates."""
     if name.isascii():
@@ -654,8 +671,6 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
 
 def folder_at(name: str, level: int) -> str:
     """Return a folder of a name, from level 1 for the first; empty if the name has none there."""
-    if level == 1:
-        return first_folder(name)
     parts = name.split("/", level)
     return parts[level - 1] if 0 < level < len(parts) else ""
 
@@ -670,8 +685,6 @@ class Folders:
     """
 
     def __init__(self, names: Texts) -> None:
-        import pyarrow.compute as pc
-
         folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
         self._codes = numbers_of(folders.indices)
         self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]

@@ -8,13 +8,14 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, UsageError
@@ -30,6 +31,7 @@ from precache_workers.sources.base import (
     Sample,
     Source,
     Tick,
+    quoted,
 )
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
@@ -45,7 +47,6 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.held_files import HeldData, held_data, held_values
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import (
@@ -162,7 +163,7 @@ class DatasetSource(Source):
                 "--class-order, or give it `targets`"
             )
         labels = unknown if known is None else known.encoded
-        keys = list(made.indices)
+        keys = [*(map(str, range(count)) if made.numbers is None else made.numbers)]
         held: HeldData | None = None
         etags: Sequence[str]
         if hasattr(dataset, "fingerprint"):
@@ -223,14 +224,13 @@ class DatasetSource(Source):
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         made = self._made
-        dataset, indices, reading = made.dataset, made.indices, self._reading(made)
+        dataset, reading = made.dataset, self._reading(made)
         fetched: list[Fetched] = []
         for key in keys:
-            if key not in indices:
-                why = f"{key!r} is no key of {self.factory}, which has {len(indices)} samples"
+            if (number := made.number_of(key)) is None:
+                why = f"{key!r} is no key of {self.factory}, which has {made.count()} samples"
                 fetched.append(FetchError(why))
                 continue
-            number = indices[key]
             try:
                 item = samples_at_work().work(FETCHING, key, getitem, dataset, number)
                 fetched.append(self._sample(item, number, reading))
@@ -286,24 +286,6 @@ class DatasetSource(Source):
         return Reading(fields, self.labels_given, given.classes, given.known, unread)
 
 
-class _Numbers(Mapping[str, int]):
-    """Keys of a dataset without a method `key`: the sample numbers as text."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __getitem__(self, key: str) -> int:
-        if not re.fullmatch("0|[1-9][0-9]{0,17}", key) or int(key) >= self._count:
-            raise KeyError(key)
-        return int(key)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, range(self._count))
-
-
 def _own(value: Any) -> Any:
     """Copy a part of an item into whose memory a dataset may read the next one."""
     match value:
@@ -347,8 +329,8 @@ class _Made:
         Digest of the factory's code.
     held
         What it held as it was made, by `held_values`.
-    indices
-        Key -> number of each sample, in order.
+    numbers
+        Key -> number of each sample, in order; None if the numbers as text are the keys.
     """
 
     def __init__(self, factory: str, code: str) -> None:
@@ -371,9 +353,9 @@ class _Made:
             ) from None
 
     @functools.cached_property
-    def indices(self) -> Mapping[str, int]:
+    def numbers(self) -> Mapping[str, int] | None:
         if not hasattr(self.dataset, "key"):
-            return _Numbers(self.count())
+            return None
         keys = _texts(self.dataset.key, self.count(), f"{self.factory}: key")
         numbers = {key: number for number, key in enumerate(keys)}
         if len(numbers) < len(keys) or "" in numbers:
@@ -382,6 +364,13 @@ class _Made:
                 f"{self.factory}: key returned {twice!r}; keys must be unique and not empty"
             )
         return numbers
+
+    def number_of(self, key: str) -> int | None:
+        """Return the number of a sample; None for a key that the dataset does not have."""
+        if self.numbers is not None:
+            return self.numbers.get(key)
+        is_number = re.fullmatch("0|[1-9][0-9]{0,17}", key) and int(key) < self.count()
+        return int(key) if is_number else None
 
     def labels(self, rules: LabelRules) -> _Labels:
         """Return the labels of `targets`, and the class names."""
@@ -536,8 +525,6 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     classes
         Names that the dataset lists, by number.
     """
-    import pyarrow as pa
-
     where = "the dataset's targets"
     try:
         labels = np.asarray(targets)

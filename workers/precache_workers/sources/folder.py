@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -46,8 +47,8 @@ from precache_workers.sources.base import (
     source_of,
     unread_container,
 )
-from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders
-from precache_workers.sources.listings import Members, labels_of_folders
+from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders, labels_of_folders
+from precache_workers.sources.listings import Members
 
 _RECORDS = re.compile(r"-\d{3,}-of-\d{3,}$|\.tfrecords?[-*]")
 """Ends of the names that TensorFlow gives to TFRecord files, and patterns of these."""
@@ -250,8 +251,6 @@ class _Images:
 
     def settle(self, facts: Members) -> list[str]:
         """Find the images among the files that were added last; returns the names of the others."""
-        import pyarrow as pa
-
         names, found = self.names, Names.of(self.names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
@@ -266,8 +265,6 @@ class _Images:
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
         """Return the images without labels, by name, and states of files; to be called once."""
-        import pyarrow as pa
-
         table, self._parts = pa.Table.from_batches(self._parts), []
         table = table.sort_by("key").combine_chunks()
         sizes, mtimes, states = (numbers_of(table[name]) for name in ("size", "mtime", "state"))

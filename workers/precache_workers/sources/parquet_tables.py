@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -80,8 +81,6 @@ class TableFormat:
 
     def places(self) -> Any:
         """Return the type of the places of rows."""
-        import pyarrow as pa
-
         return pa.struct({"group": pa.int64(), "row": pa.int32()})
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -224,8 +223,6 @@ def damaged(where: str) -> Iterator[None]:
     StorageError
         The operating system cannot read the file.
     """
-    import pyarrow as pa
-
     try:
         yield
     except MemoryError:
@@ -310,8 +307,6 @@ def _names_and_labels(
     table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
 ) -> Iterator[tuple[Texts, Any]]:
     """Yield names and labels of the rows of a row group, batch by batch."""
-    import pyarrow as pa
-
     columns = [name for name in (chosen.name, *chosen.listed) if name is not None]
     if not columns:
         count = table.metadata.row_group(group).num_rows

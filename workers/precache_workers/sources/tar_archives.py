@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
@@ -44,7 +46,6 @@ from precache_workers.sources.base import (
     Inputs,
     SampleName,
 )
-from precache_workers.sources.compressed import decompressed
 from precache_workers.sources.containers import (
     Read,
     Rows,
@@ -62,7 +63,7 @@ from precache_workers.sources.sample_inputs import (
     is_picture,
 )
 from precache_workers.sources.sample_parts import joined, value_of
-from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
+from precache_workers.sources.tar_members import BLOCK, MemberColumns, decompressed, read_members
 
 COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
@@ -98,8 +99,6 @@ class TarFormat:
 
         An image that the sample lacks, and most others have, is nowhere: it has no size.
         """
-        import pyarrow as pa
-
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
         return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
@@ -308,8 +307,6 @@ class _ArchiveSamples:
 
         A sample is not kept if they differ, or cannot be read.
         """
-        import pyarrow as pa
-
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
         is_bad = np.array([isinstance(label, bytes) for label in self._labels], np.bool_)
@@ -340,8 +337,6 @@ class _ArchiveSamples:
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
-        import pyarrow.compute as pc
-
         end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
         pattern = rf"(?s)^((?:.*/)?[^/]{self._middle}){end}$"
         stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
@@ -352,8 +347,6 @@ class _ArchiveSamples:
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:
     """Return columns as lists of structs, which begin at some rows."""
-    import pyarrow as pa
-
     ends = np.append(starts, len(columns[0])).astype(np.int32)
     structs = pa.StructArray.from_arrays(columns, names=["offset", "size", "crc", "suffix"])
     return pa.ListArray.from_arrays(arrow_of(ends), structs.cast(kind.value_type)).cast(kind)
