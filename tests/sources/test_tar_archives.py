@@ -36,7 +36,8 @@ from precache_workers.sources import file_ranges
 from precache_workers.sources.containers import Members, rows_of_one
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tar_archives import TarFormat
-from tests.support.building import cut, encoded, pixels, write, write_jpegs
+from tests.support import containers
+from tests.support.building import build, cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add, fetched, listed, write_tars
 from tests.support.source_contract import check_source
 
@@ -45,14 +46,7 @@ PHOTO = encoded(cut(0))
 
 
 def write_tar(path: Path, members: dict[str, bytes], **options: Any) -> str:
-    with tarfile.open(path, "w", **options) as tar:
-        for number, (name, data) in enumerate(members.items()):
-            add(tar, name, data, mtime=1000 + number)
-    return str(path)
-
-
-def build(source: str, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
-    return precache.build(source, store, recipe, address="serial", **options)
+    return containers.write_tar(path, [*members.items()], **options)
 
 
 # --- samples ------------------------------------------------------------------------------------

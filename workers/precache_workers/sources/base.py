@@ -30,6 +30,7 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, numbers_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
+from precache.units import size
 
 IMAGE_SUFFIXES = frozenset(
     (
@@ -121,6 +122,12 @@ def nbytes_of(value: Any) -> int:
 
 Fetched = Sample | FetchError | SampleError
 """A sample or an error: a FetchError is retried, a SampleError makes a hole."""
+
+
+def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
+    """Return the error of a sample above the limit; its size may be unknown, -1."""
+    has = "more" if nbytes < 0 else size(nbytes)
+    return SampleError(f"has {has}, over the limit of {size(most_bytes)} (--max-sample-bytes)")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ from precache.storage.base import (
 from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of
 from precache.store.locations import Container, Locations
 from precache.store.row_table import RowTable, read_columns
-from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
     BY_DATASET,
@@ -71,8 +70,9 @@ from precache_workers.sources.base import (
     remember,
     require_columns,
     source_of,
+    too_large_error,
 )
-from precache_workers.sources.container_names import MOST_UNPACKED, REQUESTS, Containers
+from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.file_ranges import read_parts
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.label_readings import bare_folders, labels_of_folders
@@ -353,7 +353,7 @@ class ContainerSource(Source):
         Both are empty if a member would take the place of another archive's.
         """
         files = [file.name for file in located.containers]
-        apart = len(files) == 1 or (len(files) <= MOST_UNPACKED and (names.counts() == 1).all())
+        apart = len(files) == 1 or (names.counts() == 1).all()
         return self.containers.unpacked(files) if apart else ("", ())
 
     # --- listing --------------------------------------------------------------------------------
@@ -622,13 +622,6 @@ def read_places(
         FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
         for number, data in enumerate(read)
     ]
-
-
-def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
-    """Return the error of a sample above the limit."""
-    return SampleError(
-        f"has {in_units(nbytes)}, over the limit of {in_units(most_bytes)} (--max-sample-bytes)"
-    )
 
 
 def changed(folder: Folder, name: str, key: str) -> FetchError:

@@ -24,7 +24,6 @@ from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
 from precache_workers.sources.base import (
     NO_RULES,
-    Doubt,
     Fetched,
     LabelRules,
     Listing,
@@ -35,7 +34,7 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
-    KnownLabels,
+    DatasetLabels,
     LabelError,
     Part,
     Reading,
@@ -154,15 +153,13 @@ class DatasetSource(Source):
         tick(count)
         unknown = np.full(count, -1, np.int64)
         given = made.labels(self.rules)
-        known, classes = given.known, given.classes
         rules = replace(self.rules, all_splits=False)  # a dataset has none
-        if known is None and rules != NO_RULES and not self.labels_given:
+        if given.encoded is None and rules != NO_RULES and not self.labels_given:
             raise UsageError(
                 f"{self.factory} has no attribute `targets`, and labels that come with samples are "
                 "class numbers; leave out --label-kind, --label-separator, --no-label and "
                 "--class-order, or give it `targets`"
             )
-        labels = unknown if known is None else known.encoded
         keys = [*(map(str, range(count)) if made.numbers is None else made.numbers)]
         held: HeldData | None = None
         etags: Sequence[str]
@@ -171,7 +168,7 @@ class DatasetSource(Source):
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
         else:
             # A label that changes in `targets` alone is seen without reading the sample.
-            held = held_data(dataset, () if known is None else ("targets", "classes"))
+            held = held_data(dataset, () if given.encoded is None else ("targets", "classes"))
             etags = [f"{self.etag}:{held.digest}" if held.digest else self.etag] * count
         return Listing(
             RowTable(
@@ -179,8 +176,8 @@ class DatasetSource(Source):
                 sizes=unknown,
                 mtimes=unknown,
                 etags=etags,
-                labels=labels,
-                classes=classes,
+                labels=unknown if given.encoded is None else given.encoded,
+                classes=given.classes,
             ),
             notes=(*self._notes(dataset, given), *self._comparison(held)),
             file_states=np.full(count, held.file_states) if held and held.files else None,
@@ -209,11 +206,11 @@ class DatasetSource(Source):
         )
         return (line,)
 
-    def _notes(self, dataset: Any, given: _Labels) -> tuple[str, ...]:
+    def _notes(self, dataset: Any, given: DatasetLabels) -> tuple[str, ...]:
         """Return lines about the attribute `targets`, and about labels that are not used."""
         if self.labels_given:
             return ("Labels are those of --labels: labels that samples bring are not used",)
-        if given.known is not None:
+        if given.encoded is not None:
             of_targets = "Labels are the attribute `targets` of the dataset; --labels gives others"
             return (of_targets, *given.notes)
         if getattr(dataset, "targets", None) is not None:
@@ -279,11 +276,11 @@ class DatasetSource(Source):
     def _reading(self, made: _Made) -> Reading:
         """Return the use of the dataset's items, with its labels as far as they are known."""
         given = made.labels(self.rules)
-        doubtful = self.fields is not None and not self.labels_given and given.known is None
+        doubtful = self.fields is not None and not self.labels_given and given.encoded is None
         unread = doubtful and _has_labels(made.dataset, made.count())
         starts = dict(self.starts or ())
         fields = tuple((name, starts.get(name, part)) for name, part in self.fields or ())
-        return Reading(fields, self.labels_given, given.classes, given.known, unread)
+        return Reading(fields, self.labels_given, given, unread)
 
 
 def _own(value: Any) -> Any:
@@ -310,16 +307,6 @@ def _texts(method: Any, count: int, what: str) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """Names of the classes, and the labels of `targets` with what is to be said of them."""
-
-    classes: tuple[str, ...]
-    known: KnownLabels | None = None
-    notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-
 class _Made:
     """The dataset of a factory, with what is found out of it once.
 
@@ -335,7 +322,7 @@ class _Made:
 
     def __init__(self, factory: str, code: str) -> None:
         self.factory, self.code = factory, code
-        self._labels: dict[LabelRules, _Labels] = {}
+        self._labels: dict[LabelRules, DatasetLabels] = {}
         make = load_object(factory, code)
         try:
             self.dataset = make()
@@ -372,17 +359,17 @@ class _Made:
         is_number = re.fullmatch("0|[1-9][0-9]{0,17}", key) and int(key) < self.count()
         return int(key) if is_number else None
 
-    def labels(self, rules: LabelRules) -> _Labels:
+    def labels(self, rules: LabelRules) -> DatasetLabels:
         """Return the labels of `targets`, and the class names."""
         with _lock:
             if rules not in self._labels:
                 self._labels[rules] = self._read_labels(rules)
             return self._labels[rules]
 
-    def _read_labels(self, rules: LabelRules) -> _Labels:
+    def _read_labels(self, rules: LabelRules) -> DatasetLabels:
         classes, targets = _classes(self.dataset, self.factory), _targets(self.dataset)
         if targets is None:
-            return _Labels(classes)
+            return DatasetLabels(classes)
         labels = _labels(targets, classes, self.count(), rules)
         numbers = getattr(self.dataset, "class_to_idx", None)
         if labels.classes and not classes and isinstance(numbers, Mapping) and numbers:
@@ -517,7 +504,7 @@ def _is_file(name: Any) -> bool:
         return False
 
 
-def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRules) -> _Labels:
+def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRules) -> DatasetLabels:
     """Read the `targets` of a dataset as the labels of a table are read.
 
     Parameters
@@ -540,7 +527,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         raise _no_labels(labels, count)
     if numbers and labels.min() >= 0 and rules == NO_RULES:
         _require_class(int(labels.max()), classes, where)
-        return _Labels(classes, KnownLabels(values, labels.astype(np.int64)))
+        return DatasetLabels(classes, values, labels.astype(np.int64))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
     listed = classes or _categories(targets)
@@ -553,8 +540,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     notes = encoded.notes
     if listed and not classes and encoded.classes:
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
-    known = KnownLabels(values, encoded.values)
-    return _Labels(encoded.classes, known, notes, encoded.doubts)
+    return DatasetLabels(encoded.classes, values, encoded.values, notes, encoded.doubts)
 
 
 def _categories(targets: Any) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ from precache_workers.sources.base import (
     is_image,
     is_utf8,
     source_of,
+    too_large_error,
     unread_container,
 )
 from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders, labels_of_folders
@@ -216,9 +217,7 @@ class FolderSource(Source):
 
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
         if data is None or (isinstance(data, bytes) and len(data) > self.spec.most_bytes):
-            has = "more" if nbytes < 0 else in_units(nbytes)
-            limit = in_units(self.spec.most_bytes)
-            return SampleError(f"has {has}, over the limit of {limit} (--max-sample-bytes)")
+            return too_large_error(nbytes, self.spec.most_bytes)
         if isinstance(data, StorageError):
             return FetchError(str(data))
         if nbytes not in (-1, len(data)):

@@ -31,6 +31,7 @@ from precache_workers.sources.base import (
     hidden_as,
     is_image,
     starts_as_image,
+    too_large_error,
 )
 from precache_workers.sources.containers import (
     Place,
@@ -39,7 +40,6 @@ from precache_workers.sources.containers import (
     Wanted,
     container_etag,
     in_batches,
-    too_large_error,
     with_column,
 )
 from precache_workers.sources.labels import MOST_TEXT

@@ -28,7 +28,7 @@ from precache.storage.base import FileInfo, Folder
 from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.runtime.time_limit import samples_at_work
-from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of
+from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of, too_large_error
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
@@ -45,7 +45,6 @@ from precache_workers.sources.containers import (
     container_etag,
     rows_of,
     structs,
-    too_large_error,
 )
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file

@@ -37,6 +37,7 @@ from precache_workers.sources.base import (
     Sample,
     quoted,
     starts_as_image,
+    too_large_error,
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
@@ -46,7 +47,6 @@ from precache_workers.sources.containers import (
     Wanted,
     in_batches,
     read_places,
-    too_large_error,
 )
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import open_file
