@@ -290,7 +290,7 @@ MOST_RATIO, LEAST_LIMIT = 1000, 64 << 20
 """A file is refused if it decompresses to more than `MOST_RATIO` times its size and more than
 `LEAST_LIMIT` bytes."""
 
-AT_ONCE = 256 << 10
+PACKED_AT_ONCE = 256 << 10
 """Bytes that are decompressed at a time."""
 
 _PROGRAMS = {
@@ -315,7 +315,7 @@ class _Decompressed(io.RawIOBase):
         end = offset + (self._place if whence == os.SEEK_CUR else 0)
         if end < self._place:
             raise ValueError(f"cannot go back to byte {end:,}")
-        skipped = memoryview(bytearray(AT_ONCE))
+        skipped = memoryview(bytearray(PACKED_AT_ONCE))
         while self._place < end and self.readinto(skipped[: end - self._place]):
             pass
         return self._place
@@ -365,4 +365,4 @@ def decompressed(archive: BinaryIO, size: int, where: str) -> BinaryIO | None:
             f"{where} is compressed by {program}, which takes too long to be read for each shard; "
             f"decompress it ({program} -d), or compress it by gzip or zstd instead"
         )
-    return io.BufferedReader(_Decompressed(archive, program, size, where), AT_ONCE)
+    return io.BufferedReader(_Decompressed(archive, program, size, where), PACKED_AT_ONCE)
