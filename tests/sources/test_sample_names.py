@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -300,17 +299,6 @@ def test_a_source_whose_path_is_not_utf8_is_refused_and_builds_by_a_link(
     for _ in range(2):
         assert build(str(tmp_path / "link"), store).samples == 1
     assert labels(store) == {"cat/1.jpg": 0}
-
-
-def test_names_of_a_zip_in_another_encoding_are_said_to_be_guessed(tmp_path: Path) -> None:
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("cafe/1.jpg", PHOTO)
-        archive.writestr("bar/1.jpg", PHOTO)
-    path.write_bytes(path.read_bytes().replace(b"cafe/", b"caf\x82/"))
-    listing = open_source(str(path)).list(lambda count: None)
-    assert listing.table.classes == ("bar", "café")
-    assert any("1 names" in note and "code page 437" in note for note in listing.notes)
 
 
 # --- names that recur ---------------------------------------------------------------------------
