@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import pyarrow.compute as pc
 import xxhash
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError
@@ -577,6 +576,8 @@ class Names:
 
         Files whose names match `also`, a regular expression of RE2, count as images.
         """
+        import pyarrow.compute as pc
+
         wrong: list[int] = []
         try:
             texts = Texts(names)
@@ -692,6 +693,8 @@ class Folders:
     """
 
     def __init__(self, names: Texts) -> None:
+        import pyarrow.compute as pc  # a program that only names options of a build loads none
+
         folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
         self._codes = numbers_of(folders.indices)
         self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]

@@ -1,4 +1,4 @@
-"""Folders that are classes, and names of classes that look alike.
+"""Folders that are classes.
 
 Names of folders can often be read in two ways that give other classes. A reading that was guessed
 is a line for the user. Where two readings differ, the listing has a `Doubt`, which a build refuses.

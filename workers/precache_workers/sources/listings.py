@@ -1,4 +1,4 @@
-"""Facts of a listing beside its table: counts, examples and lines; and labels of folders."""
+"""Facts of a listing beside its table: counts, examples and lines, and what columns leave open."""
 
 from __future__ import annotations
 
