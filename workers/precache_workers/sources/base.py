@@ -690,30 +690,32 @@ class Folders:
     ----------
     names
         A name for each folder: the folder and a letter.
+    codes
+        Number of the folder of each name.
     """
 
     def __init__(self, names: Texts) -> None:
         import pyarrow.compute as pc  # a program that only names options of a build loads none
 
         folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
-        self._codes = numbers_of(folders.indices)
+        self.codes = numbers_of(folders.indices)
         self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of names by folder."""
-        counts = np.bincount(self._codes, minlength=len(self.names)).tolist()
+        counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
         return dict(zip((name[:-2] for name in self.names), counts, strict=True))
 
     def where(self, predicate: Callable[[str], bool]) -> np.ndarray:
         """Return of which names the folders are such: (names,) bool."""
-        of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self._codes]
+        of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self.codes]
         return of_rows
 
     def each(self, function: Callable[[list[str]], Sequence[str]]) -> list[str]:
         """Return a function of the folders, for each name; equal values are one object."""
         values = np.array([*function(self.names), None], object)
-        texts: list[str] = values[self._codes].tolist()
+        texts: list[str] = values[self.codes].tolist()
         return texts
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from precache.messages import printable
-from precache.store.columns import Texts
+from precache.store.columns import Texts, arrow_of
 from precache_workers.sources.base import (
     Doubt,
     Folders,
@@ -566,8 +566,8 @@ def labels_of_folders(
     # Members of several archives may have the same names.
     reading = read_folders(Texts(names.plain.unique()), rules, where, path_of, bare_in, unpack)
     folders = Folders(names)
-    labels = folders.each(lambda some: [folder_at(name, reading.level) for name in some])
-    given = column_of([label or None for label in labels])
+    given = column_of([folder_at(name, reading.level) or None for name in folders.names])
+    given = given.take(arrow_of(folders.codes))
     column = read_column(Column(given, keys, str(where), rules, folders=True))
     notes = (*reading.notes, *notes_of_folders(folders.names), *column.notes)
     doubts = (*reading.doubts, *column.doubts)

@@ -434,19 +434,15 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Pa
 def _folder_named(table: Path, columns: Sequence[Sequence[str]]) -> Path | None:
     """Return the folder of images that most values of a column of a table name: one that is called
     as the table, else one below the folder of the table; None for none."""
-    roots = table.with_suffix(""), table.parent
-    return next(filter(None, (_folder_below(root, columns) for root in roots)), None)
-
-
-def _folder_below(root: Path, columns: Sequence[Sequence[str]]) -> Path | None:
-    paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
-    images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
-    keys = SampleKeys(images, str(root))
-    for values in columns:
-        fit = keys.fit(values)
-        if fit is not None and 2 * fit.samples > len({*values}):
-            named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
-            return root.joinpath(*common_start([folder.split("/") for folder in named]))
+    for root in (table.with_suffix(""), table.parent):
+        paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
+        images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
+        keys = SampleKeys(images, str(root))
+        for values in columns:
+            fit = keys.fit(values)
+            if fit is not None and 2 * fit.samples > len({*values}):
+                named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
+                return root.joinpath(*common_start([folder.split("/") for folder in named]))
     return None
 
 

@@ -262,7 +262,7 @@ class _ArchiveSamples:
         suffixes = [suffixes[row] for row in order.tolist()]
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
-        kept = self._combined(keys, starts, counts, suffixes)
+        kept = self._combined(keys, starts, suffixes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
@@ -275,20 +275,22 @@ class _ArchiveSamples:
             sizes=nbytes[kept],
         )
 
-    def _combined(
-        self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
-    ) -> np.ndarray:
+    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Sequence[str]) -> np.ndarray:
         """Count the samples by the suffixes of their images; returns which are kept.
 
         Those with two inputs of one suffix are left out, and those without an image if fields start
         from images.
         """
         members, takes_images = self._members, self._format.takes_images
-        rows_of: dict[tuple[str, ...], list[int]] = {}
-        for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-            rows_of.setdefault(tuple(suffixes[start : start + count]), []).append(row)
+        lists = pa.LargeListArray.from_arrays(
+            np.append(starts, len(suffixes)), Texts(suffixes).plain
+        )
+        joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
+        codes = joined.codes()
+        groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
         kept = np.ones(len(keys), np.bool_)
-        for combination, rows in rows_of.items():
+        for rows in filter(len, groups):
+            combination = joined[int(rows[0])].split(",")
             images = [suffix for suffix in combination if is_picture(suffix)]
             if takes_images and not images:
                 kept[rows] = False
@@ -296,10 +298,10 @@ class _ArchiveSamples:
                     ] += len(rows)  # fmt: skip
             elif len({*combination}) < len(combination):
                 kept[rows] = False
-                for row in rows:
+                for row in rows.tolist():
                     members.leave_out(SAME_KEY, keys[row])
             elif images:
-                count_combination(members.combinations, images, keys[rows[0]], len(rows))
+                count_combination(members.combinations, images, keys[int(rows[0])], len(rows))
         return kept
 
     def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
