@@ -17,7 +17,7 @@ from PIL import Image
 from precache.cli import remedies
 from precache_workers.sources import label_readings
 from precache_workers.sources.base import Doubt
-from precache_workers.sources.evidence import Rule
+from precache_workers.sources.label_readings import Rule
 from tests.building.cases import Case, files, labels, packed, tar, two_archives
 from tests.building.test_label_readings import REFUSED
 from tests.support.building import REPOSITORY, cut, encoded, write

@@ -20,7 +20,7 @@ from precache_workers.planning.rows import (
     sample_for_probe,
     samples_read,
 )
-from precache_workers.sources.label_readings import by_number
+from precache_workers.sources.labels import by_number
 from tests.support.containers import located
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import precache
 from precache.cli import main as command_line
 from precache.errors import ChoiceError, SourceError
+from tests.support import building
 from tests.support.building import labels, pixels
 
 CODE = """
@@ -53,6 +55,7 @@ IMAGE = precache.Recipe.image()
 _numbers = itertools.count()
 
 Module = Callable[..., str]
+build = functools.partial(building.build, recipe=IMAGE)
 
 
 @pytest.fixture
@@ -66,10 +69,6 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
         return f"python:{name}:Data"
 
     return make
-
-
-def build(source: str, store: Path, recipe: precache.Recipe = IMAGE, **options: Any) -> Any:
-    return precache.build(source, store, recipe, **{"address": "serial", **options})
 
 
 def fields(**inputs: str | int) -> precache.Recipe:
@@ -244,15 +243,16 @@ def test_one_label_of_another_kind_ends_a_build(
 
 def test_what_a_field_reads_is_no_label(source: Module, tmp_path: Path) -> None:
     pair = "(image(n), image(n)[..., 0])"
-    build(source(pair), tmp_path / "a.store", fields(image=0, mask=1))
+    build(source(pair), tmp_path / "a.store", recipe=fields(image=0, mask=1))
     assert in_order(tmp_path / "a.store") == [-1] * 6
     assert pixels(tmp_path / "a.store", "mask")["3"].max() == 3
-    build(source("(image(n), image(n)[..., 0], n)"), tmp_path / "b.store", fields(image=0, mask=1))
+    masked = source("(image(n), image(n)[..., 0], n)")
+    build(masked, tmp_path / "b.store", recipe=fields(image=0, mask=1))
     assert in_order(tmp_path / "b.store") == list(range(6))
-    build(source("(n, image(n))"), tmp_path / "c.store", fields(image=1))
+    build(source("(n, image(n))"), tmp_path / "c.store", recipe=fields(image=1))
     assert in_order(tmp_path / "c.store") == list(range(6))
     item = "{'image': image(n), 'target': image(n)[..., 0], 'label': n}"
-    build(source(item), tmp_path / "d.store", fields(image="image", mask="target"))
+    build(source(item), tmp_path / "d.store", recipe=fields(image="image", mask="target"))
     assert in_order(tmp_path / "d.store") == list(range(6))
     assert pixels(tmp_path / "d.store", "mask")["3"].max() == 3
 
@@ -301,8 +301,8 @@ def test_inputs_that_name_no_one_part_are_refused_with_those_that_do(
     name, store = source(item), tmp_path / "store"
     if why:
         with pytest.raises((SourceError, precache.RecipeError), match=f"(?s){why}"):
-            build(name, store, fields(**given))
-    build(name, store, fields(**mended), max_failures=2)
+            build(name, store, recipe=fields(**given))
+    build(name, store, recipe=fields(**mended), max_failures=2)
     for field in mended:
         found = {key: row.max() for key, row in pixels(store, field).items()}
         assert found == {str(n): n for n in range(6) if item is not LACKING or n % 3}

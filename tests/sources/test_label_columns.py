@@ -13,10 +13,9 @@ import pytest
 
 from precache.errors import SourceError
 from precache_workers.sources import label_evidence
-from precache_workers.sources.column_evidence import disagree
 from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import LISTED
-from precache_workers.sources.labels import Column
+from precache_workers.sources.labels import LISTED, Column
+from precache_workers.sources.listings import disagree
 from precache_workers.sources.splits import splits_of
 from precache_workers.sources.tables import Batch, read_labels
 from tests.support.layouts import NAME, NUMBER, VALUE, label_of, rules_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from precache.errors import SourceError
 from precache_workers.sources.base import Sample
 from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.kinds import open_source
-from tests.support.building import build_here, pixels, write
+from tests.support import building
+from tests.support.building import pixels, write
 
 CODE = """
 import numpy as np
@@ -40,6 +42,7 @@ def make():
 NAMES, VALUES = "self.items[number][0]", "str(self.items[number][1])"
 RECIPE = precache.Recipe.image()
 Say = Callable[..., None]
+build = functools.partial(building.build, "python:named:make", recipe=RECIPE)
 
 
 @pytest.fixture
@@ -57,23 +60,18 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     return put
 
 
-def build(tmp_path: Path) -> precache.BuildResult:
-    result: precache.BuildResult = build_here("python:named:make", tmp_path / "store", RECIPE)
-    return result
-
-
 def values(tmp_path: Path) -> dict[str, int]:
     return {key: int(row[0, 0, 0]) for key, row in pixels(tmp_path / "store").items()}
 
 
 def test_samples_keep_their_rows_wherever_they_stand(say: Say, tmp_path: Path) -> None:
     say({"a": 1, "b": 2, "c": 3})
-    first = build(tmp_path)
+    first = build(tmp_path / "store")
     assert values(tmp_path) == {"a": 1, "b": 2, "c": 3}
     say({"c": 3, "a": 1, "b": 2})  # code changed, and no sample did
-    assert build(tmp_path).version == first.version
+    assert build(tmp_path / "store").version == first.version
     say({"new": 9, "c": 3, "a": 1, "b": 7})
-    second = build(tmp_path)
+    second = build(tmp_path / "store")
     assert (second.samples, second.rows_reused) == (4, 2)
     assert values(tmp_path) == {"a": 1, "b": 7, "c": 3, "new": 9}
 
@@ -93,7 +91,7 @@ def test_keys_and_fingerprints_that_are_none_are_refused(
 ) -> None:
     say({"a": 1, "b": 2}, key, fingerprint)
     with pytest.raises(SourceError, match=message):
-        build(tmp_path)
+        build(tmp_path / "store")
 
 
 def test_keys_of_another_state_of_the_dataset_are_not_fetched(say: Say, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -20,6 +21,7 @@ from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.fetching import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources.kinds import open_source
+from tests.support import building
 from tests.support.building import ask, cut, encoded, growth, pixels
 from tests.support.building import write as file
 from tests.support.containers import class_of, fetched, listed, quiet_datasets
@@ -28,6 +30,7 @@ from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
+build = functools.partial(building.build, recipe=RECIPE)
 
 
 def write(path: Path, columns: dict[str, Any], metadata: Any = None, **options: Any) -> str:
@@ -242,10 +245,6 @@ def test_row_groups_are_read_once_and_small_ones_together(
     build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
     expected = 2 + 2 * units  # for the listing and the footer, the probe and the build
     assert expected <= len(opened) <= expected + 1  # two threads may need the footer at once
-
-
-def build(source: str, store: Path, **options: Any) -> Any:
-    return precache.build(source, store, RECIPE, address="serial", **options)
 
 
 def test_a_reading_that_fails_is_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

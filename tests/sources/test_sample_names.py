@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from precache.errors import SourceError, UsageError
 from precache.storage.base import BAD_LABEL, NOT_UTF8, REPEATED, SAME_KEY
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
+from tests.support import building
 from tests.support.building import cut, encoded, labels, pixels, write
 from tests.support.containers import (
     KEYED,
@@ -31,6 +31,7 @@ from tests.support.source_contract import same_locations
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
+build = functools.partial(building.build, recipe=RECIPE)
 FLAGS = ("--resize", "40", "--crop", "32", "--address", "serial")
 
 
@@ -40,10 +41,6 @@ def photo(number: int) -> bytes:
 
 def mask(shade: int) -> bytes:
     return encoded(Image.new("L", (48, 48), shade), "PNG")
-
-
-def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
-    return precache.build(source, store, RECIPE, address="serial", **options)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -174,7 +171,7 @@ def test_a_sample_without_an_input_that_others_have_is_a_hole_and_no_other_input
         some = [m for m in members if int(m[0][:4]) % parts == number]
         write_tar(tmp_path / f"{number}.tar", some)
     source = str(tmp_path / "*.tar")
-    result = precache.build(source, tmp_path / "store", PAIRED, address="serial")
+    result = build(source, tmp_path / "store", recipe=PAIRED)
     reasons = {key.rpartition("/")[2]: reason for key, reason in result.holes}
     assert reasons.keys() == {"0003.target.png", "0007.input.jpg"}
     assert "has no 'input.jpg'; it has 'target.png'" in reasons["0003.target.png"]
@@ -195,7 +192,7 @@ def test_a_field_named_as_an_input_does_not_take_another_one(tmp_path: Path) -> 
     source = write_tar(tmp_path / "a.tar", [m for m in members if m[0] != "5.png"])
     ops = (precache.Decode(mode="L"), precache.Resize(size=(32, 32)))
     recipe = precache.Recipe(fields={"png": precache.Field(ops=ops)})
-    result = precache.build(source, tmp_path / "store", recipe, address="serial")
+    result = build(source, tmp_path / "store", recipe=recipe)
     [(key, reason)] = result.holes
     assert key == "a.tar/5.jpg"
     assert "has no 'png'; it has 'jpg'" in reason
@@ -303,17 +300,6 @@ def test_a_source_whose_path_is_not_utf8_is_refused_and_builds_by_a_link(
     for _ in range(2):
         assert build(str(tmp_path / "link"), store).samples == 1
     assert labels(store) == {"cat/1.jpg": 0}
-
-
-def test_names_of_a_zip_in_another_encoding_are_said_to_be_guessed(tmp_path: Path) -> None:
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("cafe/1.jpg", PHOTO)
-        archive.writestr("bar/1.jpg", PHOTO)
-    path.write_bytes(path.read_bytes().replace(b"cafe/", b"caf\x82/"))
-    listing = open_source(str(path)).list(lambda count: None)
-    assert listing.table.classes == ("bar", "café")
-    assert any("1 names" in note and "code page 437" in note for note in listing.notes)
 
 
 # --- names that recur ---------------------------------------------------------------------------
@@ -476,7 +462,7 @@ def test_what_is_left_out_is_said_without_progress(
     source = write_tar(tmp_path / "x.tar", [*members, ("a.json", b"{}")])
     for store in ("api", "quiet"):
         if store == "api":
-            precache.build(source, tmp_path / store, RECIPE, address="serial")
+            build(source, tmp_path / store)
         else:
             assert main(["build", source, str(tmp_path / store), "--no-progress", *FLAGS]) == 0
         said = caplog.text
@@ -485,7 +471,5 @@ def test_what_is_left_out_is_said_without_progress(
         assert "1 that share their keys with others" in said
         assert "1 whose names are not UTF-8" in said
         assert "Not used, as they are no images and no field names them: 1 .json" in said
-    precache.build(
-        write_tar(tmp_path / "clean.tar", members[:8]), tmp_path / "b", RECIPE, address="serial"
-    )
+    build(write_tar(tmp_path / "clean.tar", members[:8]), tmp_path / "b")
     assert not [record for record in caplog.records if "samples in" in record.getMessage()]

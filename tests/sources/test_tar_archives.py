@@ -36,7 +36,9 @@ from precache_workers.sources import file_ranges
 from precache_workers.sources.containers import Members, rows_of_one
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tar_archives import TarFormat
-from tests.support.building import cut, encoded, pixels, write, write_jpegs
+from precache_workers.sources.tar_members import read_members
+from tests.support import containers
+from tests.support.building import build, cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add, fetched, listed, write_tars
 from tests.support.source_contract import check_source
 
@@ -45,14 +47,7 @@ PHOTO = encoded(cut(0))
 
 
 def write_tar(path: Path, members: dict[str, bytes], **options: Any) -> str:
-    with tarfile.open(path, "w", **options) as tar:
-        for number, (name, data) in enumerate(members.items()):
-            add(tar, name, data, mtime=1000 + number)
-    return str(path)
-
-
-def build(source: str, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
-    return precache.build(source, store, recipe, address="serial", **options)
+    return containers.write_tar(path, [*members.items()], **options)
 
 
 # --- samples ------------------------------------------------------------------------------------
@@ -103,6 +98,14 @@ def test_labels_may_be_names_and_missing(tmp_path: Path) -> None:
     table = listed(tmp_path / "*.tar").table
     assert table.classes == ("ant", "cat")
     assert table.labels.tolist() == [-1, 1, 0, -1]
+
+
+def test_members_are_read_some_thousands_at_a_time(tmp_path: Path) -> None:
+    """Headers of all members of a large archive would take gigabytes."""
+    path = Path(write_tar(tmp_path / "a.tar", {f"{n}.jpg": b"" for n in range(5000)}))
+    with path.open("rb") as stream:
+        runs = [len(run.headers) for run in read_members(stream, "it", path.stat().st_size)]
+    assert runs == [4096, 904]
 
 
 def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:

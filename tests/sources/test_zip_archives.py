@@ -47,7 +47,7 @@ def photos(count: int) -> dict[str, bytes]:
             {},
             {".txt": 1},
         ),
-        ("f_/1.jpg", {b"f_": b"f\x81"}, "fü/1.jpg", {}, {}),  # of code page 437
+        ("f_/1.jpg bar/1.jpg", {b"f_": b"f\x81"}, "fü/1.jpg bar/1.jpg", {}, {}),  # code page 437
         ("caf__/1.jpg", {b"caf__": "café".encode()}, "café/1.jpg", {}, {}),  # UTF-8 without flag
         ("cat\\1.jpg dog\\2.jpg ..\\3.jpg cat\\", {}, "cat/1.jpg dog/2.jpg", {NO_NAME: 1}, {}),
         ("cat/1.jpg __MACOSX/cat/._1.jpg cat/.DS_Store", {}, "cat/1.jpg", {}, {"._": 1, "": 1}),
@@ -70,6 +70,8 @@ def test_names_are_read_as_programs_write_them(
     assert [*listing.table.keys] == [f"a.zip/{key}" for key in keys.split()]
     assert listing.table.classes == tuple(sorted(key.partition("/")[0] for key in keys.split()))
     assert (listing.left_out, listing.ignored) == (left_out, ignored)
+    guessed = [note for note in listing.notes if "1 names" in note and "code page 437" in note]
+    assert len(guessed) == (b"f_" in raw)
     assert {sample.inputs["bytes"] for sample in fetched(path)} == {PHOTO}
 
 

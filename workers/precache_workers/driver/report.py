@@ -15,7 +15,7 @@ from precache.store.receipts import Receipt
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.totals import Totals, failed_samples
 from precache_workers.shards.timing import STAGES
-from precache_workers.sources.label_readings import by_number
+from precache_workers.sources.labels import by_number
 
 if TYPE_CHECKING:
     from precache_workers.driver.build import Build

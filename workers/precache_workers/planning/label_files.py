@@ -18,13 +18,13 @@ from precache_workers.sources.base import (
     choice_error,
     is_image,
     is_utf8,
+    quoted,
     require_columns,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence, disagree
 from precache_workers.sources.columns import LABEL_COLUMNS
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.label_evidence import decide
 from precache_workers.sources.labels import Column, bit_of, kind_of, number_of
+from precache_workers.sources.listings import ColumnEvidence, disagree
 from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.splits import splits_of
 from precache_workers.sources.tables import (

@@ -21,8 +21,15 @@ from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.planning.label_files import LabelFile, read_label_file, short
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
-from precache_workers.sources.evidence import flag, quoted
+from precache_workers.sources.base import (
+    NO_RULES,
+    Columns,
+    Doubt,
+    LabelRules,
+    choice_error,
+    flag,
+    quoted,
+)
 from precache_workers.sources.label_evidence import decide
 from precache_workers.sources.labels import Column, encode, texts_of_labels
 from precache_workers.sources.sample_keys import FORMS, SampleKeys, composed

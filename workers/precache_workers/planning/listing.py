@@ -47,18 +47,14 @@ from precache_workers.sources.base import (
     Tick,
     choice_error,
     is_flag,
+    quoted,
 )
 from precache_workers.sources.container_names import around_braces, braced
 from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import (
-    BY_FOLDERS,
-    BY_TABLE,
-    note_of_order,
-    numbers_out_of_order,
-)
+from precache_workers.sources.label_readings import BY_FOLDERS, BY_TABLE
+from precache_workers.sources.labels import note_of_order, numbers_out_of_order
 from precache_workers.sources.manifests import ManifestSource
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.pairs import partners_across, partners_among

@@ -13,9 +13,10 @@ of `containers`; `columns` chooses the columns of tables; `manifests` reads tabl
   files; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
   task fetches the samples of a unit together (`fetching`).
-- `labels` has the kinds of labels and their encoding. `label_evidence` decides once how a column of
-  them is read: as what it plainly is, else as the user says, who is offered each reading that fits.
-  `label_readings` finds the folders that are classes, by a table of the rules of `evidence`, and
+- `labels` has the kinds of labels, their encoding, and the order and spelling of names of classes.
+  `label_evidence` decides once how a column of them is read: as what it plainly is, else as the
+  user says, who is offered each reading that fits. `label_readings` finds the folders that are
+  classes, by a table of rules, and
   `pairs` files that pair up by name, in folders and in columns. A listing has the doubts beside its
   table: a build refuses them, and the viewer, which needs no labels, does not.
 - An index of all containers, kept in the store, spares the next listing those that did not change.

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import SourceError
 from precache.storage.base import FileInfo, Folder, is_name
@@ -60,8 +61,6 @@ class ArrowFormat(TableFormat):
     suffixes: tuple[str, ...] = (".arrow",)
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
-        import pyarrow as pa
-
         where, split = folder.path(file.name), file.name.rpartition("/")[0]
         with _opened(folder, file, where) as stream:
             schema = pa.ipc.read_schema(pa.PythonFile(stream, "r"))
@@ -94,8 +93,6 @@ class ArrowFormat(TableFormat):
     def values(
         self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
     ) -> Iterator[Value]:
-        import pyarrow as pa
-
         file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
         with _opened(folder, file, where) as stream:
 
@@ -204,8 +201,6 @@ def _read_batch(
     SourceError
         The file is cut off, or has dictionaries.
     """
-    import pyarrow as pa
-
     start = stream.tell()
     end, cut = stream.seek(0, os.SEEK_END), SourceError(f"{where} is cut off, or has no end mark")
 
@@ -276,8 +271,6 @@ def _load_values(
     array: Any, spans: Sequence[tuple[int, int]], load_part: Callable[..., None]
 ) -> None:
     """Load some spans of rows of an array, and what says where all rows lie."""
-    import pyarrow as pa
-
     array = getattr(array, "storage", array)  # of an extension type
     kind, (validity, *rest) = array.type, array.buffers()
     load_part(validity)

@@ -29,6 +29,7 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, numbers_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
+from precache.units import size
 
 IMAGE_SUFFIXES = frozenset(
     (
@@ -122,6 +123,12 @@ Fetched = Sample | FetchError | SampleError
 """A sample or an error: a FetchError is retried, a SampleError makes a hole."""
 
 
+def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
+    """Return the error of a sample above the limit; its size may be unknown, -1."""
+    has = "more" if nbytes < 0 else size(nbytes)
+    return SampleError(f"has {has}, over the limit of {size(most_bytes)} (--max-sample-bytes)")
+
+
 @dataclass(frozen=True)
 class LabelRules:
     """Readings of labels, as chosen by the user.
@@ -151,6 +158,13 @@ class LabelRules:
 
 
 NO_RULES = LabelRules()
+
+
+FEW = 3
+"""Names that are shown of many."""
+
+Way = tuple[Sequence[str], str]
+"""Flags that decide, and when they do; without flags: another way out, in words."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +219,23 @@ class Doubt:
         if self.unpack and not all(map(is_flag, self.ways)):
             text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
         return text
+
+
+def quoted(names: Iterable[str], most: int = FEW) -> str:
+    """Return some names for a message, and the number of the others."""
+    some = list(names)
+    more = f" and {len(some) - most:,} more" if len(some) > most else ""
+    return ", ".join(printable(repr(name)) for name in some[:most]) + more
+
+
+def flag(name: str, value: str) -> list[str]:
+    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
+    return [f"{name}={value}"] if value.startswith("-") and value != "-" else [name, value]
+
+
+def no_label(words: Iterable[str]) -> list[str]:
+    """Return the arguments that take words as no label."""
+    return [argument for word in words for argument in flag("--no-label", word)]
 
 
 def is_flag(way: Sequence[str]) -> bool:
@@ -600,12 +631,6 @@ def unread_container(path: str) -> str:
     return f"{container_noun(path)}: {BY_DATASET}"
 
 
-def first_folder(name: str) -> str:
-    """Return the first folder of a name, which is its class; empty if the name has no folder."""
-    folder, slash, _ = name.partition("/")
-    return folder if slash else ""
-
-
 def is_utf8(name: str) -> bool:
     """Return True if a name can be a key: names that are no valid UTF-8 have surrogates."""
     if name.isascii():
@@ -654,8 +679,6 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
 
 def folder_at(name: str, level: int) -> str:
     """Return a folder of a name, from level 1 for the first; empty if the name has none there."""
-    if level == 1:
-        return first_folder(name)
     parts = name.split("/", level)
     return parts[level - 1] if 0 < level < len(parts) else ""
 
@@ -667,30 +690,32 @@ class Folders:
     ----------
     names
         A name for each folder: the folder and a letter.
+    codes
+        Number of the folder of each name.
     """
 
     def __init__(self, names: Texts) -> None:
-        import pyarrow.compute as pc
+        import pyarrow.compute as pc  # a program that only names options of a build loads none
 
         folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
-        self._codes = numbers_of(folders.indices)
+        self.codes = numbers_of(folders.indices)
         self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of names by folder."""
-        counts = np.bincount(self._codes, minlength=len(self.names)).tolist()
+        counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
         return dict(zip((name[:-2] for name in self.names), counts, strict=True))
 
     def where(self, predicate: Callable[[str], bool]) -> np.ndarray:
         """Return of which names the folders are such: (names,) bool."""
-        of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self._codes]
+        of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self.codes]
         return of_rows
 
     def each(self, function: Callable[[list[str]], Sequence[str]]) -> list[str]:
         """Return a function of the folders, for each name; equal values are one object."""
         values = np.array([*function(self.names), None], object)
-        texts: list[str] = values[self._codes].tolist()
+        texts: list[str] = values[self.codes].tolist()
         return texts
 
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from precache.errors import SourceError
 from precache.store.columns import Texts, without_nulls
 from precache_workers.sources.base import (
@@ -22,10 +25,9 @@ from precache_workers.sources.base import (
     Columns,
     Doubt,
     choice_error,
+    quoted,
     require_columns,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.labels import (
     MOST_TEXT,
     bits_column,
@@ -35,7 +37,7 @@ from precache_workers.sources.labels import (
     typed_column,
     values_of,
 )
-from precache_workers.sources.listings import Members
+from precache_workers.sources.listings import ColumnEvidence, Members, doubt_of_rivals
 from precache_workers.sources.sample_parts import STARTS, can_start, is_binary, is_list
 from precache_workers.sources.splits import names_splits
 
@@ -122,8 +124,6 @@ def choose(
     typed
         False if all columns are texts that may be numbers.
     """
-    import pyarrow as pa
-
     names, features = schema.names, _features(schema)
     _require_columns(schema, columns, where)
     image, named = columns.image or guess_image(schema, features), columns.inputs.names
@@ -181,8 +181,6 @@ def choose(
 def choose_images(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns of a table with a column of encoded images, or with all that fields start
     from; see `choose`. Inputs are leaves of the schema."""
-    import pyarrow as pa
-
     inputs = columns.inputs
 
     def guess(schema: Any, features: Features) -> str | None:
@@ -233,8 +231,6 @@ def _require_columns(schema: Any, columns: Columns, where: str) -> None:
 
     Keys may come from fields of structs.
     """
-    import pyarrow as pa
-
     structs = [field for field in schema if pa.types.is_struct(field.type)]
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
     require_columns(schema.names, [columns.image], where)
@@ -302,8 +298,6 @@ def _is_class(feature: Any) -> bool:
 
 def holds_images(kind: Any) -> bool:
     """Return True for a type of bytes, or of a struct with them."""
-    import pyarrow as pa
-
     if pa.types.is_struct(kind):
         return any(part.name == "bytes" and holds_images(part.type) for part in kind)
     return is_binary(kind.value_type if pa.types.is_dictionary(kind) else kind)
@@ -342,8 +336,6 @@ def leaf(batch: Any, name: str) -> Any:
 
 def _items(lists: Any, number: int) -> Any:
     """Return an item of each of some lists; null for those that have fewer."""
-    import pyarrow as pa
-
     items = [row.values.slice(number, 1) if row.is_valid else () for row in lists]
     none = pa.nulls(1, lists.type.value_type)
     return pa.concat_arrays([item if len(item) else none for item in items])
@@ -357,8 +349,6 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
     ValueError
         Some value is no label.
     """
-    import pyarrow as pa
-
     members.evidence.look(
         lambda name: values_of(batch.column(name).unique()),
         lambda name: texts_of_labels(typed_column(batch.column(name), name)),
@@ -381,9 +371,6 @@ def texts_of(column: Any, name: str) -> Texts:
     ValueError
         The values are neither text nor whole numbers, or too long.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     is_coded = pa.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column
     if pa.types.is_boolean(values.type):

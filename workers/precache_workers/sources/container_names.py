@@ -146,16 +146,11 @@ class Containers:
     def unpacked(self, files: Sequence[str]) -> tuple[str, tuple[tuple[str, ...], ...]]:
         """Return a new folder for the members of archives, and the commands that unpack them there.
 
-        Both are empty for containers of other kinds, and of a service.
-
-        Parameters
-        ----------
-        files
-            Names of the archives.
+        Both are empty for containers of other kinds, for many, and for those of a service.
         """
         suffixes = [container_suffix(name) for name in files]
         are_archives = all(suffix.startswith((".zip", ".tar")) for suffix in suffixes)
-        if not are_archives or self.folder.local("") is None:
+        if not are_archives or len(files) > MOST_UNPACKED or self.folder.local("") is None:
             return "", ()
         paths, commands = [str(self.folder.local(n)) for n in files], list[tuple[str, ...]]()
         stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]

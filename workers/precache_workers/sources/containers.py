@@ -24,6 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from pydantic import TypeAdapter
 
@@ -45,7 +47,6 @@ from precache.storage.base import (
 from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of
 from precache.store.locations import Container, Locations
 from precache.store.row_table import RowTable, read_columns
-from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
     BY_DATASET,
@@ -69,12 +70,12 @@ from precache_workers.sources.base import (
     remember,
     require_columns,
     source_of,
+    too_large_error,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence
-from precache_workers.sources.container_names import MOST_UNPACKED, REQUESTS, Containers
+from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.file_ranges import read_parts
 from precache_workers.sources.label_evidence import read_column
-from precache_workers.sources.label_readings import bare_folders
+from precache_workers.sources.label_readings import bare_folders, labels_of_folders
 from precache_workers.sources.labels import (
     Column,
     Label,
@@ -84,8 +85,8 @@ from precache_workers.sources.labels import (
     texts_of_labels,
 )
 from precache_workers.sources.listings import (
+    ColumnEvidence,
     Members,
-    labels_of_folders,
     text_at,
 )
 from precache_workers.sources.sample_inputs import SampleInputs, is_picture
@@ -139,8 +140,6 @@ def rows_of(
     nbytes: np.ndarray | int = 0,
 ) -> Rows:
     """Return the columns of some samples; one value stands for all, as do no names."""
-    import pyarrow as pa
-
     count, growing = len(places), GrowingTexts()
     growing.extend(names or Texts.repeated([""], [count]))
     if isinstance(etags, str):
@@ -158,8 +157,6 @@ def rows_of(
 
 def joined_rows(parts: list[Rows], labels: Any) -> Rows:
     """Return the samples of all parts, with all their labels, and clear the list."""
-    import pyarrow as pa
-
     parts[:] = [part.drop_columns(["label"]) for part in parts]
     table = pa.Table.from_batches(parts).unify_dictionaries()
     parts.clear()
@@ -206,8 +203,6 @@ def in_batches(samples: Iterator[Place], places: Any, container: str) -> Iterato
     places
         Arrow type of the places.
     """
-    import pyarrow as pa
-
     while some := list(itertools.islice(samples, AT_ONCE)):
         names, where, sizes, units, etags, labels = zip(*some, strict=True)
         numbers = {"sizes": np.array(sizes), "units": np.array(units)}
@@ -258,8 +253,6 @@ def named_rows(
 
 def are_utf8(names: Texts) -> np.ndarray:
     """Return which texts are UTF-8, whatever bytes they have: (names,) bool."""
-    import pyarrow as pa
-
     try:
         names.arrow.validate(full=True)
     except pa.ArrowInvalid:
@@ -269,8 +262,6 @@ def are_utf8(names: Texts) -> np.ndarray:
 
 def are_names(names: Texts) -> np.ndarray:
     """Return which texts `is_name` takes: (names,) bool."""
-    import pyarrow.compute as pc
-
     return ~names.matching(_NO_NAME) & (numbers_of(pc.utf8_length(names.plain)) <= LONGEST_NAME)
 
 
@@ -362,7 +353,7 @@ class ContainerSource(Source):
         Both are empty if a member would take the place of another archive's.
         """
         files = [file.name for file in located.containers]
-        apart = len(files) == 1 or (len(files) <= MOST_UNPACKED and (names.counts() == 1).all())
+        apart = len(files) == 1 or (names.counts() == 1).all()
         return self.containers.unpacked(files) if apart else ("", ())
 
     # --- listing --------------------------------------------------------------------------------
@@ -426,8 +417,6 @@ class ContainerSource(Source):
         until: float,
     ) -> Iterator[tuple[Members, Rows]]:
         """Yield the samples of each container until the time is up."""
-        import pyarrow as pa
-
         places = self.format.places()
 
         def scan(file: FileInfo) -> tuple[Members, Rows] | None:
@@ -551,8 +540,6 @@ def units_of(starts: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
 
 def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
     """Return columns of numbers as an Arrow array of structs of some type."""
-    import pyarrow as pa
-
     names = [field.name for field in kind]
     return pa.StructArray.from_arrays([arrow_of(n) for n in columns], names).cast(kind)
 
@@ -586,8 +573,6 @@ def file_names(
     labels, inputs
         Regular expressions of the names of labels, and of inputs that are no images.
     """
-    import pyarrow.compute as pc
-
     if isinstance(listed, Texts) and are_utf8(listed).all():
         texts = listed.plain
         if pc.any(pc.starts_with(texts, "./")).as_py():
@@ -637,13 +622,6 @@ def read_places(
         FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
         for number, data in enumerate(read)
     ]
-
-
-def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
-    """Return the error of a sample above the limit."""
-    return SampleError(
-        f"has {in_units(nbytes)}, over the limit of {in_units(most_bytes)} (--max-sample-bytes)"
-    )
 
 
 def changed(folder: Folder, name: str, key: str) -> FetchError:
@@ -779,7 +757,6 @@ class Scans:
 
     def index(self) -> bytes | None:
         """Serialise the samples, as Parquet after its XXH3-128; None for labels of two types."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         if len(self._types) > 1:
@@ -881,8 +858,6 @@ class Scans:
 
 def member_names(keys: Texts, located: Locations) -> Texts:
     """Return the names of members in their containers: keys without the container's name."""
-    import pyarrow.compute as pc
-
     ends = np.flatnonzero(np.diff(located.files, append=-2)) + 1
     parts, start = [], 0
     for end in ends.tolist():
@@ -905,7 +880,6 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     places
         Arrow type of the places, which are checked again when they are read.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     digest, data = data[:16], data[16:]

@@ -8,13 +8,14 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, UsageError
@@ -24,17 +25,17 @@ from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
 from precache_workers.sources.base import (
     NO_RULES,
-    Doubt,
     Fetched,
     LabelRules,
     Listing,
     Sample,
     Source,
     Tick,
+    quoted,
 )
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
-    KnownLabels,
+    DatasetLabels,
     LabelError,
     Part,
     Reading,
@@ -46,7 +47,6 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.held_files import HeldData, held_data, held_values
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import (
@@ -154,16 +154,14 @@ class DatasetSource(Source):
         tick(count)
         unknown = np.full(count, -1, np.int64)
         given = made.labels(self.rules)
-        known, classes = given.known, given.classes
         rules = replace(self.rules, all_splits=False)  # a dataset has none
-        if known is None and rules != NO_RULES and not self.labels_given:
+        if given.encoded is None and rules != NO_RULES and not self.labels_given:
             raise UsageError(
                 f"{self.factory} has no attribute `targets`, and labels that come with samples are "
                 "class numbers; leave out --label-kind, --label-separator, --no-label and "
                 "--class-order, or give it `targets`"
             )
-        labels = unknown if known is None else known.encoded
-        keys = list(made.indices)
+        keys = [*(map(str, range(count)) if made.numbers is None else made.numbers)]
         held: HeldData | None = None
         etags: Sequence[str]
         if hasattr(dataset, "fingerprint"):
@@ -171,7 +169,7 @@ class DatasetSource(Source):
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
         else:
             # A label that changes in `targets` alone is seen without reading the sample.
-            held = held_data(dataset, () if known is None else ("targets", "classes"))
+            held = held_data(dataset, () if given.encoded is None else ("targets", "classes"))
             etags = [f"{self.etag}:{held.digest}" if held.digest else self.etag] * count
         return Listing(
             RowTable(
@@ -179,8 +177,8 @@ class DatasetSource(Source):
                 sizes=unknown,
                 mtimes=unknown,
                 etags=Texts(etags),
-                labels=labels,
-                classes=classes,
+                labels=unknown if given.encoded is None else given.encoded,
+                classes=given.classes,
             ),
             notes=(*self._notes(dataset, given), *self._comparison(held)),
             file_states=np.full(count, held.file_states) if held and held.files else None,
@@ -209,11 +207,11 @@ class DatasetSource(Source):
         )
         return (line,)
 
-    def _notes(self, dataset: Any, given: _Labels) -> tuple[str, ...]:
+    def _notes(self, dataset: Any, given: DatasetLabels) -> tuple[str, ...]:
         """Return lines about the attribute `targets`, and about labels that are not used."""
         if self.labels_given:
             return ("Labels are those of --labels: labels that samples bring are not used",)
-        if given.known is not None:
+        if given.encoded is not None:
             of_targets = "Labels are the attribute `targets` of the dataset; --labels gives others"
             return (of_targets, *given.notes)
         if getattr(dataset, "targets", None) is not None:
@@ -224,14 +222,13 @@ class DatasetSource(Source):
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         made = self._made
-        dataset, indices, reading = made.dataset, made.indices, self._reading(made)
+        dataset, reading = made.dataset, self._reading(made)
         fetched: list[Fetched] = []
         for key in keys:
-            if key not in indices:
-                why = f"{key!r} is no key of {self.factory}, which has {len(indices)} samples"
+            if (number := made.number_of(key)) is None:
+                why = f"{key!r} is no key of {self.factory}, which has {made.count()} samples"
                 fetched.append(FetchError(why))
                 continue
-            number = indices[key]
             try:
                 item = samples_at_work().work(FETCHING, key, getitem, dataset, number)
                 fetched.append(self._sample(item, number, reading))
@@ -280,29 +277,11 @@ class DatasetSource(Source):
     def _reading(self, made: _Made) -> Reading:
         """Return the use of the dataset's items, with its labels as far as they are known."""
         given = made.labels(self.rules)
-        doubtful = self.fields is not None and not self.labels_given and given.known is None
+        doubtful = self.fields is not None and not self.labels_given and given.encoded is None
         unread = doubtful and _has_labels(made.dataset, made.count())
         starts = dict(self.starts or ())
         fields = tuple((name, starts.get(name, part)) for name, part in self.fields or ())
-        return Reading(fields, self.labels_given, given.classes, given.known, unread)
-
-
-class _Numbers(Mapping[str, int]):
-    """Keys of a dataset without a method `key`: the sample numbers as text."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __getitem__(self, key: str) -> int:
-        if not re.fullmatch("0|[1-9][0-9]{0,17}", key) or int(key) >= self._count:
-            raise KeyError(key)
-        return int(key)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, range(self._count))
+        return Reading(fields, self.labels_given, given, unread)
 
 
 def _own(value: Any) -> Any:
@@ -329,16 +308,6 @@ def _texts(method: Any, count: int, what: str) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """Names of the classes, and the labels of `targets` with what is to be said of them."""
-
-    classes: tuple[str, ...]
-    known: KnownLabels | None = None
-    notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-
 class _Made:
     """The dataset of a factory, with what is found out of it once.
 
@@ -348,13 +317,13 @@ class _Made:
         Digest of the factory's code.
     held
         What it held as it was made, by `held_values`.
-    indices
-        Key -> number of each sample, in order.
+    numbers
+        Key -> number of each sample, in order; None if the numbers as text are the keys.
     """
 
     def __init__(self, factory: str, code: str) -> None:
         self.factory, self.code = factory, code
-        self._labels: dict[LabelRules, _Labels] = {}
+        self._labels: dict[LabelRules, DatasetLabels] = {}
         make = load_object(factory, code)
         try:
             self.dataset = make()
@@ -372,9 +341,9 @@ class _Made:
             ) from None
 
     @functools.cached_property
-    def indices(self) -> Mapping[str, int]:
+    def numbers(self) -> Mapping[str, int] | None:
         if not hasattr(self.dataset, "key"):
-            return _Numbers(self.count())
+            return None
         keys = _texts(self.dataset.key, self.count(), f"{self.factory}: key")
         numbers = {key: number for number, key in enumerate(keys)}
         if len(numbers) < len(keys) or "" in numbers:
@@ -384,17 +353,24 @@ class _Made:
             )
         return numbers
 
-    def labels(self, rules: LabelRules) -> _Labels:
+    def number_of(self, key: str) -> int | None:
+        """Return the number of a sample; None for a key that the dataset does not have."""
+        if self.numbers is not None:
+            return self.numbers.get(key)
+        is_number = re.fullmatch("0|[1-9][0-9]{0,17}", key) and int(key) < self.count()
+        return int(key) if is_number else None
+
+    def labels(self, rules: LabelRules) -> DatasetLabels:
         """Return the labels of `targets`, and the class names."""
         with _lock:
             if rules not in self._labels:
                 self._labels[rules] = self._read_labels(rules)
             return self._labels[rules]
 
-    def _read_labels(self, rules: LabelRules) -> _Labels:
+    def _read_labels(self, rules: LabelRules) -> DatasetLabels:
         classes, targets = _classes(self.dataset, self.factory), _targets(self.dataset)
         if targets is None:
-            return _Labels(classes)
+            return DatasetLabels(classes)
         labels = _labels(targets, classes, self.count(), rules)
         numbers = getattr(self.dataset, "class_to_idx", None)
         if labels.classes and not classes and isinstance(numbers, Mapping) and numbers:
@@ -529,7 +505,7 @@ def _is_file(name: Any) -> bool:
         return False
 
 
-def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRules) -> _Labels:
+def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRules) -> DatasetLabels:
     """Read the `targets` of a dataset as the labels of a table are read.
 
     Parameters
@@ -537,8 +513,6 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     classes
         Names that the dataset lists, by number.
     """
-    import pyarrow as pa
-
     where = "the dataset's targets"
     try:
         labels = np.asarray(targets)
@@ -554,7 +528,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         raise _no_labels(labels, count)
     if numbers and labels.min() >= 0 and rules == NO_RULES:
         _require_class(int(labels.max()), classes, where)
-        return _Labels(classes, KnownLabels(values, labels.astype(np.int64)))
+        return DatasetLabels(classes, values, labels.astype(np.int64))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
     listed = classes or _categories(targets)
@@ -567,8 +541,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     notes = encoded.notes
     if listed and not classes and encoded.classes:
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
-    known = KnownLabels(values, encoded.values)
-    return _Labels(encoded.classes, known, notes, encoded.doubts)
+    return DatasetLabels(encoded.classes, values, encoded.values, notes, encoded.doubts)
 
 
 def _categories(targets: Any) -> tuple[str, ...]:

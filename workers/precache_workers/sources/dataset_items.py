@@ -17,7 +17,7 @@ import xxhash
 from precache.messages import printable
 from precache.store.labels import MOST_CLASSES
 from precache.units import size
-from precache_workers.sources.base import Sample
+from precache_workers.sources.base import Doubt, Sample
 
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "y")
 """Parts of a dict, or of a named tuple, that are its label."""
@@ -51,17 +51,22 @@ class LabelError(ValueError):
 
 
 @dataclass(frozen=True)
-class KnownLabels:
-    """Labels of all samples, by `targets` of the dataset.
+class DatasetLabels:
+    """Names of the classes by number, and the labels of all samples by `targets` of the dataset.
 
     Attributes
     ----------
     given, encoded
-        As the dataset has them, and as a row table has them.
+        As the dataset has them, and as a row table has them; None without `targets`.
+    notes, doubts
+        Lines about their reading, and doubts about others.
     """
 
-    given: Any
-    encoded: np.ndarray
+    classes: tuple[str, ...] = ()
+    given: Any = None
+    encoded: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,18 +79,15 @@ class Reading:
         Field -> the part that it starts from, None for a default.
     ignores_labels
         True if labels come from elsewhere: those of items may be of any kind.
-    classes
-        Names of the classes, by number.
-    known
-        Labels of all samples, which those of items must agree with.
+    labels
+        Those of the dataset, which those of items must agree with.
     unread_labels
         True if the dataset has labels of all samples that are not read.
     """
 
     fields: tuple[tuple[str, Part | None], ...]
     ignores_labels: bool = False
-    classes: Sequence[str] = ()
-    known: KnownLabels | None = None
+    labels: DatasetLabels = DatasetLabels()
     unread_labels: bool = False
 
 
@@ -124,10 +126,10 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
             and not (names and isinstance(part, int) and _is_other(names[part]))
             and is_class(unread[part])
         ]
-    if reading.known is not None or reading.ignores_labels:
+    if reading.labels.encoded is not None or reading.ignores_labels:
         label, found = None, _agreeing(unread, declared, number, reading)
     else:
-        label, found = _number_of(parts, unread, declared, others, reading.classes)
+        label, found = _number_of(parts, unread, declared, others, reading.labels.classes)
     inputs = {part: value for part, value in parts.items() if part not in found}
     # The default input is no label, although a field reads one.
     called = dict(zip(parts, names or parts, strict=False))
@@ -267,12 +269,12 @@ def _agreeing(
 ) -> list[Part]:
     """Return the parts that are labels, which must agree with the known ones."""
     found = [part for part in declared if _plain(unread[part]) is not _NO_LABEL]
-    known = reading.known
-    if known is None or reading.ignores_labels:
+    known = reading.labels
+    if known.encoded is None or reading.ignores_labels:
         return found
     for part in found:
         own, given = _plain(unread[part]), _plain(known.given[number])
-        if own is None or _agrees(own, given, known.encoded[number], reading.classes):
+        if own is None or _agrees(own, given, known.encoded[number], known.classes):
             continue
         numbered = " (an attribute `classes` numbers them)" if isinstance(given, str) else ""
         raise LabelError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -44,10 +45,11 @@ from precache_workers.sources.base import (
     is_image,
     is_utf8,
     source_of,
+    too_large_error,
     unread_container,
 )
-from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders
-from precache_workers.sources.listings import Members, labels_of_folders
+from precache_workers.sources.label_readings import BY_TABLE, Bare, bare_folders, labels_of_folders
+from precache_workers.sources.listings import Members
 
 _RECORDS = re.compile(r"-\d{3,}-of-\d{3,}$|\.tfrecords?[-*]")
 """Ends of the names that TensorFlow gives to TFRecord files, and patterns of these."""
@@ -215,9 +217,7 @@ class FolderSource(Source):
 
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
         if data is None or (isinstance(data, bytes) and len(data) > self.spec.most_bytes):
-            has = "more" if nbytes < 0 else in_units(nbytes)
-            limit = in_units(self.spec.most_bytes)
-            return SampleError(f"has {has}, over the limit of {limit} (--max-sample-bytes)")
+            return too_large_error(nbytes, self.spec.most_bytes)
         if isinstance(data, StorageError):
             return FetchError(str(data))
         if nbytes not in (-1, len(data)):
@@ -250,8 +250,6 @@ class _Images:
 
     def settle(self, facts: Members) -> list[str]:
         """Find the images among the files that were added last; returns the names of the others."""
-        import pyarrow as pa
-
         names, found = self.names, Names.of(self.names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
@@ -266,8 +264,6 @@ class _Images:
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
         """Return the images without labels, by name, and states of files; to be called once."""
-        import pyarrow as pa
-
         table, self._parts = pa.Table.from_batches(self._parts), []
         table = table.sort_by("key").combine_chunks()
         sizes, mtimes, states = (numbers_of(table[name]) for name in ("size", "mtime", "state"))

@@ -71,10 +71,6 @@ class SourceKind:
         return named or shown(uri).lower().rstrip("/").endswith(self.suffixes or ("\0",))
 
 
-def _open_folder(spec: SourceSpec) -> Source:
-    return FolderSource(spec.folder(spec.uri), spec)
-
-
 def _open_dataset(spec: SourceSpec) -> Source:
     factory = spec.uri.removeprefix("python:")
     load_object(factory)
@@ -106,9 +102,10 @@ def _open_arrow(spec: SourceSpec) -> Source:
 def _open_arrays(spec: SourceSpec) -> Source:
     format_ = NumpyFormat(spec.columns)
     source = open_containers(spec, format_)
-    of = source.containers
-    of = ArrayFiles(of.folder, of.uri, of.suffixes, (), format_.names, spec.kind is not None)
-    return replace(source, containers=of)
+    files = ArrayFiles(
+        **vars(source.containers), columns=format_.names, are_parts=spec.kind is not None
+    )
+    return replace(source, containers=files)
 
 
 def _open_lmdb(spec: SourceSpec) -> Source:
@@ -133,7 +130,7 @@ def _containers(format_: Any, *options: str) -> SourceKind:
 
 
 KINDS: dict[str, SourceKind] = {
-    "folder": SourceKind(_open_folder, columns=False),
+    "folder": SourceKind(lambda spec: FolderSource(spec.folder(spec.uri), spec), columns=False),
     "folders": SourceKind(open_paired, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
     "tar": _containers(TarFormat, "sample_name", "inputs"),

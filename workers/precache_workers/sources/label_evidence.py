@@ -17,14 +17,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of
-from precache_workers.sources.base import Doubt
-from precache_workers.sources.evidence import Way, no_label, quoted
-from precache_workers.sources.label_readings import INTEGER, numbers_out_of_order
+from precache_workers.sources.base import Doubt, Way, no_label, quoted
 from precache_workers.sources.labels import (
+    INTEGER,
     Column,
     Kind,
     Label,
@@ -35,6 +36,7 @@ from precache_workers.sources.labels import (
     is_nothing,
     label_of,
     number_of,
+    numbers_out_of_order,
     vector_length,
 )
 
@@ -260,8 +262,6 @@ def _described(encoded: Column) -> str:
 
 def _read(column: Column) -> Read:
     """Return a reading of labels, and why it is not clear; None if it is, or the user's."""
-    import pyarrow as pa
-
     rules, classes = column.rules, column.classes
     if column.kind is None:
         column = replace(column, values=column.values.cast(pa.large_string()), typed=False)
@@ -316,8 +316,6 @@ def _plain_kind(column: Column) -> Kind | None:
 
 def _numeric(column: Column, kind: Kind | None) -> Read:
     """Read labels as numbers of a kind: words for nothing are none."""
-    import pyarrow as pa
-
     notes = [*column.notes]
     if nothing := column.nothing:
         count = column.count_of(nothing)
@@ -401,8 +399,6 @@ def _of_bits(column: Column) -> Read:
     Blank cells count as 0, and so does -1 if no cell is 0, or where the user says so. In a file of
     labels rows may have no class.
     """
-    import pyarrow as pa
-
     values, classes = column.values, column.classes
     cells, notes, unclear = values.flatten(), [*column.notes], None
     some, different = quoted(classes), {*cells.unique().to_pylist()}
@@ -429,8 +425,6 @@ def _of_bits(column: Column) -> Read:
 
 def _without_minus(column: Column) -> Column:
     """Take class numbers that are -1 as none, with a line that counts them."""
-    import pyarrow.compute as pc
-
     is_minus = pc.equal(column.values, -1) if column.kind == "numbers" else None
     if is_minus is None or not (count := pc.sum(is_minus).as_py()):
         return column

@@ -1,4 +1,4 @@
-"""Folders that are classes, and names of classes that look alike.
+"""Folders that are classes.
 
 Names of folders can often be read in two ways that give other classes. A reading that was guessed
 is a line for the user. Where two readings differ, the listing has a `Doubt`, which a build refuses.
@@ -7,26 +7,26 @@ is a line for the user. Where two readings differ, the listing has a `Doubt`, wh
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from precache.messages import printable
-from precache.store.columns import Texts
+from precache.store.columns import Texts, arrow_of
 from precache_workers.sources.base import (
     Doubt,
     Folders,
     LabelRules,
-    first_folder,
+    Way,
     folder_at,
+    no_label,
+    quoted,
 )
 from precache_workers.sources.container_names import braced, common_start
-from precache_workers.sources.evidence import Rule, Rules, Way, no_label, quoted, weighed
+from precache_workers.sources.label_evidence import read_column
+from precache_workers.sources.labels import LISTED, Column, column_of
 from precache_workers.sources.pairs import (
     COPIES,
     IMAGES,
@@ -38,11 +38,7 @@ from precache_workers.sources.pairs import (
     plain_word,
     sources_of,
 )
-from precache_workers.sources.splits import is_split, is_trained_on, splits_among
-
-INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?")
-_DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
+from precache_workers.sources.splits import is_split, is_trained_on, notes_of_folders, splits_among
 
 MOST_PARTS = 4
 """Most folders with files of the same names that are taken for parts of samples, whatever they are
@@ -51,15 +47,63 @@ called: classes such as persons may have such files, too."""
 MOST_COLUMNS = 16
 """Most folders whose files are compared."""
 
-LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
-"""The way out by which the user says which classes there are."""
-
-
 BY_FOLDERS = "folder is a class"
 """What the line about folders that are classes, or none, says."""
 
 BY_TABLE = "in the source gives labels only"
 """What the line about a table among the images says."""
+
+
+# --- rules of evidence ----------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """Evidence of a guess, or of two readings.
+
+    Attributes
+    ----------
+    shown_by
+        Returns what of a subject shows it, such as labels, or True; empty if it is not there.
+    text
+        The readings in words; without ways, a line. Its fields are those of `weighed`.
+    ways
+        Choices between the readings, or a function of the subject that returns them.
+    by_classes
+        As of `Doubt`.
+    """
+
+    shown_by: Callable[[Any], Sequence[str] | bool]
+    text: str
+    ways: Sequence[Way] | Callable[[Any], Sequence[Way]] = ()
+    by_classes: bool = False
+
+
+Rules = Sequence[Rule | list[Rule]]
+"""Rules, and lists of rules, of each of which the first one counts that is shown."""
+
+
+def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
+    """Return the lines and the doubts of the evidence that a subject shows.
+
+    Fields of texts are ``{of}``, the subject; ``{shown}``, what shows the evidence, and
+    its ``{count}``; and ``{some}`` of it, or ``{one}``, quoted.
+    """
+    notes, doubts = list[str](), list[Doubt]()
+    for group in rules:
+        for rule in group if isinstance(group, list) else [group]:
+            if not (found := rule.shown_by(subject)):
+                continue
+            shown = () if isinstance(found, bool) else found
+            quotes = {"some": quoted(shown), "one": quoted(shown, 1)}
+            text = rule.text.format(of=subject, shown=shown, count=len(shown), **quotes)
+            ways = rule.ways(subject) if callable(rule.ways) else rule.ways
+            doubt = Doubt.of(text, *ways, by_classes=rule.by_classes)
+            if ways:
+                doubts.append(doubt)
+            else:
+                notes.append(text)
+            break
+    return notes, doubts
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -503,90 +547,28 @@ OF_FOLDERS: Rules = [
 ]
 
 
-def folder_labels(names: Iterable[str], level: int) -> list[str]:
-    """Return the folder of each name that is its class; empty for none."""
-    if level == 1:
-        return list(map(first_folder, names))
-    return [folder_at(name, level) for name in names]
-
-
-# --- names of classes ---------------------------------------------------------------------------
-
-_COPY = re.compile(r"(?: ?\(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
-"""Ends of the names that systems give to copies of a folder."""
-
-_QUOTED = re.compile(r"""(['"`])(.+)\1""", re.DOTALL)
-
-_BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
-"""Spaces, lines and dashes, and the point of an abbreviation."""
-
-_LATIN = str.maketrans(
-    "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
-    "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
-    "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
-    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
-    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
-)
-"""Letters of other scripts that look like Latin ones, and apostrophes."""
-
-
-def spelling(name: str) -> str:
-    """Return a text that is equal for names that look alike."""
-    if INTEGER.fullmatch(name):
-        return str(int(name))  # its sign counts
-    if _DECIMAL.fullmatch(name):
-        return repr(float(name))
-    text = name
-    if not name.isascii():
-        text = unicodedata.normalize("NFKC", name)
-        text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
-        text = text.translate(_LATIN)
-    text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
-    text = _QUOTED.sub(r"\2", text).rstrip(",; ") or text
-    return text.casefold() if len(text) > 1 else text
-
-
-def doubts_of_classes(
-    classes: Iterable[str], where: object, *, are_codes: bool = False
-) -> list[Doubt]:
-    """Return the doubt about names of classes that look alike.
+def labels_of_folders(
+    names: Texts,
+    keys: Texts,
+    where: object,
+    rules: LabelRules,
+    path_of: Callable[[str], str] | None = None,
+    bare_in: Callable[[str], Bare] | None = None,
+    unpack: tuple[tuple[str, ...], ...] = (),
+) -> tuple[Column, tuple[str, ...]]:
+    """Read the folders of names as labels; also returns those beside them that may be classes.
 
     Parameters
     ----------
-    are_codes
-        Numbers are codes, in which each digit counts.
+    path_of, bare_in, unpack
+        As of `read_folders`.
     """
-    seen: dict[str, str] = {}
-    for name in classes:
-        number = INTEGER.fullmatch(name) is not None
-        other = seen.setdefault(name if number and are_codes else spelling(name), name)
-        if other != name:
-            text = f"{where} has the classes {other!a} and {name!a}, which look alike"
-            codes = ("--label-kind", "name"), "if they are codes, one class each"
-            ways = [codes] if number else []
-            return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
-    return []
-
-
-def by_number(name: str) -> list[Any]:
-    """Sort key by which numbers in names count: frame-2 is before frame-10, and 0.25 before 0.5."""
-    if _NUMBER.fullmatch(name):
-        return ["", Decimal(name)]
-    parts = re.split("([0-9]+)", name)
-    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
-
-
-def numbers_out_of_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the first two neighbours that are in the order of text, and not of their numbers;
-    none if there are none."""
-    pairs = pairwise(names)
-    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), ())
-
-
-def note_of_order(
-    classes: Sequence[str], way: str = "--class-order number: as numbers"
-) -> list[str]:
-    """Return the line about classes whose names are numbers in the order of text."""
-    pair = numbers_out_of_order(classes)
-    why = f"{pair[0]!r} comes before {pair[1]!r}" if pair else ""
-    return [f"Names of classes are sorted as text: {why} ({way})"] if pair else []
+    # Members of several archives may have the same names.
+    reading = read_folders(Texts(names.plain.unique()), rules, where, path_of, bare_in, unpack)
+    folders = Folders(names)
+    given = column_of([folder_at(name, reading.level) or None for name in folders.names])
+    given = given.take(arrow_of(folders.codes))
+    column = read_column(Column(given, keys, str(where), rules, folders=True))
+    notes = (*reading.notes, *notes_of_folders(folders.names), *column.notes)
+    doubts = (*reading.doubts, *column.doubts)
+    return replace(column, notes=notes, doubts=doubts), reading.bare

@@ -12,26 +12,31 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precache.errors import SourceError
 from precache.messages import printable
 from precache.store.columns import numbers_of, texts_or_nulls
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES
 from precache.units import size
-from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8
-from precache_workers.sources.evidence import quoted
-from precache_workers.sources.label_readings import (
-    INTEGER,
-    by_number,
-    doubts_of_classes,
-    note_of_order,
-)
+from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8, quoted
+
+INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?")
+_DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
+
+LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
+"""The way out by which the user says which classes there are."""
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
 """Class names or numbers, regression values, or lists of class names or numbers."""
@@ -78,8 +83,6 @@ _RANGE = f"those of several classes are from 0 to {MOST_CLASSES - 1:,}"
 
 def kind_of(type_: Any) -> Kind | None:
     """Return the kind of labels in a column of an Arrow type; None if it cannot hold labels."""
-    import pyarrow as pa
-
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
         return "numbers"
     if pa.types.is_floating(type_):
@@ -182,8 +185,6 @@ def column_of(labels: Sequence[Label | None], where: str = "labels", *, typed: b
 
 def array_of(labels: Sequence[Label | None], kind: Kind | None) -> Any:
     """Return labels as an Arrow array of a kind that fits them; of nulls for None."""
-    import pyarrow as pa
-
     if kind is None:
         return pa.nulls(len(labels))
     if kind == "names":
@@ -222,8 +223,6 @@ def typed_column(column: Any, name: str) -> Any:
     ValueError
         Some value is no label.
     """
-    import pyarrow as pa
-
     kind = kind_of(column.type)
     codes = None
     if "several" not in str(kind):
@@ -247,8 +246,6 @@ def texts_of_labels(column: Any) -> list[str]:
 
 def join_columns(columns: Sequence[Any], where: str, *, typed: bool = True) -> Any:
     """Return columns of labels as one, as `column_of` does."""
-    import pyarrow as pa
-
     types = {column.type for column in columns if kind_of(column.type) is not None}
     if len(types) <= 1:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
@@ -271,15 +268,11 @@ def bit_of(value: object) -> int | None:
 
 def bits_column(rows: Iterable[Sequence[int | None]]) -> Any:
     """Return the cells of columns that are a class each, by row, as one column of lists."""
-    import pyarrow as pa
-
     return pa.array(rows, pa.large_list(pa.int8()))
 
 
 def are_bits(values: Any) -> bool:
     """Return True for lists of the cells of several columns, one for each class."""
-    import pyarrow as pa
-
     return bool(pa.types.is_large_list(values.type) and values.type.value_type == pa.int8())
 
 
@@ -469,8 +462,6 @@ def encode(column: Column) -> Column:
 
 
 def _encoded(column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
-    import pyarrow.compute as pc
-
     labels, kind, classes = column.values, column.kind, column.classes
     count = len(labels)
     if kind is None or ("several" in kind and not classes and labels.null_count == count):
@@ -540,8 +531,6 @@ def _float32(column: Column) -> np.ndarray:
 
 
 def _several_numbers(column: Column) -> np.ndarray:
-    import pyarrow.compute as pc
-
     labels, classes = column.values, column.classes
     parents = numbers_of(pc.list_parent_indices(labels))
     numbers = numbers_of(labels.flatten()).astype(np.int64)
@@ -563,8 +552,6 @@ def _several_numbers(column: Column) -> np.ndarray:
 
 def vector_length(labels: Any) -> int:
     """Return the length of lists that are all multi-hot vectors; 0 if they have class numbers."""
-    import pyarrow.compute as pc
-
     lengths = {*pc.unique(pc.list_value_length(labels)).to_pylist()} - {0, None}
     numbers = numbers_of(labels.flatten()).astype(np.int64)
     are_binary = bool(((numbers == 0) | (numbers == 1)).all())
@@ -581,3 +568,85 @@ def _multi_hot(column: Column, rows: np.ndarray, numbers: np.ndarray, classes: i
     labels = np.zeros((len(column.values), classes), np.uint8)
     labels[rows, numbers] = 1
     return labels
+
+
+# --- names of classes ---------------------------------------------------------------------------
+
+_COPY = re.compile(r"(?: ?\(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
+"""Ends of the names that systems give to copies of a folder."""
+
+_QUOTED = re.compile(r"""(['"`])(.+)\1""", re.DOTALL)
+
+_BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
+"""Spaces, lines and dashes, and the point of an abbreviation."""
+
+_LATIN = str.maketrans(
+    "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
+    "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
+    "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
+    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
+    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
+)
+"""Letters of other scripts that look like Latin ones, and apostrophes."""
+
+
+def spelling(name: str) -> str:
+    """Return a text that is equal for names that look alike."""
+    if INTEGER.fullmatch(name):
+        return str(int(name))  # its sign counts
+    if _DECIMAL.fullmatch(name):
+        return repr(float(name))
+    text = name
+    if not name.isascii():
+        text = unicodedata.normalize("NFKC", name)
+        text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+        text = text.translate(_LATIN)
+    text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
+    text = _QUOTED.sub(r"\2", text).rstrip(",; ") or text
+    return text.casefold() if len(text) > 1 else text
+
+
+def doubts_of_classes(
+    classes: Iterable[str], where: object, *, are_codes: bool = False
+) -> list[Doubt]:
+    """Return the doubt about names of classes that look alike.
+
+    Parameters
+    ----------
+    are_codes
+        Numbers are codes, in which each digit counts.
+    """
+    seen: dict[str, str] = {}
+    for name in classes:
+        number = INTEGER.fullmatch(name) is not None
+        other = seen.setdefault(name if number and are_codes else spelling(name), name)
+        if other != name:
+            text = f"{where} has the classes {other!a} and {name!a}, which look alike"
+            codes = ("--label-kind", "name"), "if they are codes, one class each"
+            ways = [codes] if number else []
+            return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
+    return []
+
+
+def by_number(name: str) -> list[Any]:
+    """Sort key by which numbers in names count: frame-2 is before frame-10, and 0.25 before 0.5."""
+    if _NUMBER.fullmatch(name):
+        return ["", Decimal(name)]
+    parts = re.split("([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
+def numbers_out_of_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first two neighbours that are in the order of text, and not of their numbers;
+    none if there are none."""
+    pairs = pairwise(names)
+    return next(((a, b) for a, b in pairs if a < b and by_number(a) > by_number(b)), ())
+
+
+def note_of_order(
+    classes: Sequence[str], way: str = "--class-order number: as numbers"
+) -> list[str]:
+    """Return the line about classes whose names are numbers in the order of text."""
+    pair = numbers_out_of_order(classes)
+    why = f"{pair[0]!r} comes before {pair[1]!r}" if pair else ""
+    return [f"Names of classes are sorted as text: {why} ({way})"] if pair else []

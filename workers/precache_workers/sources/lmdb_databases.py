@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from precache.errors import SourceError, needs
 from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder, is_name
@@ -29,6 +31,7 @@ from precache_workers.sources.base import (
     hidden_as,
     is_image,
     starts_as_image,
+    too_large_error,
 )
 from precache_workers.sources.containers import (
     Place,
@@ -37,7 +40,6 @@ from precache_workers.sources.containers import (
     Wanted,
     container_etag,
     in_batches,
-    too_large_error,
     with_column,
 )
 from precache_workers.sources.labels import MOST_TEXT
@@ -62,13 +64,9 @@ class LMDBFormat:
 
     def places(self) -> Any:
         """Return the type of the keys of values."""
-        import pyarrow as pa
-
         return pa.large_binary()
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
-        import pyarrow as pa
-
         labels, parts = dict[bytes, str](), list[Rows]()
         samples = _samples(folder, file, members, labels)
         for rows in in_batches(samples, self.places(), folder.path(file.name)):

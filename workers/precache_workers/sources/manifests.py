@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from precache.errors import SampleError, SourceError
@@ -58,7 +59,6 @@ from precache_workers.sources.base import (
     located,
     remember,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.columns import ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers, common_start
 from precache_workers.sources.containers import (
@@ -72,7 +72,7 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.listings import Members
+from precache_workers.sources.listings import ColumnEvidence, Members, doubt_of_rivals
 from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
@@ -132,8 +132,6 @@ class ManifestSource(Source):
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
-        import pyarrow as pa
-
         until, complete = time.monotonic() + seconds, True
         scans = Scans(self, self.spec.columns)
         whole = scans.whole
@@ -213,8 +211,6 @@ class ManifestSource(Source):
 
     def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
         """Yield the rows of a table."""
-        import pyarrow as pa
-
         where = self.folder.path(file.name)
         chosen: ChosenColumns | None = None
 
@@ -250,8 +246,6 @@ class ManifestSource(Source):
                 yield self._rows(batch, chosen, file.name, members)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
-        import pyarrow as pa
-
         where = self.folder.path(name)
         labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
         # Images of Hugging Face are dicts with a path.
@@ -440,19 +434,15 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Pa
 def _folder_named(table: Path, columns: Sequence[Sequence[str]]) -> Path | None:
     """Return the folder of images that most values of a column of a table name: one that is called
     as the table, else one below the folder of the table; None for none."""
-    roots = table.with_suffix(""), table.parent
-    return next(filter(None, (_folder_below(root, columns) for root in roots)), None)
-
-
-def _folder_below(root: Path, columns: Sequence[Sequence[str]]) -> Path | None:
-    paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
-    images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
-    keys = SampleKeys(images, str(root))
-    for values in columns:
-        fit = keys.fit(values)
-        if fit is not None and 2 * fit.samples > len({*values}):
-            named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
-            return root.joinpath(*common_start([folder.split("/") for folder in named]))
+    for root in (table.with_suffix(""), table.parent):
+        paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
+        images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
+        keys = SampleKeys(images, str(root))
+        for values in columns:
+            fit = keys.fit(values)
+            if fit is not None and 2 * fit.samples > len({*values}):
+                named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
+                return root.joinpath(*common_start([folder.split("/") for folder in named]))
     return None
 
 
@@ -481,8 +471,6 @@ def _require_no_rival(batch: Batch, chosen: ChosenColumns, where: str) -> None:
 
 def _places() -> Any:
     """Return the Arrow type of the places of samples: the URI of each, and its cells as JSON."""
-    import pyarrow as pa
-
     return pa.struct({"uri": pa.large_string(), "cells": pa.large_string()})
 
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import did_you_mean
 from precache.storage.base import FileInfo, Folder, is_name, required
 from precache.store.locations import Container
-from precache_workers.sources.base import IMAGE, Doubt, choice_error
+from precache_workers.sources.base import IMAGE, Doubt, choice_error, quoted
 from precache_workers.sources.columns import texts_of
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import (
@@ -34,7 +35,6 @@ from precache_workers.sources.containers import (
     rows_of,
     structs,
 )
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.labels import typed_column
 from precache_workers.sources.listings import Members
@@ -94,8 +94,6 @@ class Array(NamedTuple):
 
     def values(self, folder: Folder, first: int, end: int) -> Any:
         """Return rows as an Arrow array of labels or keys, or of lists of labels."""
-        import pyarrow as pa
-
         length = (end - first) * self.row_bytes
         [part] = folder.read_ranges([(self.file.name, self.start + first * self.row_bytes, length)])
         if len(data := required(part)) != length:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
@@ -41,6 +42,7 @@ from precache_workers.sources.base import (
     fetch_located,
     in_service_folder,
     located,
+    quoted,
     remember,
 )
 from precache_workers.sources.container_names import (
@@ -50,7 +52,6 @@ from precache_workers.sources.container_names import (
     common_start,
     expand_braces,
 )
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.pairs import (
     ALL,
@@ -189,8 +190,6 @@ class PairedFolders(Source):
 
 def _table(named: Mapping[str, RowTable]) -> RowTable:
     """Return the table of samples from those of their files, row by row."""
-    import pyarrow as pa
-
     columns = [*named.values()]
     files = [
         pa.StructArray.from_arrays([of.keys.plain, arrow_of(of.sizes)], ["name", "size"])

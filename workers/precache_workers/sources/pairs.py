@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from precache.messages import printable
 from precache.store.columns import Texts, joined_texts, numbers_of, without_nulls
-from precache_workers.sources.base import IMAGE_NAME, IMAGE_SUFFIXES, Doubt, Folders, is_image
+from precache_workers.sources.base import IMAGE_NAME, IMAGE_SUFFIXES, Doubt, Folders, Way, is_image
 from precache_workers.sources.container_names import (
     braced,
     braced_paths,
     common_end,
     common_start,
 )
-from precache_workers.sources.evidence import Way
 from precache_workers.sources.splits import is_split
 
 # --- words --------------------------------------------------------------------------------------
@@ -111,8 +111,6 @@ def ending(names: Texts) -> str:
 
     As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
     """
-    import pyarrow.compute as pc
-
     if not len(names):
         return ""
     ends = pc.min_max(pc.utf8_reverse(names.plain)).as_py().values()
@@ -551,8 +549,6 @@ def _apart(photos: str, others: str) -> tuple[str, str]:
 
 def _most_common(values: Texts) -> list[tuple[str, int]]:
     """Return the most common values with their number, at most a few."""
-    import pyarrow.compute as pc
-
     counted = pc.value_counts(values.plain)
     counts = numbers_of(counted.field("counts"))
     top = np.argsort(-counts, kind="stable")[:16]
@@ -560,14 +556,10 @@ def _most_common(values: Texts) -> list[tuple[str, int]]:
 
 
 def _replaced(names: Texts, pattern: str, by: str = "") -> Texts:
-    import pyarrow.compute as pc
-
     return Texts(pc.replace_substring_regex(names.plain, pattern, by))
 
 
 def _found(names: Texts, pattern: str) -> Texts:
     """Return the part of each name that fits a pattern; empty if there is none."""
-    import pyarrow.compute as pc
-
     found = pc.extract_regex(names.plain, f"(?P<part>{pattern})").field("part")
     return without_nulls(found)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -27,7 +28,7 @@ from precache.storage.base import FileInfo, Folder
 from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.runtime.time_limit import samples_at_work
-from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of
+from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of, too_large_error
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
@@ -44,7 +45,6 @@ from precache_workers.sources.containers import (
     container_etag,
     rows_of,
     structs,
-    too_large_error,
 )
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
@@ -80,8 +80,6 @@ class TableFormat:
 
     def places(self) -> Any:
         """Return the type of the places of rows."""
-        import pyarrow as pa
-
         return pa.struct({"group": pa.int64(), "row": pa.int32()})
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -224,8 +222,6 @@ def damaged(where: str) -> Iterator[None]:
     StorageError
         The operating system cannot read the file.
     """
-    import pyarrow as pa
-
     try:
         yield
     except MemoryError:
@@ -310,8 +306,6 @@ def _names_and_labels(
     table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
 ) -> Iterator[tuple[Texts, Any]]:
     """Yield names and labels of the rows of a row group, batch by batch."""
-    import pyarrow as pa
-
     columns = [name for name in (chosen.name, *chosen.listed) if name is not None]
     if not columns:
         count = table.metadata.row_group(group).num_rows

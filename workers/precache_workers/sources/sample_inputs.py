@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from precache.messages import printable
 from precache_workers.sources.base import Doubt, SampleName, choice_error, is_image
 from precache_workers.sources.pairs import is_target
@@ -151,8 +153,6 @@ class SampleInputs:
         places
             Arrow array of the images of each sample, as tar archives have them.
         """
-        import pyarrow as pa
-
         if all([*combination] == self._whole(combination) for combination in self._counts):
             return places
         parts = []

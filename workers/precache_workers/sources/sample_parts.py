@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.lib import format as npy
 
@@ -159,8 +161,6 @@ def array_header(
 
 def can_start(kind: Any) -> bool:
     """Return True for an Arrow type whose values can be parts of samples."""
-    import pyarrow as pa
-
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if is_binary(kind) or kind_of(kind) == "names":
         return True
@@ -171,25 +171,18 @@ def can_start(kind: Any) -> bool:
 
 def is_binary(kind: Any) -> bool:
     """Return True for an Arrow type of bytes."""
-    import pyarrow as pa
-
     types = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     return any(is_type(kind) for is_type in types)
 
 
 def is_list(kind: Any) -> bool:
     """Return True for an Arrow type of lists, of one length or of several."""
-    import pyarrow as pa
-
     types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_type(kind) for is_type in types)
 
 
 def cell_of(column: Any, row: int) -> bytes | str | np.ndarray | SampleError | None:
     """Return the value of a row of an Arrow array, of a type that `can_start` takes."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     values = column.slice(row, 1)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

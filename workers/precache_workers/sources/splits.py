@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from precache_workers.sources.base import Doubt, LabelRules, container_suffix
+from precache_workers.sources.base import Doubt, LabelRules, container_suffix, quoted
 from precache_workers.sources.container_names import Containers
-from precache_workers.sources.evidence import quoted
 
 ALL_SPLITS = ("--all-splits",)
 """The argument that takes samples of all splits together."""

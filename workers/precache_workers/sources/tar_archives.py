@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
@@ -44,7 +46,6 @@ from precache_workers.sources.base import (
     Inputs,
     SampleName,
 )
-from precache_workers.sources.compressed import decompressed
 from precache_workers.sources.containers import (
     Read,
     Rows,
@@ -62,7 +63,7 @@ from precache_workers.sources.sample_inputs import (
     is_picture,
 )
 from precache_workers.sources.sample_parts import joined, value_of
-from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
+from precache_workers.sources.tar_members import BLOCK, MemberColumns, decompressed, read_members
 
 COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
@@ -98,8 +99,6 @@ class TarFormat:
 
         An image that the sample lacks, and most others have, is nowhere: it has no size.
         """
-        import pyarrow as pa
-
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
         return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
@@ -263,7 +262,7 @@ class _ArchiveSamples:
         suffixes = [suffixes[row] for row in order.tolist()]
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
-        kept = self._combined(keys, starts, counts, suffixes)
+        kept = self._combined(keys, starts, suffixes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
@@ -276,20 +275,22 @@ class _ArchiveSamples:
             sizes=nbytes[kept],
         )
 
-    def _combined(
-        self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
-    ) -> np.ndarray:
+    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Sequence[str]) -> np.ndarray:
         """Count the samples by the suffixes of their images; returns which are kept.
 
         Those with two inputs of one suffix are left out, and those without an image if fields start
         from images.
         """
         members, takes_images = self._members, self._format.takes_images
-        rows_of: dict[tuple[str, ...], list[int]] = {}
-        for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-            rows_of.setdefault(tuple(suffixes[start : start + count]), []).append(row)
+        lists = pa.LargeListArray.from_arrays(
+            np.append(starts, len(suffixes)), Texts(suffixes).plain
+        )
+        joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
+        codes = joined.codes()
+        groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
         kept = np.ones(len(keys), np.bool_)
-        for combination, rows in rows_of.items():
+        for rows in filter(len, groups):
+            combination = joined[int(rows[0])].split(",")
             images = [suffix for suffix in combination if is_picture(suffix)]
             if takes_images and not images:
                 kept[rows] = False
@@ -297,10 +298,10 @@ class _ArchiveSamples:
                     ] += len(rows)  # fmt: skip
             elif len({*combination}) < len(combination):
                 kept[rows] = False
-                for row in rows:
+                for row in rows.tolist():
                     members.leave_out(SAME_KEY, keys[row])
             elif images:
-                count_combination(members.combinations, images, keys[rows[0]], len(rows))
+                count_combination(members.combinations, images, keys[int(rows[0])], len(rows))
         return kept
 
     def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
@@ -308,8 +309,6 @@ class _ArchiveSamples:
 
         A sample is not kept if they differ, or cannot be read.
         """
-        import pyarrow as pa
-
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
         is_bad = np.array([isinstance(label, bytes) for label in self._labels], np.bool_)
@@ -340,8 +339,6 @@ class _ArchiveSamples:
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
-        import pyarrow.compute as pc
-
         end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
         pattern = rf"(?s)^((?:.*/)?[^/]{self._middle}){end}$"
         stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
@@ -352,8 +349,6 @@ class _ArchiveSamples:
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:
     """Return columns as lists of structs, which begin at some rows."""
-    import pyarrow as pa
-
     ends = np.append(starts, len(columns[0])).astype(np.int32)
     structs = pa.StructArray.from_arrays(columns, names=["offset", "size", "crc", "suffix"])
     return pa.ListArray.from_arrays(arrow_of(ends), structs.cast(kind.value_type)).cast(kind)

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
@@ -34,7 +35,9 @@ from precache_workers.sources.base import (
     Columns,
     Fetched,
     Sample,
+    quoted,
     starts_as_image,
+    too_large_error,
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
@@ -44,10 +47,8 @@ from precache_workers.sources.containers import (
     Wanted,
     in_batches,
     read_places,
-    too_large_error,
 )
 from precache_workers.sources.dataset_items import Part
-from precache_workers.sources.evidence import quoted
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.labels import Label, label_of
 from precache_workers.sources.listings import Members
@@ -76,8 +77,6 @@ class TFRecordFormat:
 
     def places(self) -> Any:
         """Return the type of the places of records, with their masked CRC-32C."""
-        import pyarrow as pa
-
         return pa.struct({name: pa.int64() for name in ("offset", "length", "crc")})
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -98,8 +99,6 @@ class ZipFormat:
 
     def places(self) -> Any:
         """Return the type of the places of members; an encrypted one has no method."""
-        import pyarrow as pa
-
         numbers = "offset", "packed", "size", "crc", "method"
         return pa.struct({name: pa.int64() for name in numbers})
 
