@@ -38,8 +38,10 @@ from precache.store.build_status import DESCRIPTION
 from precache.store.json_documents import FORMAT
 from precache.store.labels import narrow
 from precache.store.lease import BUILD_LEASES, is_built, latest
+from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.progress import BuildProgress
+from precache_workers.driver.totals import holes
 from tests.support.building import (
     PYTHONPATH,
     REPOSITORY,
@@ -695,6 +697,13 @@ def test_labels_take_the_narrowest_type_with_room_for_none(top: int, dtype: str)
     found = narrow(np.array([-1, top], np.int64))
     assert found.dtype.name == dtype
     assert found.tolist() == [-1, top]
+
+
+def test_holes_come_in_row_order() -> None:
+    empty: Any = {"objects": {}, "content": [], "sums": {}, "seconds": {}, "cpu_seconds": 0.0}
+    later, first = {9: "b", 5: "a"}, {3: "c"}
+    found = holes([Receipt(shard=n, holes=own, **empty) for n, own in ((1, later), (0, first))])
+    assert list(found.items()) == [(3, "c"), (5, "a"), (9, "b")]
 
 
 def test_a_version_says_what_it_has_and_what_made_it(tmp_path: Path) -> None:

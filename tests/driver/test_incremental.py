@@ -60,11 +60,7 @@ MEAN |= {"dtype": "float32", "shape": [3]}
 
 
 def recipe_of(
-    size: int = 150,
-    codec: str = "image",
-    *after: dict[str, Any],
-    mode: str = "RGB",
-    **fields: Any,
+    size: int = 150, codec: str = "image", *after: dict[str, Any], mode: str = "RGB", **fields: Any
 ) -> precache.Recipe:
     """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
     ops = [{"op": "decode", "mode": mode}, {"op": "resize", "size": [size, size]}, COUNT, *after]

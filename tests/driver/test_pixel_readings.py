@@ -347,11 +347,7 @@ def test_masks_of_tiffs_that_pillow_does_not_open_are_asked_for(
     ],
 )
 def test_masks_in_lossy_files_are_said_if_nearest_is_stated_and_photographs_are_not(
-    tmp_path: Path,
-    run: Said,
-    kind: str,
-    options: dict[str, Any],
-    name: str,
+    tmp_path: Path, run: Said, kind: str, options: dict[str, Any], name: str
 ) -> None:
     nearest = ("--resize", "24", "--interpolation", "nearest")
 
@@ -722,10 +718,7 @@ FEW = [*range(6)]
     ids=["few", "classes", "many", "few that are cropped"],
 )
 def test_masks_of_sixteen_bits_keep_their_values(
-    tmp_path: Path,
-    run: Said,
-    values: list[int] | None,
-    recipe: tuple[str, ...],
+    tmp_path: Path, run: Said, values: list[int] | None, recipe: tuple[str, ...]
 ) -> None:
     """Of the values 26,000 to 26,150 of many instances the highest eight bits are one."""
 
@@ -885,11 +878,7 @@ def items(monkeypatch: pytest.MonkeyPatch) -> None:
     ("lay", "later"), [(as_folder, "grey"), (as_folder, "12 bits"), (as_dataset, "palette")]
 )
 def test_samples_that_are_added_are_asked_about_and_the_ways_out_build(
-    tmp_path: Path,
-    run: Said,
-    asked: Asked,
-    lay: Callable[[Path, Files], str],
-    later: str,
+    tmp_path: Path, run: Said, asked: Asked, lay: Callable[[Path, Files], str], later: str
 ) -> None:
     """Row shapes are known of the version that lacks them; readings of pixels are not."""
     make, said, own, other = LATER[later]

@@ -13,10 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from precache.errors import BuildError, CrashError, PrecacheError
-from precache_workers.cluster.executor import Outcome
+
+if TYPE_CHECKING:
+    from precache_workers.cluster.executor import Outcome
 
 SUBMITTED_PER_SLOT = 2
 """Tasks under way for each slot: one runs, and the arguments of another are on the way."""

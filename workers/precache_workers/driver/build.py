@@ -57,6 +57,7 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
+from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.stored_versions import stored_versions
@@ -437,8 +438,6 @@ class Build(SampleProbe):
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
         for stored in itertools.islice(stored_versions(self.store), 1):
-            from precache_workers.planning.diff import edited_functions
-
             for function in edited_functions(stored.attributes, target.spec):
                 self.progress.say(
                     f"The code of {function} was edited since version {short(stored.folder.name)}: "
