@@ -24,17 +24,18 @@ from precache_workers.cluster.dispatch import (
     dispatch,
 )
 from precache_workers.runtime.time_limit import key_digest
-from precache_workers.shards.samples import SampleTask
+from precache_workers.shards.samples import FetchAllTask
 
 LIMIT = 300.0
 """Time limit of a sample of the third item."""
 
 
 @dataclass(frozen=True)
-class Work(SampleTask):
+class Work(FetchAllTask):
     """An item; `again` marks that of a later copy."""
 
-    number: int
+    number: int = field(kw_only=True)
+    job: Any = None
     again: bool = False
     memory: int = 0
     keys: Sequence[str] = ("waits", "evil", *"abc", *map(str, range(16)))
@@ -45,6 +46,10 @@ class Work(SampleTask):
 
     def retried(self) -> Self:
         return replace(self, again=True)
+
+
+def work_of(number: int) -> Work:
+    return Work(number=number)
 
 
 End = tuple[float | None, Done | Lost]
@@ -129,7 +134,7 @@ def together(fates: Sequence[End]) -> End:
 
 
 def run(machines: Machines, count: int, shared: bool = False) -> list[tuple[int, Any]]:
-    outcomes = dispatch(machines, str, map(Work, range(count)), count * shared, machines.clock)
+    outcomes = dispatch(machines, str, map(work_of, range(count)), count * shared, machines.clock)
     return [(work.number, outcome) for work, outcome in outcomes]
 
 
@@ -153,7 +158,7 @@ def test_what_is_under_way_is_bounded_by_the_slots(slots: int) -> None:
     def items() -> Iterator[Work]:
         for number in range(60):
             taken.append(number)
-            yield Work(number)
+            yield Work(number=number)
 
     machines = Machines(lambda work, before: done(4.0 + work.number % 2, work.number), slots)
     outcomes = dispatch(machines, str, items(), 0, machines.clock)
@@ -167,7 +172,7 @@ def test_what_is_under_way_is_bounded_by_the_slots(slots: int) -> None:
 
 def test_what_is_under_way_is_cancelled_at_the_end() -> None:
     machines = Machines(good)
-    outcomes = dispatch(machines, str, map(Work, range(9)), 0, machines.clock)
+    outcomes = dispatch(machines, str, map(work_of, range(9)), 0, machines.clock)
     next(outcomes)
     outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
     assert not machines.copies
@@ -238,8 +243,8 @@ def test_copies_of_one_task_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("precache_workers.cluster.dispatch.FIRST_LATE", 10)
     end = Done([1], 500.0)
     machines = Machines(lambda work, before: (500.0 if work.number else None, end), 10)
-    outcomes = dispatch(machines, str, map(Work, range(2)), 0, machines.clock)
-    assert next(outcomes) == (Work(1), 1)
+    outcomes = dispatch(machines, str, map(work_of, range(2)), 0, machines.clock)
+    assert next(outcomes) == (work_of(1), 1)
     assert [work.number for work in machines.begun].count(0) == COPIES
 
 
@@ -277,7 +282,7 @@ def test_what_was_lost_comes_before_second_copies() -> None:
         return (11.0, GONE[1]) if lost else done(4.0, 1)
 
     machines = Machines(fate, 4)
-    outcomes = dispatch(machines, str, map(Work, range(6)), 0, machines.clock)
+    outcomes = dispatch(machines, str, map(work_of, range(6)), 0, machines.clock)
     assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [3, 4, 0, 1, 2]
     assert [work.number for work in machines.begun if work.again][:3] == [0, 1, 2]
 

@@ -95,7 +95,6 @@ KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (leases, "_highest"),
     (Lease, "end"),
     (Lease, "is_held"),
-    (precache_workers.driver.commit, "_write"),
     (precache_workers.driver.build, "make_current"),
     (precache_workers.driver.build, "commit"),
     (precache_workers.driver.build, "remove_scratch"),

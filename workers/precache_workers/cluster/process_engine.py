@@ -221,12 +221,10 @@ class ProcessEngine:
             if time.monotonic() >= until:
                 return []
             self._check_workers()
-        copies = [
-            copy
-            for copy, worker in self._busy.items()
-            if worker.connection in ready or worker.ended in ready
-        ]
-        ended = [(copy, self._end(copy, self._busy.pop(copy))) for copy in copies]
+        ended: list[tuple[Hashable, Done | Lost]] = []
+        for copy, worker in list(self._busy.items()):
+            if worker.connection in ready or worker.ended in ready:
+                ended.append((copy, self._end(copy, self._busy.pop(copy))))
         self._begin()
         return ended
 

@@ -30,7 +30,6 @@ from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.estimate import Estimate, UnitTimes
 from precache_workers.profiling.rates import (
     RatesTask,
-    StartTask,
     start_worker,
     time_rows,
 )
@@ -179,7 +178,7 @@ class Examination:
         )
         began = time.perf_counter()
         with executor(self.request.address, 1, self.request) as run:
-            list(run(start_worker, [StartTask(self.job)]))
+            list(run(start_worker, [FetchAllTask(self.job)]))
             start_seconds = time.perf_counter() - began
             return time_rows(run, task), start_seconds
 

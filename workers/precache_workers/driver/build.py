@@ -21,6 +21,7 @@ from precache.errors import (
 )
 from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
+from precache.recipe.variants import pool_statistics
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import Folder, left_out_text
 from precache.store.build_status import (
@@ -46,7 +47,7 @@ from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import counted, local_time, size
 from precache_workers.cluster.executor import executor, is_joined
-from precache_workers.driver.build_result import BuildResult, committed_result
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.report import (
@@ -294,10 +295,30 @@ class Build(SampleProbe):
         return f". It is current, in place of version {short(self.before.version)}"
 
     def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
-        total = Totals.of(self.new_receipts)
+        """Return the result for a committed version; `counts` is of what the run made."""
+        version, total = open_own(target.folder), Totals.of(self.new_receipts)
+        failed = list(version.failures.values())
+        arrays = version.attributes.fields.values()
+        statistics = pool_statistics(version.attributes.mean, version.attributes.std)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
-        return committed_result(target, **{**made, **found, **counts})
+        return BuildResult(
+            version=target.version,
+            path=str(target.folder),
+            samples=target.table.samples,
+            failed=len(failed),
+            removed=len(target.table.removed),
+            shards=target.shards,
+            raw_bytes=sum(array.raw for array in arrays),
+            stored_bytes=sum(array.stored for array in arrays),
+            holes=failed,
+            ignored=self.listed.ignored,
+            left_out=self.listed.left_out,
+            classes=tuple(target.table.classes),
+            mean={name: mean for name, (mean, _) in statistics.items()},
+            std={name: std for name, (_, std) in statistics.items()},
+            row_types=target.row_types,
+            **{**made, **counts},
+        )
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""

@@ -212,13 +212,14 @@ class _Planner(SampleProbe):
     @functools.cached_property
     def run_tasks(self) -> RunTasks:  # type: ignore[override]
         """Tasks run where those of the build will run, one at a time."""
-        from precache_workers.profiling.rates import StartTask, start_worker
+        from precache_workers.profiling.rates import start_worker
+        from precache_workers.shards.samples import FetchAllTask
 
         request, say = self.request, self.progress.say
         self.progress.phase("Measuring a few samples")
         began = time.perf_counter()
         run = self._stack.enter_context(executor(request.address, 1, request, say))
-        list(run(start_worker, [StartTask(self.job())]))
+        list(run(start_worker, [FetchAllTask(self.job())]))
         self._start_seconds = time.perf_counter() - began
         return run
 
@@ -263,7 +264,7 @@ class _Planner(SampleProbe):
             failed = sum(shard.stay_failed for shard in shards)
             failed += Totals.of(work.receipts.values()).failed
         fresh = 0 if cost is None else len(cost.failed)
-        if cost is not None and fresh == cost.samples:  # then all others may fail as well
+        if cost is not None and 0 < fresh == cost.samples:  # then all others may fail as well
             fresh = sum(len(shard.fetched) for shard in shards)
         return BuildPlan(
             version=target.version,

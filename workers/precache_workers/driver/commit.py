@@ -65,45 +65,10 @@ def commit(
     BuildError
         Objects or the version were removed meanwhile, or another build took over.
     """
-    if not was_committed(target):
-        if lease is not None:
-            lease.require()
-        _write(target, receipts, labels, lease)
-
-
-def was_committed(target: TargetVersion) -> bool:
-    """Return whether a version was committed; removes a document that was cut off.
-
-    Callers hold the lease of the version.
-    """
-    document = target.folder.get(ROOT)
-    if document is None:
-        return False
-    try:
-        open_own(target.folder, document)
-    except FormatError:
-        raise
-    except StoreError:
-        target.folder.remove(ROOT)
-        return False
-    return True
-
-
-def tidy_current(store: Folder) -> None:
-    """Remove scratch files of a build that was cut off after its commit of the current version."""
-    if current := read_log(store, newest=True, appends=True).current:
-        folder = store.folder(current.version)
-        with contextlib.suppress(StorageError):  # of another user: gc reports it
-            if folder.size(ROOT) is not None:
-                remove_abandoned_scratch(folder)
-
-
-def _write(
-    target: TargetVersion,
-    receipts: Mapping[int, Receipt],
-    labels: np.ndarray | None,
-    lease: Lease | None,
-) -> None:
+    if was_committed(target):
+        return
+    if lease is not None:
+        lease.require()
     ordered = [receipts[shard] for shard in range(target.shards)]
     if labels is None:
         labels = target.table.labels
@@ -141,6 +106,33 @@ def _write(
             f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "
             "others were made; run the same command again to make them"
         )
+
+
+def was_committed(target: TargetVersion) -> bool:
+    """Return whether a version was committed; removes a document that was cut off.
+
+    Callers hold the lease of the version.
+    """
+    document = target.folder.get(ROOT)
+    if document is None:
+        return False
+    try:
+        open_own(target.folder, document)
+    except FormatError:
+        raise
+    except StoreError:
+        target.folder.remove(ROOT)
+        return False
+    return True
+
+
+def tidy_current(store: Folder) -> None:
+    """Remove scratch files of a build that was cut off after its commit of the current version."""
+    if current := read_log(store, newest=True, appends=True).current:
+        folder = store.folder(current.version)
+        with contextlib.suppress(StorageError):  # of another user: gc reports it
+            if folder.size(ROOT) is not None:
+                remove_abandoned_scratch(folder)
 
 
 def small_objects(

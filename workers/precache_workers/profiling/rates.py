@@ -27,7 +27,7 @@ from precache_workers.planning.rows import in_few_units, samples_read
 from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
 from precache_workers.profiling.harness import SampleRun, hole_reason
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import Job, SampleTask, one_thread, recipes_of
+from precache_workers.shards.samples import FetchAllTask, Job, one_thread, recipes_of
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Sample
 from precache_workers.sources.fetching import FetchedSamples
@@ -83,15 +83,7 @@ class RatesTask(ShardTask):
         return ((self.keys[at], samples[at]) for at in places or ())
 
 
-@dataclass(frozen=True)
-class StartTask(SampleTask):
-    """A task that makes a worker load what tasks of its job need."""
-
-    job: Job
-    keys: Sequence[str] = ()
-
-
-def start_worker(task: StartTask) -> None:
+def start_worker(task: FetchAllTask) -> None:
     """Load the ops of the recipe, with their libraries."""
     recipes_of(task.job)
 
