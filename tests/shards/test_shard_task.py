@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import io
+import os
 import pickle
 import shutil
 import signal
@@ -36,6 +37,7 @@ from precache.storage.remote import RemoteFolder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.shard_writer import ShardWriter
+from precache_workers.planning import source_record
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards import shard_objects, shard_task
 from precache_workers.shards.field_writer import FieldWriter
@@ -55,6 +57,7 @@ from tests.support.building import (
     encoded,
     end,
     environment,
+    pixels,
     poll,
     remains,
     start,
@@ -769,3 +772,34 @@ def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -
     recipe = precache.Recipe.from_dict({"fields": {"image": {**field, "input": "image"}}})
     with pytest.raises(precache.PrecacheError, match="fields start from 'image'"):
         build(source, tmp_path / "store", recipe)
+
+
+def lose_on_link(source: Path, store: Path, recipe: precache.Recipe, version: Path) -> Any:
+    """Build, while an earlier version is removed right before its first link."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.link" and os.fspath(arguments[0]).startswith(f"{version}/"):
+            shutil.rmtree(version, ignore_errors=True)
+
+    sys.addaudithook(hook)
+    source_record.MOST_TOUCHED = 0
+    return build_here(source, store, recipe, {"shard_samples": 8})
+
+
+@pytest.mark.parametrize("change", ["added", "etags alone"])
+def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build(
+    change: str, source: Path, tmp_path: Path
+) -> None:
+    first = build(source, tmp_path / "store", recipe_of())
+    if change == "added":
+        write(source / "cat/new.jpg", encoded(cut(99)))
+    else:
+        for path in source.rglob("*.jpg"):
+            os.utime(path)
+    second = ask(lose_on_link, source, tmp_path / "store", recipe_of(), Path(first.path))
+    assert not Path(first.path).exists()
+    other = build(source, tmp_path / "anew", recipe_of())
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert found.keys() == anew.keys()
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    assert (second.mean, second.std) == (other.mean, other.std)
