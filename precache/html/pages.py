@@ -9,7 +9,7 @@ from pathlib import Path
 
 from precache.errors import StorageError, UsageError, needs
 from precache.messages import Table
-from precache.units import size
+from precache.units import duration, size
 
 with needs("a page", "report"):
     import jinja2
@@ -70,6 +70,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["size"] = size
+    environment.filters["duration"] = duration
     environment.filters["percent"] = "{:.2f}%".format
     environment.filters["integer"] = "{:,.0f}".format
     environment.globals["Table"] = Table

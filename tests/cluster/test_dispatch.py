@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -14,27 +14,28 @@ from hypothesis import strategies as st
 
 from precache.errors import BuildError, CrashError
 from precache_workers.cluster.dispatch import (
+    COPIES,
     MAX_ITEMS,
     MIN_SUBMITTED,
     SUBMITTED_PER_SLOT,
     TASK_SECONDS,
     Done,
     Lost,
-    TaskLimits,
     dispatch,
 )
 from precache_workers.runtime.time_limit import key_digest
-from precache_workers.shards.samples import SampleTask
+from precache_workers.shards.samples import FetchAllTask
 
 LIMIT = 300.0
 """Time limit of a sample of the third item."""
 
 
 @dataclass(frozen=True)
-class Work(SampleTask):
+class Work(FetchAllTask):
     """An item; `again` marks that of a later copy."""
 
-    number: int
+    number: int = field(kw_only=True)
+    job: Any = None
     again: bool = False
     memory: int = 0
     keys: Sequence[str] = ("waits", "evil", *"abc", *map(str, range(16)))
@@ -45,6 +46,10 @@ class Work(SampleTask):
 
     def retried(self) -> Self:
         return replace(self, again=True)
+
+
+def work_of(number: int) -> Work:
+    return Work(number=number)
 
 
 End = tuple[float | None, Done | Lost]
@@ -128,11 +133,8 @@ def together(fates: Sequence[End]) -> End:
     return took, Done(values, took)
 
 
-def run(
-    machines: Machines, count: int, limits: TaskLimits | None = None, shared: bool = False
-) -> list[tuple[int, Any]]:
-    items = (Work(number) for number in range(count))
-    outcomes = dispatch(machines, str, items, limits, count * shared, machines.clock)
+def run(machines: Machines, count: int, shared: bool = False) -> list[tuple[int, Any]]:
+    outcomes = dispatch(machines, str, map(work_of, range(count)), count * shared, machines.clock)
     return [(work.number, outcome) for work, outcome in outcomes]
 
 
@@ -140,82 +142,81 @@ def done(seconds: float, value: Any) -> tuple[float, Done]:
     return seconds, Done([value], seconds)
 
 
-def good(work: Work, before: int) -> tuple[float, Done]:
+def good(work: Work, before: int) -> End:
     return done(1.0, work.number * 10)
+
+
+GONE, CRAMP = (1.0, Lost("gone", crashed=False)), (0.01, Lost("cramp", crashed=True))
+"""Copies that are lost with their node, and with their process."""
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
 def test_what_is_under_way_is_bounded_by_the_slots(slots: int) -> None:
-    machines = Machines(good, slots)
-    assert sorted(run(machines, 50)) == [(n, n * 10) for n in range(50)]
+    """Items are taken only when there is room, and no second copy is begun where none lags."""
+    taken: list[int] = []
+
+    def items() -> Iterator[Work]:
+        for number in range(60):
+            taken.append(number)
+            yield Work(number=number)
+
+    machines = Machines(lambda work, before: done(4.0 + work.number % 2, work.number), slots)
+    outcomes = dispatch(machines, str, items(), 0, machines.clock)
+    first, _ = next(outcomes)
+    assert len(taken) == slots * SUBMITTED_PER_SLOT
+    assert sorted([first.number, *(value for _, value in outcomes)]) == [*range(60)]
     assert machines.most == slots * SUBMITTED_PER_SLOT
-    assert len(machines.begun) == 50
+    assert len(machines.begun) == 60
     assert not any(work.again for work in machines.begun)
 
 
-def test_items_are_taken_only_when_there_is_room() -> None:
-    taken: list[int] = []
-
-    def items() -> Any:
-        for number in range(100):
-            taken.append(number)
-            yield Work(number)
-
-    machines = Machines(good, 2)
-    outcomes = dispatch(machines, str, items(), None, 0, machines.clock)
+def test_what_is_under_way_is_cancelled_at_the_end() -> None:
+    machines = Machines(good)
+    outcomes = dispatch(machines, str, map(work_of, range(9)), 0, machines.clock)
     next(outcomes)
-    assert len(taken) == 4
     outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
     assert not machines.copies
 
 
 def test_nodes_come_and_go() -> None:
     machines = Machines(good, 0)
-    outcomes = dispatch(machines, str, map(Work, range(60)), None, 0, machines.clock)
     seen: list[int] = []
 
-    def grow(work: Work, before: int) -> tuple[float, Done]:
+    def grow(work: Work, before: int) -> End:
         seen.append(len(machines.copies))
         machines.free = 1 if len(machines.begun) > 40 else 10 if len(machines.begun) > 7 else 0
         return good(work, before)
 
     machines.fate = grow
-    assert len(list(outcomes)) == 60
+    assert len(run(machines, 60)) == 60
     assert max(seen[:8]) == MIN_SUBMITTED - 1, "an autoscaler sees some work from the start"
     assert machines.most == 10 * SUBMITTED_PER_SLOT
 
 
 def test_a_lost_copy_is_begun_again_and_told_so() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
-        return (1.0, Lost("gone", crashed=False)) if before < 2 else good(work, before)
-
-    machines = Machines(fate)
+    machines = Machines(lambda work, before: GONE if before < 2 else good(work, before))
     assert len(run(machines, 3)) == 3
     assert [work.again for work in machines.begun if work.number == 1] == [False, True, True]
 
 
-def test_a_task_that_crashes_too_often_is_given_up() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
-        return (1.0, Lost("of a cramp", crashed=True)) if work.number == 1 else good(work, before)
-
-    machines = Machines(fate)
+@pytest.mark.parametrize(
+    ("end", "kind", "says"),
+    [
+        (CRAMP, CrashError, "its worker died 3 times: cramp"),
+        (GONE, BuildError, "a task was lost 20 times with its node: gone"),
+    ],
+)
+def test_a_task_that_is_lost_too_often_is_given_up(end: End, kind: type, says: str) -> None:
+    machines = Machines(lambda work, before: end if work.number == 1 else good(work, before))
     outcomes = dict(run(machines, 3))
-    assert isinstance(outcomes[1], CrashError)
-    assert str(outcomes[1]) == "its worker died 3 times: of a cramp"
+    assert (type(outcomes[1]), str(outcomes[1])) == (kind, says)
     assert (outcomes[0], outcomes[2]) == (0, 20)
-
-
-def test_a_task_whose_nodes_all_go_is_given_up() -> None:
-    machines = Machines(lambda work, before: (1.0, Lost("its node went", crashed=False)))
-    [(_, outcome)] = run(machines, 1, TaskLimits(losses=5))
-    assert isinstance(outcome, BuildError)
-    assert "5 times with its node: its node went" in str(outcome)
 
 
 def test_a_copy_of_which_nothing_is_heard_gets_another() -> None:
     """Also while there is other work to do, and though it takes a slot's place."""
 
-    def fate(work: Work, before: int) -> tuple[float | None, Done]:
+    def fate(work: Work, before: int) -> End:
         return (None if work.number < 2 and not before else 1.0), Done([work.number], 1.0)
 
     machines = Machines(fate, 4)
@@ -228,7 +229,7 @@ def test_work_that_never_ends_does_not_keep_the_rest_from_being_done() -> None:
     """Copies on a node that was cut off hold all that may be under way; the node is gone."""
     machines = Machines(good, 2)
 
-    def fate(work: Work, before: int) -> tuple[float | None, Done]:
+    def fate(work: Work, before: int) -> End:
         cut = 10 <= len(machines.begun) <= 13 and not before
         machines.free = 6 if cut else machines.free
         return (None if cut else 1.0), Done([work.number], 1.0)
@@ -238,24 +239,21 @@ def test_work_that_never_ends_does_not_keep_the_rest_from_being_done() -> None:
     assert machines.now < 200
 
 
-def test_copies_of_one_task_are_bounded() -> None:
-    def fate(work: Work, before: int) -> tuple[float | None, Done]:
-        return (500.0 if work.number else None), Done([work.number], 500.0)
-
-    machines = Machines(fate, 10)
-    limits = TaskLimits(first_late=10, copies=3)
-    outcomes = dispatch(machines, str, [Work(0), Work(1)], limits, 0, machines.clock)
-    assert next(outcomes) == (Work(1), 1)
-    assert [work.number for work in machines.begun].count(0) == 3
+def test_copies_of_one_task_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache_workers.cluster.dispatch.FIRST_LATE", 10)
+    end = Done([1], 500.0)
+    machines = Machines(lambda work, before: (500.0 if work.number else None, end), 10)
+    outcomes = dispatch(machines, str, map(work_of, range(2)), 0, machines.clock)
+    assert next(outcomes) == (work_of(1), 1)
+    assert [work.number for work in machines.begun].count(0) == COPIES
 
 
 def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done]:
+    def fate(work: Work, before: int) -> End:
         return done(500.0 if work.number == 5 and not before else 4.0, before)
 
     machines = Machines(fate, 3)
-    outcomes = dict(run(machines, 12))
-    assert outcomes[5] == 1, "the second copy was first"
+    assert dict(run(machines, 12))[5] == 1, "the second copy was first"
     assert [work.number for work in machines.cancelled] == [5]
     assert machines.now < 60
 
@@ -269,11 +267,9 @@ def test_the_first_unfinished_item_gets_a_second_copy_before_later_ones_begin() 
     machines = Machines(fate)
     outcomes = run(machines, 60)
     assert dict(outcomes)[3] == 1
-    order = [number for number, _ in outcomes]
+    assert [number for number, _ in outcomes].index(3) < 15
     begun = [work.number for work in machines.begun]
-    second = begun.index(3, begun.index(3) + 1)
-    assert second < 15
-    assert order.index(3) < 15
+    assert begun.index(3, begun.index(3) + 1) < 15
     assert len(begun) == 61, "only the one that lagged"
     assert [work.number for work in machines.cancelled] == [3]
 
@@ -283,19 +279,12 @@ def test_what_was_lost_comes_before_second_copies() -> None:
         if work.number == 5:
             return done(500.0, 0)
         lost = work.number < 3 and not before
-        return (11.0, Lost("gone", False)) if lost else done(4.0, 1)
+        return (11.0, GONE[1]) if lost else done(4.0, 1)
 
     machines = Machines(fate, 4)
-    outcomes = dispatch(machines, str, map(Work, range(6)), None, 0, machines.clock)
+    outcomes = dispatch(machines, str, map(work_of, range(6)), 0, machines.clock)
     assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [3, 4, 0, 1, 2]
     assert [work.number for work in machines.begun if work.again][:3] == [0, 1, 2]
-    outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
-
-
-def test_no_second_copies_where_none_lags() -> None:
-    machines = Machines(lambda work, before: done(4.0 + work.number % 2, 0), 8)
-    run(machines, 60)
-    assert len(machines.begun) == 60
 
 
 # --- several items in a task --------------------------------------------------------------------
@@ -303,39 +292,31 @@ def test_no_second_copies_where_none_lags() -> None:
 
 def test_short_items_share_tasks_until_few_are_left() -> None:
     machines = Machines(lambda work, before: done(0.01, work.number))
-    assert sorted(run(machines, 1000, None, shared=True)) == [(n, n) for n in range(1000)]
+    assert sorted(run(machines, 1000, shared=True)) == [(n, n) for n in range(1000)]
     assert len(machines.tasks) < 100
     assert max(machines.tasks) == MAX_ITEMS
     assert machines.tasks[-8:] == [1] * 8, "the last ones go to whoever is free first"
     assert machines.now < 1.05 * 1000 * 0.01 / 2
 
 
-def test_long_items_have_a_task_each() -> None:
-    machines = Machines(lambda work, before: done(2.0, work.number))
-    run(machines, 100, None, shared=True)
-    assert machines.tasks == [1] * 100
-
-
 def test_items_of_a_task_that_takes_long_are_done_by_others() -> None:
-    """The first are linked, say, in no time, and those that follow have to be made."""
+    """The first are linked, say, in no time, and those that follow, made, have a task each."""
     machines = Machines(lambda work, before: done(0.01 if work.number < 500 else 8.0, work.number))
-    assert len(run(machines, 600, None, shared=True)) == 600
+    assert len(run(machines, 600, shared=True)) == 600
+    assert machines.tasks[-90:] == [1] * 90
     assert not machines.cancelled
     assert machines.now < 1.05 * (500 * 0.01 + 100 * 8.0) / 2
 
 
 def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
-    def fate(work: Work, before: int) -> End:
-        return (0.01, Lost("cramp", crashed=True)) if work.number == 400 else done(0.01, before)
-
-    machines = Machines(fate)
-    outcomes = dict(run(machines, 1000, None, shared=True))
+    machines = Machines(lambda work, n: CRAMP if work.number == 400 else done(0.01, n))
+    outcomes = dict(run(machines, 1000, shared=True))
     assert str(outcomes.pop(400)) == "its worker died 3 times: cramp"
     assert all(isinstance(outcome, int) for outcome in outcomes.values())
     assert max(outcomes.values()) == 1, "the others run once more at most"
-    again = [work.number for work in machines.begun if work.again]
+    again = {work.number for work in machines.begun if work.again}
     assert 400 in again
-    assert len(set(again)) <= MAX_ITEMS, "and may be found done"
+    assert len(again) <= MAX_ITEMS, "and may be found done"
 
 
 def died(*keys: str) -> tuple[float, Lost]:
@@ -350,8 +331,7 @@ def test_a_sample_is_left_out_when_a_worker_died_at_it_again_and_alone() -> None
         return died("evil") if "evil" in work.alone else died("waits", "evil")
 
     machines = Machines(fate)
-    outcomes = run(machines, 1000, None, shared=True)
-    assert sorted(outcomes) == [(n, n) for n in range(1000)]
+    assert sorted(run(machines, 1000, shared=True)) == [(n, n) for n in range(1000)]
     tried = [work for work in machines.begun if work.number == 400]
     assert [sorted(work.alone) for work in tried] == [[], ["evil", "waits"], ["evil", "waits"]]
     assert [work.barred for work in tried] == [{}, {}, {"evil": "it kills"}]
@@ -364,7 +344,7 @@ def test_a_sample_that_hangs_holds_no_other_slot_and_once_known_only_its_own() -
         return LIMIT, died("evil")[1]
 
     machines = Machines(fate)
-    assert sorted(run(machines, 400, None)) == [(n, n) for n in range(400)]
+    assert sorted(run(machines, 400)) == [(n, n) for n in range(400)]
     tried = [work for work in machines.begun if work.number == 3]
     # Only the first task that lags has another copy, for who follows the build.
     assert [sorted(work.alone) for work in tried] == [[], [], ["evil"], ["evil"]]
@@ -374,10 +354,9 @@ def test_a_sample_that_hangs_holds_no_other_slot_and_once_known_only_its_own() -
 def test_deaths_at_one_sample_after_another_leave_none_out() -> None:
     """As of workers that are killed from outside."""
     machines = Machines(lambda work, n: died("abc"[n]) if n < 2 else done(0.01, work.number))
-    assert sorted(run(machines, 9, None)) == [(n, n) for n in range(9)]
+    assert sorted(run(machines, 9)) == [(n, n) for n in range(9)]
     assert not any(work.barred for work in machines.begun)
-    machines = Machines(lambda work, n: died("abc"[n]))
-    [(_, outcome)] = run(machines, 1, None)
+    [(_, outcome)] = run(Machines(lambda work, n: died("abc"[n])), 1)
     assert str(outcome) == "its worker died 3 times: cramp"
 
 
@@ -387,17 +366,16 @@ def test_a_task_is_given_up_that_leaves_out_too_many_samples(count: int, outcome
         left = [str(n) for n in range(count) if str(n) not in work.barred]
         return died(left[0]) if left else done(0.01, work.number)
 
-    [(_, value)] = run(Machines(fate), 1, None)
+    [(_, value)] = run(Machines(fate), 1)
     assert str(value).partition(":")[0] == outcome
 
 
 def test_what_a_lost_task_leaves_is_under_the_same_bound() -> None:
     def fate(work: Work, before: int) -> End:
-        lost = 300 <= work.number < 500 and not before
-        return (0.01, Lost("gone", crashed=False)) if lost else done(0.01, before)
+        return (0.01, GONE[1]) if 300 <= work.number < 500 and not before else done(0.01, before)
 
     machines = Machines(fate, 3)
-    assert len(run(machines, 1000, None, shared=True)) == 1000
+    assert len(run(machines, 1000, shared=True)) == 1000
     assert machines.most == 3 * SUBMITTED_PER_SLOT
 
 
@@ -415,7 +393,7 @@ def test_whatever_happens_every_item_ends_once(
 ) -> None:
     draw = random.Random(seed)
 
-    def fate(work: Work, before: int) -> tuple[float | None, Done | Lost]:
+    def fate(work: Work, before: int) -> End:
         machines.free = max(1, machines.free + draw.choice((-1, 0, 0, 1)))
         if draw.random() < bad:
             return draw.choice(
@@ -424,7 +402,7 @@ def test_whatever_happens_every_item_ends_once(
         return done(draw.uniform(*span), work.number)
 
     machines = Machines(fate, slots)
-    found = run(machines, count, None, shared)
+    found = run(machines, count, shared)
     assert sorted(number for number, _ in found) == list(range(count))
     assert all(value == n or isinstance(value, CrashError) for n, value in found)
     assert not machines.copies

@@ -301,66 +301,6 @@ def test_no_cluster_to_join_is_a_clear_error(address: str, tmp_path: Path) -> No
     assert not (tmp_path / "store").exists()
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A head node on this machine; gives the environment in which ``auto`` finds it."""
-    folder = tmp_path_factory.mktemp("ray")
-    token = write(folder / "token", b"0" * 64)
-    token.chmod(0o600)
-    port = free_ports(1)[0]
-    env = environment(
-        HOME=str(folder),
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_AUTH_MODE="token",
-        RAY_AUTH_TOKEN_PATH=str(token),
-        RAY_ADDRESS=f"127.0.0.1:{port}",
-    )
-    line = [
-        str(Path(sys.executable).parent / "ray"),
-        *("start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"),
-        *("--node-ip-address=127.0.0.1", f"--port={port}", f"--temp-dir={folder}"),
-        "--disable-usage-stats",
-    ]
-    head_env = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
-    with (folder / "log").open("wb") as log:
-        head = subprocess.Popen(line, env=head_env, stdout=log, stderr=log)
-    family: list[psutil.Process] = []
-    try:
-        poll(lambda: b"Ray runtime started" in (folder / "log").read_bytes(), "the head is up")
-        yield env
-    finally:
-        family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
-        head.send_signal(signal.SIGTERM)
-        try:
-            head.wait(20)
-        except subprocess.TimeoutExpired:
-            head.kill()
-        for process in family:
-            if not gone(process):
-                process.kill()
-
-
-@pytest.mark.heavy
-def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "data/in", 12)
-    plan = ("plan", tmp_path / "data/in", tmp_path / "one", *FLAGS, "--address", "auto", "--json")
-    planned = cli(*plan, env=cluster)
-    assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
-    for name in ("one", "two"):
-        ran = cli(
-            *("build", tmp_path / "data/in", tmp_path / name, *FLAGS),
-            *("--address", "auto", "--json", "--no-progress", "--label-level", "1"),
-            env=cluster,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stderr == ""
-        assert json.loads(ran.stdout)["shards_skipped"] == 0
-    build_here(tmp_path / "data/in", tmp_path / "serial", LARGE, {"shard_samples": 2})
-    assert contents(tmp_path / "one") == contents(tmp_path / "serial")
-    assert contents(tmp_path / "two") == contents(tmp_path / "serial")
-
-
 @pytest.mark.heavy
 def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -> None:
     """As a notebook does."""

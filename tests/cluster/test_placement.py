@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,7 @@ import pytest
 
 import precache
 from precache_workers.cluster.placement import Placement
-from tests.support.building import (
-    cli,
-    cut,
-    encoded,
-    write,
-    write_jpegs,
-)
+from tests.support.building import build_here, cli, contents, cut, encoded, write, write_jpegs
 from tests.support.command_line import Run
 from tests.support.raycluster import Cluster
 
@@ -69,6 +65,31 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
+
+
+LARGE = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
+
+
+@pytest.mark.heavy
+def test_a_running_cluster_is_joined_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "data/in", 12)
+    plan = ("plan", tmp_path / "data/in", tmp_path / "one", *LARGE, "--address", "auto", "--json")
+    planned = cli(*plan, env=cluster.env)
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
+    for name in ("one", "two"):
+        ran = cli(
+            *("build", tmp_path / "data/in", tmp_path / name, *LARGE),
+            *("--address", "auto", "--json", "--no-progress", "--label-level", "1"),
+            env=cluster.env,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stderr == ""
+        assert json.loads(ran.stdout)["shards_skipped"] == 0
+    recipe = precache.Recipe.image(resize=160, crop=150)
+    build_here(tmp_path / "data/in", tmp_path / "serial", recipe, {"shard_samples": 2})
+    assert contents(tmp_path / "one") == contents(tmp_path / "serial")
+    assert contents(tmp_path / "two") == contents(tmp_path / "serial")
 
 
 @pytest.mark.heavy
@@ -171,3 +192,25 @@ def test_a_dataset_that_a_node_makes_in_another_order_is_refused(
         assert ("`dataset.names` is not what it was" in said) == (made == "list"), said
         assert (ran.returncode == 0) == (made == "sorted"), said
     assert not (tmp_path / "list.store/commits").exists()
+
+
+# --- niceness -----------------------------------------------------------------------------------
+
+NICENESS = """
+import os
+from precache_workers.cluster.nodes import set_niceness
+os.nice(15 - os.nice(0))
+if os.geteuid() == 0:
+    os.setuid(65534)
+set_niceness(10)
+print(os.nice(0))
+set_niceness(18)
+print(os.nice(0))
+"""
+
+
+def test_a_worker_that_is_nicer_already_stays_so() -> None:
+    """Only root could lower its niceness; Ray and service managers start workers with some."""
+    line = [sys.executable, "-c", NICENESS]
+    ran = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("15\n18\n", "")

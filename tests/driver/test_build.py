@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -30,7 +32,16 @@ from precache.errors import (
     UsageError,
     needs,
 )
+from precache.storage.local import LocalFolder
+from precache.store import lease
+from precache.store.build_status import DESCRIPTION
 from precache.store.json_documents import FORMAT
+from precache.store.labels import narrow
+from precache.store.lease import BUILD_LEASES, is_built, latest
+from precache.store.receipts import Receipt
+from precache.store.row_table import RowTable
+from precache_workers.driver.progress import BuildProgress
+from precache_workers.driver.totals import holes
 from tests.support.building import (
     PYTHONPATH,
     REPOSITORY,
@@ -49,6 +60,7 @@ from tests.support.building import (
     labels,
     peak_memory,
     pixels,
+    poll,
     remains,
     shard_files,
     start,
@@ -669,3 +681,109 @@ def test_a_library_whose_import_fails_is_named_with_the_way_out(tmp_path: Path) 
         with pytest.raises(UsageError) as caught, needs("building"):
             exec(BROKEN, {"__name__": library})
         assert str(caught.value) == f"building needs {library}, {FAILS} {package}"
+
+
+# --- the commit ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("top", "dtype"),
+    [
+        (-1, "int8"), (127, "int8"), (128, "int16"), (32767, "int16"), (32768, "int32"),
+        (2**31 - 1, "int32"), (2**31, "int64"),
+    ],
+)  # fmt: skip
+def test_labels_take_the_narrowest_type_with_room_for_none(top: int, dtype: str) -> None:
+    found = narrow(np.array([-1, top], np.int64))
+    assert found.dtype.name == dtype
+    assert found.tolist() == [-1, top]
+
+
+def test_holes_come_in_row_order() -> None:
+    empty: Any = {"objects": {}, "content": [], "sums": {}, "seconds": {}, "cpu_seconds": 0.0}
+    later, first = {9: "b", 5: "a"}, {3: "c"}
+    found = holes([Receipt(shard=n, holes=own, **empty) for n, own in ((1, later), (0, first))])
+    assert list(found.items()) == [(3, "c"), (5, "a"), (9, "b")]
+
+
+def test_a_version_says_what_it_has_and_what_made_it(tmp_path: Path) -> None:
+    """It travels, and is the same wherever its samples lay; the log alone says where."""
+    source = write_jpegs(tmp_path / "a-secret-place", 20)
+    write(source / "cat/broken.jpg", b"none")
+    result = build(source, tmp_path / "store", SMALL, shard_samples=8)
+    rows = np.stack(list(pixels(tmp_path / "store").values())).astype(np.float64)
+    version = precache.open(tmp_path / "store")
+    for found in (result, version):  # of all rows that are no holes
+        assert found.mean["image"] == pytest.approx(rows.mean((0, 2, 3)), rel=1e-6)
+        assert found.std["image"] == pytest.approx(rows.std((0, 2, 3)), rel=1e-6)
+
+    [path] = Path(version.path).glob("rows/c/0")
+    table = RowTable.from_parquet(path.read_bytes(), str(path))
+    assert list(table.keys) == list(version.keys)
+    assert table.classes == version.classes == ("cat", "dog", "eel")
+    assert table.labels.tolist() == version.labels.tolist()
+    for key, size in zip(table.keys, table.sizes.tolist(), strict=True):
+        assert (source / key).stat().st_size == size
+    content = pq.read_table(path).to_pydict()["content"]
+    assert len(set(content)) == 21
+    assert {len(digest) for digest in content} == {32}
+
+    attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
+    assert attributes["format"] == FORMAT
+    assert f"{attributes['version']}.1" == result.version == Path(result.path).name
+    assert (attributes["rows"], attributes["holes"]) == (21, 1)
+    assert attributes["classes"] == ["cat", "dog", "eel"]
+    assert precache.Recipe.from_dict(attributes["recipe"]) == SMALL
+    assert {"precache", "torch", "pillow", "simplejpeg"} <= set(attributes["libraries"])
+    assert attributes["fields"]["image"]["stored"] == result.stored_bytes
+    assert remains(tmp_path / "store") == []
+    for path in Path(result.path).rglob("*"):
+        assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
+
+
+# --- the lease ----------------------------------------------------------------------------------
+
+
+def beating() -> bool:
+    return any(thread.name == "precache-lease" for thread in threading.enumerate())
+
+
+def await_beats(array: np.ndarray, store: str) -> np.ndarray:
+    """The array as it is, once the build, if it has begun, has shown that it lives."""
+    if any(Path(store).glob(f"*/{DESCRIPTION}")):
+        poll(lambda: any(Path(store).glob(f"*/{BUILD_LEASES}/*.json")), "a beat")
+    return array
+
+
+def test_a_build_has_a_lease_and_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that fails."""
+    monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.001)
+    source, store = write_jpegs(tmp_path / "in", 4), tmp_path / "store"
+    write(source / "eel/broken.jpg", b"none")
+    ops = [{"op": "decode"}, function(f"{__name__}:await_beats", params={"store": str(store)})]
+    with pytest.raises(BuildError):
+        build(source, store, fields(image={"ops": ops}), on_error="raise")
+    assert not beating()
+    [folder] = {path.parents[2] for path in store.glob(f"*/{BUILD_LEASES}/*.json")}
+    last = latest(LocalFolder(folder))
+    assert last is not None
+    assert last.released
+    assert not is_built(LocalFolder(folder))
+    assert len(precache.versions(store).unfinished) == 1
+    build(source, store, fields(image={"ops": ops}))
+    assert remains(store) == []
+    assert not beating()
+
+
+def test_a_first_shard_without_samples_has_no_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of its rows may be removed ones."""
+    monkeypatch.setattr("precache_workers.driver.progress.LINE_EVERY", 0)
+    with BuildProgress(True) as progress:
+        progress.begin(0, 8)
+        progress.advance(0, 0)
+        progress.advance(8, 0)
+    assert "0 of 8 samples\n8 of 8 samples, " in capsys.readouterr().err

@@ -504,10 +504,7 @@ def grown(intact: tuple[Path, Path, str], tmp_path: Path) -> Path:
 
 
 def test_a_damaged_shard_is_not_linked_and_what_stays_damaged_is_said(
-    intact: tuple[Path, Path, str],
-    damaged: Path,
-    grown: Path,
-    capsys: pytest.CaptureFixture[str],
+    intact: tuple[Path, Path, str], damaged: Path, grown: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """First all its samples are as they were; then another row of it has a new sample."""
     source, good, version = intact
@@ -540,10 +537,7 @@ def test_a_damaged_shard_is_not_linked_and_what_stays_damaged_is_said(
 
 
 def test_without_a_check_shards_are_linked_and_that_is_said(
-    intact: tuple[Path, Path, str],
-    damaged: Path,
-    grown: Path,
-    capsys: pytest.CaptureFixture[str],
+    intact: tuple[Path, Path, str], damaged: Path, grown: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(damaged / intact[2] / "raw/c/1/0/0/0", 100)
     result = build(grown, damaged, progress=True, verify=False)

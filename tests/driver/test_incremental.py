@@ -21,6 +21,7 @@ from tests.support.building import (
 )
 
 CALLS: list[int] = []
+HELD: list[np.ndarray] = []
 
 
 def counted(array: np.ndarray) -> np.ndarray:
@@ -31,6 +32,12 @@ def counted(array: np.ndarray) -> np.ndarray:
 
 def halved(array: np.ndarray) -> np.ndarray:
     return array // 2
+
+
+def plus_the_last(array: np.ndarray) -> np.ndarray:
+    """The array and the one before it, which this function keeps."""
+    HELD.append(array)
+    return array if len(HELD) < 2 else array // 2 + HELD[-2] // 2
 
 
 def mean_of(array: np.ndarray) -> np.ndarray:
@@ -45,27 +52,18 @@ def picky(array: np.ndarray) -> np.ndarray:
 
 NARROW = 61
 """Pixels."""
-COUNT = {
-    "op": "function",
-    "function": "tests.driver.test_incremental:counted",
-    "version": "1",
-}
-HALVE = {
-    "op": "function",
-    "function": "tests.driver.test_incremental:halved",
-    "version": "1",
-}
-MEAN = {
-    "op": "function", "function": "tests.driver.test_incremental:mean_of", "version": "1",
-    "dtype": "float32", "shape": [3],
-}  # fmt: skip
+COUNT, HALVE, KEEP, MEAN = (
+    {"op": "function", "function": f"tests.driver.test_incremental:{name}", "version": "1"}
+    for name in ("counted", "halved", "plus_the_last", "mean_of")
+)
+MEAN |= {"dtype": "float32", "shape": [3]}
 
 
 def recipe_of(
-    size: int = 150, codec: str = "image", *after: dict[str, Any], **fields: Any
+    size: int = 150, codec: str = "image", *after: dict[str, Any], mode: str = "RGB", **fields: Any
 ) -> precache.Recipe:
     """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
-    ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}, COUNT, *after]
+    ops = [{"op": "decode", "mode": mode}, {"op": "resize", "size": [size, size]}, COUNT, *after]
     image = {"ops": ops, "codec": codec, "variants": 1}
     return precache.Recipe.from_dict({"fields": {"image": image, **fields}})
 
@@ -83,6 +81,7 @@ RECIPES = {
 
 def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     CALLS.clear()
+    HELD.clear()
     return build_here(source, store, recipe, {"shard_samples": 8, **options})
 
 
@@ -156,25 +155,31 @@ CHANGES: dict[str, tuple[Callable[[Path], None], int]] = {
 
 CROP = {"op": "center_crop", "size": [100, 110]}
 SMALLER = {"op": "center_crop", "size": [17, 19]}
-FLIP = {"op": "horizontal_flip"}
+FLIP, NINE = {"op": "horizontal_flip"}, {"op": "center_crop", "size": [9, 9]}
+RESIZE = {"op": "resize", "size": [29, 29]}
 
 
 @pytest.mark.parametrize(
-    ("size", "after"), [(150, (CROP, SMALLER)), (150, (FLIP, CROP, HALVE)), (40, (CROP, FLIP))]
+    ("size", "mode", "first", "after"),
+    [
+        (150, "RGB", (), (CROP, SMALLER)),
+        (150, "RGB", (), (FLIP, CROP, HALVE)),
+        (40, "RGB", (), (SMALLER, FLIP)),
+        # What functions keep, and what a resize sees, is as without a base.
+        (100, "L", (), (KEEP,)),
+        (150, "RGB", ({**CROP, "size": [41, 41]},), (RESIZE,)),
+        (150, "L", ({**FLIP, "p": 1.0},), (RESIZE,)),
+    ],
 )
 def test_ops_after_those_of_a_base_start_from_its_rows(
-    after: tuple[dict[str, Any], ...], size: int, source: Path, tmp_path: Path
-) -> None:
+    size: int, mode: str, first: tuple[Any, ...], after: tuple[Any, ...],
+    source: Path, tmp_path: Path,
+) -> None:  # fmt: skip
     """The base is found though another version was built since."""
-    after = tuple(
-        {**op, "size": [30, 20]} if (size, op["op"]) == (40, "center_crop") else op for op in after
-    )
-    recipe = recipe_of(size, "image", *after)
-    build(source, tmp_path / "store", recipe_of(size))
-    build(
-        source, tmp_path / "store", recipe_of(size, "zstd", {"op": "center_crop", "size": [9, 9]})
-    )
-    second = rebuilt(source, tmp_path / "store", recipe)
+    store = tmp_path / "store"
+    build(source, store, recipe_of(size, "image", *first, mode=mode))
+    build(source, store, recipe_of(size, "zstd", *first, NINE, mode=mode))
+    second = rebuilt(source, store, recipe_of(size, "image", *first, *after, mode=mode))
     assert len(CALLS) <= 24, "those that are measured"
     assert second.rows_reused == 39
 

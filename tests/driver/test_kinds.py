@@ -24,7 +24,7 @@ from precache.recipe.recipe import Field
 from precache.viewer.cards import Cards
 from precache.viewer.search import Catalogue
 from tests.support import kinds
-from tests.support.building import ask, build_until, contents, end, flip, start
+from tests.support.building import ask, flip
 from tests.support.kinds import expected, put_rows, recipe, row
 
 FUNCTION = "tests.support.kinds:"
@@ -148,24 +148,6 @@ def test_added_and_changed_rows_are_made_and_others_linked(tmp_path: Path) -> No
     assert again.rows_reused == 18
     build(rows[3:], store)
     assert_holds(store, rows[3:])
-
-
-def test_a_killed_build_goes_on(tmp_path: Path) -> None:
-    rows, fresh = [row(number) for number in range(12)], tmp_path / "fresh"
-    build(rows, fresh)
-    source: Any = kinds.SOURCE
-    store = tmp_path / "killed"
-    assert end(start(_build_until, 40, tmp_path / "rows.pickle", source, store)) == -9
-    build(rows, store)
-    assert_holds(store, rows)
-    assert contents(store) == contents(fresh)
-
-
-def _build_until(change: int, rows: Path, source: Path, store: Path) -> None:
-    import os
-
-    os.environ[kinds.ROWS] = str(rows)
-    build_until(change, source, store, recipe(), {"shard_samples": 4, "progress": False})
 
 
 def test_ops_and_codecs_are_applied_to_stored_rows(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import shutil
@@ -19,6 +21,7 @@ import precache
 from precache.errors import DamageError, SourceError, StoreError, UsageError
 from precache.viewer.search import Catalogue, Query
 from precache_workers.sources.kinds import open_source
+from tests.support import building
 from tests.support.building import cut, encoded, pixels, write
 from tests.support.forging import settle
 from tests.support.source_contract import check_source
@@ -38,9 +41,7 @@ def write_table(folder: Path, labels: list[Any]) -> str:
     return str(folder / "list.jsonl")
 
 
-def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
-    options = {"address": "serial", "shard_samples": 4, **options}
-    return precache.build(source, store, RECIPE, **options)
+build = functools.partial(building.build, recipe=RECIPE, shard_samples=4)
 
 
 def by_key(store: Path) -> dict[str, Any]:
@@ -206,20 +207,27 @@ def test_lost_and_damaged_labels_are_found_and_mended(
         assert precache.verify(store).ok
 
 
-def test_classes_of_another_store_number_several_classes(tmp_path: Path) -> None:
-    build(write_table(tmp_path / "in", SEVERAL), tmp_path / "train.store")
-    source = write_table(tmp_path / "other", [["dog"], ["cat", "dog"]])
-    build(source, tmp_path / "val.store", classes=tmp_path / "train.store")
-    assert by_key(tmp_path / "val.store") == {"0.jpg": [0, 0, 1], "1.jpg": [0, 1, 1]}
-    numbered = write_table(tmp_path / "third", [[2], [0, 1]])
-    build(numbered, tmp_path / "numbers.store", classes=tmp_path / "train.store")
-    assert by_key(tmp_path / "numbers.store") == {"0.jpg": [0, 0, 1], "1.jpg": [1, 1, 0]}
-    with pytest.raises(SourceError, match=r"has classes that .* does not: emu"):
-        build(write_table(tmp_path / "fourth", [["emu"], ["cat"]]), tmp_path / "x.store",
-              classes=tmp_path / "train.store")  # fmt: skip
-    with pytest.raises(SourceError, match="labels are numbers, and no classes; leave out"):
-        build(write_table(tmp_path / "fifth", [0.5, 1.5]), tmp_path / "x.store",
-              classes=tmp_path / "train.store")  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "given", "labels"),
+    [
+        (SEVERAL, [["dog"], ["cat", "dog"]], [[0, 0, 1], [0, 1, 1]]),
+        (SEVERAL, [[2], [0, 1]], [[0, 0, 1], [1, 1, 0]]),
+        ([[0], [4]], [[2], [0, 1]], [[0, 0, 1, 0, 0], [1, 1, 0, 0, 0]]),
+        (SEVERAL, [["emu"], ["cat"]], "has classes that .* does not: emu"),
+        (SEVERAL, [0.5, 1.5], "labels are numbers, and no classes; leave out"),
+        ([0, 4], [[2], [0, 1]], "a store whose labels have no names of classes"),
+    ],
+)
+def test_classes_of_another_store_number_several_classes(
+    train: list[Any], given: list[Any], labels: Any, tmp_path: Path
+) -> None:
+    """Those of a store without names say how many there are."""
+    build(write_table(tmp_path / "in", train), tmp_path / "train.store")
+    source, store = write_table(tmp_path / "other", given), tmp_path / "val.store"
+    refused = isinstance(labels, str)
+    with pytest.raises(SourceError, match=labels) if refused else contextlib.nullcontext():
+        build(source, store, classes=tmp_path / "train.store")
+    assert refused or by_key(store) == {f"{n}.jpg": label for n, label in enumerate(labels)}
 
 
 def test_a_labels_file_gives_classes_in_place_of_them(tmp_path: Path, labels: list[Any]) -> None:
@@ -227,16 +235,6 @@ def test_a_labels_file_gives_classes_in_place_of_them(tmp_path: Path, labels: li
     source = write_table(tmp_path / "in", labels)
     build(source, tmp_path / "a.store", labels=tmp_path / "labels.csv")
     assert by_key(tmp_path / "a.store") == {f"{n}.jpg": n % 2 for n in range(8)}
-
-
-def test_classes_of_a_store_without_names_say_how_many_there_are(tmp_path: Path) -> None:
-    build(write_table(tmp_path / "in", [[0], [4]]), tmp_path / "train.store")
-    source = write_table(tmp_path / "other", [[2], [0, 1]])
-    build(source, tmp_path / "val.store", classes=tmp_path / "train.store")
-    assert by_key(tmp_path / "val.store") == {"0.jpg": [0, 0, 1, 0, 0], "1.jpg": [1, 1, 0, 0, 0]}
-    build(write_table(tmp_path / "third", [0, 4]), tmp_path / "numbers.store")
-    with pytest.raises(SourceError, match="a store whose labels have no names of classes"):
-        build(source, tmp_path / "x.store", classes=tmp_path / "numbers.store")
 
 
 def test_a_plan_tells_another_kind_of_the_same_labels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import precache
+from tests.support import building
 from tests.support.building import cut, encoded, write
 
 DATASET = """
@@ -48,8 +50,7 @@ def options(tmp_path: Path, kind: str) -> dict[str, Any]:
     return {kind: str(tmp_path / given[kind])} if kind in given else {}
 
 
-def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
-    return precache.build(source, store, RECIPE, address="serial", **options)
+build = functools.partial(building.build, recipe=RECIPE)
 
 
 def labels_of(path: str) -> list[int]:

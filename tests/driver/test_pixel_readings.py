@@ -23,12 +23,12 @@ from PIL import Image, ImageDraw
 
 import precache
 from precache import Decode, Field, HorizontalFlip, RandomResizedCrop, Recipe, Resize
-from precache.cli import main as command_line
 from precache.errors import RecipeError
 from precache.recipe.recipe import draws_in_words
 from precache_workers.profiling.pixel_readings import Pixels
 from precache_workers.profiling.row_probe import PROBE_SAMPLES
 from tests.support.building import cut, encoded, pixels, write, write_jpegs
+from tests.support.command_line import Run
 from tests.support.layouts import commands_in
 
 Make = Callable[[int], Image.Image]
@@ -102,10 +102,35 @@ def folder_of(root: Path, make: Make, count: int = 12, kind: str = "PNG", **opti
     return root
 
 
-def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Run a command here; returns its status and all that it printed."""
-    status = command_line.main([str(argument) for argument in arguments])
-    return status, "".join(capfd.readouterr())
+Said = Callable[..., tuple[int, str]]
+Asked = Callable[..., str]
+
+
+@pytest.fixture
+def run(run: Run) -> Said:
+    """Run a command in this process; returns its status and all that it printed."""
+
+    def said(*arguments: object) -> tuple[int, str]:
+        here = () if "--address" in arguments else ("--address", "serial")
+        ran = run(*arguments, *here)
+        return ran.status, ran.out + ran.err
+
+    return said
+
+
+@pytest.fixture
+def asked(run: Said) -> Asked:
+    """Plan and build what is refused, by a line; returns what the build printed."""
+
+    def refused(line: str, source: object, store: Path, *flags: object) -> str:
+        for command in ("plan", "build"):
+            status, text = run(command, source, store, *flags)
+            assert status, text
+            assert re.search(line, text), text
+        assert not list(store.glob("*/build.json"))
+        return text
+
+    return refused
 
 
 def flags_after(name: str, text: str) -> list[str]:
@@ -115,14 +140,13 @@ def flags_after(name: str, text: str) -> list[str]:
     return shlex.split(found[1])
 
 
-def paste(capfd: pytest.CaptureFixture[str], text: str, *stores: Path) -> None:
+def paste(run: Said, text: str, *stores: Path) -> None:
     """Run each command that a refusal prints, with a store of its own."""
     for command, store in zip(commands_in(text), stores, strict=True):
-        status, said = run(capfd, *command[:2], store, *command[3:])
+        status, said = run(*command[:2], store, *command[3:])
         assert status == 0, said
 
 
-HERE = ("--address", "serial")
 RESIZE = ("--resize", "40")
 
 # --- masks --------------------------------------------------------------------------------------
@@ -146,18 +170,17 @@ MASKS: dict[str, tuple[Make, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_are_asked_for_and_both_ways_out_build(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_masks_are_asked_for_and_both_ways_out_build(tmp_path: Path, run: Said, name: str) -> None:
     make, kind, recipe = MASKS[name]
     source = folder_of(tmp_path / "masks", make, kind=kind)
-    for command in [("plan", "--no-timing")] * (name == "palette") + [("build",)]:
-        status, text = run(capfd, *command, source, tmp_path / "no", *recipe, *HERE)
-        assert status
-        assert re.search(r"\d+ of 12 samples tried look like masks", text)
+    status, text = run("build", source, tmp_path / "no", *recipe)
+    assert status
+    assert re.search(r"\d+ of 12 samples tried look like masks", text)
+    if name == "palette":
+        assert run("plan", "--no-timing", source, tmp_path / "no", *recipe)[0] == status
     assert not list((tmp_path / "no").glob("*/zarr.json"))
     as_mask = flags_after("Masks", text)
-    paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
+    paste(run, text, tmp_path / "0.store", tmp_path / "1.store")
     for key, row in pixels(tmp_path / "0.store").items():
         with Image.open(source / key) as image:
             mode = image.mode if "P" in as_mask else "L" if "decoded as grey" in name else "RGB"
@@ -195,17 +218,17 @@ def drawing(number: int) -> Image.Image:
     ids=["drawings", "mosaics in grey", "mosaics with alpha", "JPEGs", "JPEGs of class numbers"],
 )
 def test_what_may_be_masks_is_said_with_both_ways(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Make, kind: str, flags: tuple[str, ...]
+    tmp_path: Path, run: Said, make: Make, kind: str, flags: tuple[str, ...]
 ) -> None:
     """Drawings are like masks of instances in colours, so the build goes on; JPEG lost values."""
     source, lost = folder_of(tmp_path / "in", make, kind=kind), kind == "JPEG"
-    status, text = run(capfd, "build", source, tmp_path / "store", *RESIZE, *flags, *HERE)
+    status, text = run("build", source, tmp_path / "store", *RESIZE, *flags)
     assert status == 0, text
     assert f"12 of 12 samples tried look like masks{' in JPEG files' * lost}" in text
     assert ("round the values behind the loader" in text) == lost
     for meaning, said in {"Masks": lost, "Pictures": False}.items():
-        ways = [*flags, *flags_after(meaning, text), *HERE]
-        status, again = run(capfd, "build", source, tmp_path / meaning, *RESIZE, *ways)
+        ways = [*flags, *flags_after(meaning, text)]
+        status, again = run("build", source, tmp_path / meaning, *RESIZE, *ways)
         assert status == 0, again
         assert ("look like masks" in again) is said
 
@@ -232,25 +255,21 @@ def test_one_file_gives_an_image_and_its_mask(tmp_path: Path) -> None:
         precache.build(grey, tmp_path / "no", Recipe(fields=fields), address="serial")
 
 
-def test_flags_that_do_not_go_with_a_recipe_file_are_no_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_do_not_go_with_a_recipe_file_are_no_command(tmp_path: Path, run: Said) -> None:
     ops = '{op = "decode"}, {op = "resize", size = 40}'
     (tmp_path / "a.toml").write_text(f"[fields.image]\nops = [{ops}]\n")
     source = folder_of(tmp_path / "masks", mask)
-    flags = ("--recipe", tmp_path / "a.toml", *HERE)
-    status, text = run(capfd, "build", source, tmp_path / "no", *flags)
+    flags = ("--recipe", tmp_path / "a.toml")
+    status, text = run("build", source, tmp_path / "no", *flags)
     assert (status, commands_in(text)) == (2, [])
     assert 'interpolation = "nearest" in resize' in text
 
 
-def test_a_quarter_of_masks_is_enough_and_a_stray_one_is_not(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quarter_of_masks_is_enough_and_a_stray_one_is_not(tmp_path: Path, run: Said) -> None:
     photos = write_jpegs(tmp_path / "photos", 16)
     write(photos / "cat" / "mask.png", encoded(mask(1), "PNG"))
     line = "1 of 17 samples tried look like masks"
-    assert line in run(capfd, "build", photos, tmp_path / "store", "--resize", "32", *HERE)[1]
+    assert line in run("build", photos, tmp_path / "store", "--resize", "32")[1]
     folder_of(photos / "drawn", mask, 8)
     with pytest.raises(RecipeError, match=r"[89] of 2[45] samples tried look like masks"):
         precache.build(photos, tmp_path / "other", Recipe.image(resize=32), address="serial")
@@ -258,14 +277,14 @@ def test_a_quarter_of_masks_is_enough_and_a_stray_one_is_not(
 
 @pytest.mark.parametrize("make", [mask, lambda n: in_palette(mask(n))])
 def test_masks_among_photos_are_asked_for_by_what_takes_both(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Make
+    tmp_path: Path, run: Said, make: Make
 ) -> None:
     photos = write_jpegs(tmp_path / "photos", 16)
     folder_of(photos / "drawn", make)
-    status, text = run(capfd, "build", photos, tmp_path / "no", "--resize", "40x40", *HERE)
+    status, text = run("build", photos, tmp_path / "no", "--resize", "40x40")
     assert status
     assert "are JPEG files, which mode P does not take: build masks apart" in text
-    paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
+    paste(run, text, tmp_path / "0.store", tmp_path / "1.store")
     values = colours_of(np.asarray(make(3).convert("RGB")))
     [row] = [row for key, row in pixels(tmp_path / "0.store").items() if key == "drawn/03.png"]
     assert colours_of(row.transpose(1, 2, 0)) <= values
@@ -285,16 +304,14 @@ PICTURES: dict[str, tuple[Make, str]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_build_and_are_added_without_a_flag(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_pictures_build_and_are_added_without_a_flag(tmp_path: Path, run: Said, name: str) -> None:
     make, kind = PICTURES[name]
     photos = folder_of(tmp_path / "photos", photo)
-    assert run(capfd, "build", photos, tmp_path / "1", "--resize", "24x24", *HERE)[0] == 0
+    assert run("build", photos, tmp_path / "1", "--resize", "24x24")[0] == 0
     folder_of(photos / "added", make, 3, kind)
     pictures = folder_of(tmp_path / "pictures", make, kind=kind)
     for source, store, size in ((photos, "1", "24x24"), (pictures, "2", "24")):
-        status, text = run(capfd, "build", source, tmp_path / store, "--resize", size, *HERE)
+        status, text = run("build", source, tmp_path / store, "--resize", size)
         assert status == 0, text
         assert ("look like" in text) == (name == "JPEGs of masks")
         assert ("look like masks in JPEG files" in text) == (name == "JPEGs of masks")
@@ -302,19 +319,16 @@ def test_pictures_build_and_are_added_without_a_flag(
 
 @pytest.mark.parametrize("bands", [0, 4])
 def test_masks_of_tiffs_that_pillow_does_not_open_are_asked_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], bands: int
+    tmp_path: Path, run: Said, asked: Asked, bands: int
 ) -> None:
     for number in range(6):
         values, file = np.asarray(mask(number)), io.BytesIO()
         values = np.dstack([values] * bands) if bands else values.astype(np.float64)
         tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
         write(tmp_path / f"in/{number}.tif", file.getvalue())
-    recipe = ("--resize", "40", "--mode", "unchanged", "--codec", "zstd", *HERE)
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, tmp_path / "in", tmp_path / "no", *recipe)
-        assert status
-        assert "6 of 6 samples tried look like masks" in text
-    paste(capfd, text, tmp_path / "0.store", tmp_path / "1.store")
+    recipe = ("--resize", "40", "--mode", "unchanged", "--codec", "zstd")
+    text = asked("6 of 6 samples tried look like masks", tmp_path / "in", tmp_path / "no", *recipe)
+    paste(run, text, tmp_path / "0.store", tmp_path / "1.store")
     for key, row in pixels(tmp_path / "0.store").items():
         assert {*np.unique(row)} <= {*np.unique(np.asarray(mask(int(key[0]))))}
 
@@ -333,30 +347,26 @@ def test_masks_of_tiffs_that_pillow_does_not_open_are_asked_for(
     ],
 )
 def test_masks_in_lossy_files_are_said_if_nearest_is_stated_and_photographs_are_not(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    kind: str,
-    options: dict[str, Any],
-    name: str,
+    tmp_path: Path, run: Said, kind: str, options: dict[str, Any], name: str
 ) -> None:
-    nearest = ("--resize", "24", "--interpolation", "nearest", *HERE)
+    nearest = ("--resize", "24", "--interpolation", "nearest")
 
     def make(number: int) -> Image.Image:
         return mask(number).point(lambda value: 255 * (value > 9))
 
     masks = folder_of(tmp_path / "masks", make, kind=kind, **options)
-    status, text = run(capfd, "build", masks, tmp_path / "masks.store", *nearest)
+    status, text = run("build", masks, tmp_path / "masks.store", *nearest)
     assert status == 0, text
     said = rf"masks in {name} files.*Masks: round the values behind the loader\n"
     assert bool(re.search(said, text)) is bool(name), text
     photos = folder_of(tmp_path / "photos", lambda n: cut(n, mask(n).size), kind=kind, **options)
-    status, text = run(capfd, "build", photos, tmp_path / "photos.store", *nearest)
+    status, text = run("build", photos, tmp_path / "photos.store", *nearest)
     assert status == 0
     assert "look like masks" not in text
 
 
 def test_a_transparent_picture_is_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, run: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without progress, too."""
 
@@ -368,17 +378,17 @@ def test_a_transparent_picture_is_said(
     source = folder_of(tmp_path / "pictures", half)
     line = "image: 12 of 12 samples tried have transparent pixels, which get the colours stored"
     for command in ("build", "plan"):
-        assert line in run(capfd, command, source, tmp_path / command, *RESIZE, *HERE)[1]
-    keeps = ("build", source, tmp_path / "rgba", *RESIZE, "--mode", "RGBA", *HERE)
-    assert "transparent pixels" not in run(capfd, *keeps)[1]
+        assert line in run(command, source, tmp_path / command, *RESIZE)[1]
+    keeps = ("build", source, tmp_path / "rgba", *RESIZE, "--mode", "RGBA")
+    assert "transparent pixels" not in run(*keeps)[1]
     assert {row.shape[0] for row in pixels(tmp_path / "rgba").values()} == {4}
     caplog.clear()
-    run(capfd, "build", source, tmp_path / "quiet", *RESIZE, *HERE, "--no-progress")
+    run("build", source, tmp_path / "quiet", *RESIZE, "--no-progress")
     precache.build(source, tmp_path / "python", Recipe.image(resize=40), address="serial")
     assert [record.message.startswith(line) for record in caplog.records] == [True, True]
 
 
-def test_animations_are_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_animations_are_said_once(tmp_path: Path, run: Said) -> None:
     source = as_folder(tmp_path, files_of(photo, "a", 4))
     for number, kind in enumerate(("GIF", "WEBP", "PNG")):
         frames = [photo(10 * number + frame).quantize(64) for frame in range(3)]
@@ -387,7 +397,7 @@ def test_animations_are_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[s
         data = encoded(first, kind, save_all=True, append_images=rest, **options)
         write(tmp_path / f"in/b{number}.{kind.lower()}", data)
     for command in ("build", "plan"):
-        text = run(capfd, command, source, tmp_path / command, "--resize", "40x40", *HERE)[1]
+        text = run(command, source, tmp_path / command, "--resize", "40x40")[1]
         assert text.count("3 of 7 samples tried are animated, and their first frame is") == 1
 
 
@@ -417,15 +427,12 @@ def read_all(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("make", [stack, deep_stack, bands])
 def test_pages_and_bands_that_would_be_dropped_are_refused_and_the_way_out_builds(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[int], bytes]
+    tmp_path: Path, run: Said, asked: Asked, make: Callable[[int], bytes]
 ) -> None:
     """Colour pictures, stored as three pages, became grey ones; a stray one is a bad sample."""
     for number in range(6):
         write(tmp_path / f"in/{number}.tif", make(number))
-    for command in ("build", "plan"):
-        status, text = run(capfd, command, tmp_path / "in", tmp_path / "no", *HERE)
-        assert status, text
-        assert "a function in place of decode" in text
+    asked("a function in place of decode", tmp_path / "in", tmp_path / "no")
     op = {"op": "function", "function": f"{__name__}:read_all"}
     recipe = Recipe.from_dict({"fields": {"image": {"ops": [op], "codec": "zstd"}}})
     precache.build(tmp_path / "in", tmp_path / "store", recipe, address="serial")
@@ -433,7 +440,7 @@ def test_pages_and_bands_that_would_be_dropped_are_refused_and_the_way_out_build
         assert np.array_equal(row, read_all((tmp_path / "in" / key).read_bytes()))
     photos = as_folder(tmp_path / "photos", files_of(photo, "a", 30))
     write(tmp_path / "photos/in/b.tif", make(1))
-    assert run(capfd, "build", photos, tmp_path / "other", *HERE)[0] == 0
+    assert run("build", photos, tmp_path / "other")[0] == 0
     [(key, reason)] = precache.open(tmp_path / "other").holes.values()
     assert (key, "decode would" in reason) == ("b.tif", True)
 
@@ -461,30 +468,28 @@ class Opened:
 
 
 def test_images_that_a_dataset_opened_and_exif_would_turn_are_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Said
 ) -> None:
     source, line = f"python:{__name__}:Opened", "6 of 6 samples tried are images that a dataset has"
     recipe = 'ops = [{ op = "decode", orientation = "stored" }]'
     write(tmp_path / "stored.toml", f"[fields.image]\n{recipe}\n".encode())
     for flags, is_said in (((), True), (("--recipe", tmp_path / "stored.toml"), False)):
-        status, text = run(capfd, "build", source, tmp_path / f"{is_said}", *flags, *HERE)
+        status, text = run("build", source, tmp_path / f"{is_said}", *flags)
         assert (status, line in text) == (0, is_said), text
         assert precache.open(tmp_path / f"{is_said}").fields["image"].shape == (3, 48, 64)
 
 
 def test_channels_of_arrays_are_refused_and_the_ways_out_keep_them(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Said, asked: Asked
 ) -> None:
     source = f"python:{__name__}:Channels"
-    for command in ("build", "plan"):
-        status, text = run(capfd, command, source, tmp_path / "no", *HERE)
-        assert status
-        assert "(20, 24, 4), (H, W, C), and takes 1 or 3 channels" in text
+    line = r"\(20, 24, 4\), \(H, W, C\), and takes 1 or 3 channels"
+    text = asked(line, source, tmp_path / "no")
     assert 'ops = [] and codec = "zstd"' in text
     (tmp_path / "recipe.toml").write_text('[fields.image]\nops = []\ncodec = "zstd"\n')
     ways = {"rgba": ("--mode", "RGBA"), "array": ("--recipe", str(tmp_path / "recipe.toml"))}
     for name, flags in ways.items():
-        status, text = run(capfd, "build", source, tmp_path / name, *flags, *HERE)
+        status, text = run("build", source, tmp_path / name, *flags)
         assert status == 0, text
         for key, row in pixels(tmp_path / name).items():
             expected = Channels()[int(key)][0]
@@ -550,16 +555,14 @@ FRAMES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_masks_lie_on_their_photos_or_are_asked_about(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_masks_lie_on_their_photos_or_are_asked_about(tmp_path: Path, run: Said, name: str) -> None:
     scene, expected = FRAMES[name]
     for number in range(8):
         put_scene(tmp_path / "in", number, **scene)
     source, recipe = f"{tmp_path}/in/{{images,masks}}", paired_recipe(tmp_path / "recipe.toml")
     ways = []
     for command in ("plan", "build"):
-        status, text = run(capfd, command, source, tmp_path / "0", "--recipe", recipe, *HERE)
+        status, text = run(command, source, tmp_path / "0", "--recipe", recipe)
         ways = re.findall(r'orientation = "(\w+)"', text)
         assert (ways, status) == (expected, 2 if expected else 0), text
         assert ("another resolution" in text) == ("of_mask" in scene)
@@ -567,7 +570,7 @@ def test_masks_lie_on_their_photos_or_are_asked_about(
     for number, way in enumerate(ways or [""]):
         store, option = tmp_path / f"{number}", f', orientation = "{way}"' if way else ""
         own = paired_recipe(tmp_path / "own.toml", option)
-        status, text = run(capfd, "build", source, store, "--recipe", own, *HERE)
+        status, text = run("build", source, store, "--recipe", own)
         assert status == 0, text
         masks = pixels(store, "mask")
         apart = [abs(row - 80.0 * masks[key]).mean() for key, row in pixels(store).items()]
@@ -577,14 +580,14 @@ def test_masks_lie_on_their_photos_or_are_asked_about(
 
 
 def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Said, asked: Asked
 ) -> None:
     recipe = paired_recipe(tmp_path / "recipe.toml")
     for number in range(8):
         of_mask = (40, 40) if number == 3 else None
         put_scene(tmp_path / "in", number, (48, 40), of_mask=of_mask)
     source, store = f"{tmp_path}/in/{{images,masks}}", tmp_path / "store"
-    status, text = run(capfd, "build", source, store, "--recipe", recipe, *HERE)
+    status, text = run("build", source, store, "--recipe", recipe)
     assert status == 0, text
     assert "1 of 8 samples tried have masks that do not lie on their images" in text
     [(key, reason)] = precache.open(store).holes.values()
@@ -594,16 +597,13 @@ def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
             tar.add(path, f"{path.stem}.{path.parent.name}{path.suffix}")
     text = recipe.read_text().replace('"masks"', '"masks.png"')
     (tmp_path / "tar.toml").write_text(text)
-    flags = ("--recipe", tmp_path / "tar.toml", *HERE)
-    assert run(capfd, "build", tmp_path / "in.tar", tmp_path / "of_tar", *flags)[0] == 0
+    flags = ("--recipe", tmp_path / "tar.toml")
+    assert run("build", tmp_path / "in.tar", tmp_path / "of_tar", *flags)[0] == 0
     assert len(precache.open(tmp_path / "of_tar").holes) == 1
     for number in range(4):
         put_scene(tmp_path / "in", number, (48, 40), of_mask=(40, 40))
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, source, tmp_path / "no", "--recipe", recipe, *HERE)
-        assert status == 2
-        assert "4 of 8 samples tried have masks that do not lie on their images" in text
-        assert "Pair the files that belong together" in text
+    line = "4 of 8 samples tried have masks that do not lie on their images"
+    assert "Pair the files that belong" in asked(line, source, tmp_path / "no", "--recipe", recipe)
 
 
 def squash(mask: np.ndarray) -> np.ndarray:
@@ -612,9 +612,7 @@ def squash(mask: np.ndarray) -> np.ndarray:
     ]
 
 
-def test_one_draw_is_no_crop_of_two_sizes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_draw_is_no_crop_of_two_sizes(tmp_path: Path, run: Said, asked: Asked) -> None:
     """Of photos and masks of half their size, one draw in 80 gave two unrelated crops."""
     for number in range(12):
         put_scene(tmp_path / "in", number, (48, 40), of_mask=(24, 20) if number % 3 else None)
@@ -635,31 +633,27 @@ def test_one_draw_is_no_crop_of_two_sizes(
         return write(tmp_path / "recipe.toml", text.encode())
 
     source = f"{tmp_path}/in/{{images,masks}}"
-    flags = ("--recipe", recipe("nearest", crop), *HERE)
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, source, tmp_path / "no", *flags)
-        assert (status, "8 of 12 samples tried have masks of another size" in text) == (2, True)
+    flags = ("--recipe", recipe("nearest", crop))
+    asked("8 of 12 samples tried have masks of another size", source, tmp_path / "no", *flags)
     recipe("bilinear", crop, "L")  # two pictures, of which nobody says that one is a mask
-    status, text = run(capfd, "build", source, tmp_path / "no", *flags)
+    status, text = run("build", source, tmp_path / "no", *flags)
     assert (status, "one draw of random_resized_crop is another part" in text) == (1, True), text
     recipe("nearest", f"{whole}, {crop}")
-    status, text = run(capfd, "build", source, tmp_path / "store", *flags)
+    status, text = run("build", source, tmp_path / "store", *flags)
     assert status == 0, text
     masks = pixels(tmp_path / "store", "mask")
     assert len(masks) == 12
     squash = f'{{ op = "function", function = "{__name__}:squash" }}'
     text = recipe("nearest", f"{whole}, {crop}").read_text()
     write(tmp_path / "recipe.toml", text.replace(whole.replace("XXX", "nearest"), squash).encode())
-    status, text = run(capfd, "build", source, tmp_path / "store", *flags)
+    status, text = run("build", source, tmp_path / "store", *flags)
     assert status == 0, text  # the size that a function gives is not known
     assert all(map(np.array_equal, pixels(tmp_path / "store", "mask").values(), masks.values()))
     apart = [abs(row - 80.0 * masks[key]) for key, row in pixels(tmp_path / "store").items()]
     assert max(np.median(each) for each in apart) < 20
 
 
-def test_a_crop_beside_a_squashed_mask_is_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_crop_beside_a_squashed_mask_is_said(tmp_path: Path, run: Said) -> None:
     for number in range(8):
         put_scene(tmp_path / "in", number, (48, 40))
     resize = '{ op = "resize", size = 16, interpolation = "bilinear" }'
@@ -667,7 +661,7 @@ def test_a_crop_beside_a_squashed_mask_is_said(
     recipe = paired_recipe(tmp_path / "recipe.toml", crop=crop)
     source = f"{tmp_path}/in/{{images,masks}}"
     for command in ("plan", "build"):
-        text = run(capfd, command, source, tmp_path / "0", "--recipe", recipe, *HERE)[1]
+        text = run(command, source, tmp_path / "0", "--recipe", recipe)[1]
         assert "8 of 8 samples tried show another part of the scene than in image" in text
     recipe.write_text(
         recipe.read_text().replace(
@@ -675,7 +669,7 @@ def test_a_crop_beside_a_squashed_mask_is_said(
             'size = 16, interpolation = "nearest" }, { op = "center_crop", size = 16 }',
         )
     )
-    text = run(capfd, "build", source, tmp_path / "1", "--recipe", recipe, *HERE)[1]
+    text = run("build", source, tmp_path / "1", "--recipe", recipe)[1]
     assert "another part" not in text
 
 
@@ -686,10 +680,10 @@ def test_a_crop_beside_a_squashed_mask_is_said(
     ("most", "bits"), [(200, 8), (1000, 10), (4095, 12), (12_345, 14), (60_000, 16)]
 )
 def test_bits_in_files_of_sixteen_are_asked_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], most: int, bits: int
+    tmp_path: Path, run: Said, most: int, bits: int
 ) -> None:
     source = folder_of(tmp_path / "wide", wide(most))
-    status, text = run(capfd, "build", source, tmp_path / "no", "--mode", "L", *HERE)
+    status, text = run("build", source, tmp_path / "no", "--mode", "L")
     assert status
     assert "12 of 12 samples tried have 16 bits, and values up to" in text
     few, all_of_them = flags_after(f"{bits} bits", text), flags_after("16 bits", text)
@@ -697,7 +691,7 @@ def test_bits_in_files_of_sixteen_are_asked_for(
     if bits not in (12, 16):
         return
     kept = {"few": bits, "all": 16} if bits < 16 else {"all": 16}
-    paste(capfd, text, *(tmp_path / name for name in (*kept, "keep")))
+    paste(run, text, *(tmp_path / name for name in (*kept, "keep")))
     for key, row in pixels(tmp_path / "keep").items():
         assert row.dtype == np.uint16
         assert np.array_equal(row[0], wide(most)(int(key[:2])))
@@ -724,10 +718,7 @@ FEW = [*range(6)]
     ids=["few", "classes", "many", "few that are cropped"],
 )
 def test_masks_of_sixteen_bits_keep_their_values(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    values: list[int] | None,
-    recipe: tuple[str, ...],
+    tmp_path: Path, run: Said, values: list[int] | None, recipe: tuple[str, ...]
 ) -> None:
     """Of the values 26,000 to 26,150 of many instances the highest eight bits are one."""
 
@@ -737,7 +728,7 @@ def test_masks_of_sixteen_bits_keep_their_values(
     make, resizes = wide_mask(values) if values else many, recipe is RESIZE
     source = folder_of(tmp_path / "masks", make)
     for flags in [(), ("--mode", "L"), ("--interpolation", "nearest")][: 3 if resizes else 2]:
-        status, text = run(capfd, "build", source, tmp_path / "no", *recipe, *flags, *HERE)
+        status, text = run("build", source, tmp_path / "no", *recipe, *flags)
         assert status, text
         assert "12 of 12 samples tried have 16 bits" in text
     keeps = {"unchanged": flags_after("as of masks", text)}
@@ -745,18 +736,18 @@ def test_masks_of_sixteen_bits_keep_their_values(
     if values is FEW:
         keeps["bits"] = flags_after("8 bits", text)
     if values is INSTANCES and resizes:
-        status, text = run(capfd, "build", source, tmp_path / "no", *RESIZE, "--bits", "16", *HERE)
+        status, text = run("build", source, tmp_path / "no", *RESIZE, "--bits", "16")
         assert status
         assert "12 of 12 samples tried look like masks" in text
     for name, flags in keeps.items():
         store, nearest = tmp_path / name, list[str]()
-        status, text = run(capfd, "build", source, store, *recipe, *flags, *HERE)
+        status, text = run("build", source, store, *recipe, *flags)
         assert bool(status) == resizes, text
         if status:
             assert "12 of 12 samples tried look like masks" in text
             nearest = ["--interpolation", "nearest"]
             assert flags_after("Masks", text)[-2:] == nearest
-            status, text = run(capfd, "build", source, store, *recipe, *flags, *nearest, *HERE)
+            status, text = run("build", source, store, *recipe, *flags, *nearest)
             assert status == 0, text
         found = {int(value) for row in pixels(store).values() for value in np.unique(row)}
         assert found <= {int(v) for n in range(12) for v in np.unique(np.asarray(make(n)))}
@@ -775,7 +766,7 @@ def wide_colours(most: int) -> bytes:
     [("grey", "one more"), ("colours", "retry")],
 )
 def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, then: str
+    tmp_path: Path, run: Said, kind: str, then: str
 ) -> None:
     """A probe may miss the few of them; of 12 bits the highest 8 of 16 would be 0 to 15."""
 
@@ -785,8 +776,8 @@ def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     source, store = folder_of(tmp_path / "in", photo, 60), tmp_path / "store"
     for name, most in (("b12", 4095), ("b13", 60_000), ("b14", 5000), ("b15", 0)):
         write(source / f"{name}.png", make(most))
-    recipe = ("--resize", "40x40", *HERE)
-    status, text = run(capfd, "build", source, store, *recipe)
+    recipe = ("--resize", "40x40")
+    status, text = run("build", source, store, *recipe)
     assert status == 0, text
     holes = precache.open(store).holes
     assert {key for key, _ in holes.values()} == {f"b{number}.png" for number in range(12, 16)}
@@ -796,31 +787,31 @@ def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     if then == "one more":
         write(source / "a60.png", encoded(photo(60), "PNG"))
     retry = ["--retry-failed"] * (then == "retry")
-    status, text = run(capfd, "build", source, store, *recipe, *whole, *retry)
+    status, text = run("build", source, store, *recipe, *whole, *retry)
     assert status == 0, text
     assert re.search(r"\b60 rows and \d whole shards were taken over", text)
     assert not precache.open(store).holes
     assert pixels(store)["b12.png"].max() < 16
-    status, text = run(capfd, "build", source, store, *recipe)
+    status, text = run("build", source, store, *recipe)
     assert status == 0, text
     assert {hole for _, hole in precache.open(store).holes.values()} == {reason}
     assert (precache.open(store).id == before) == (then != "one more")
-    status, text = run(capfd, "build", source, store, *recipe, *exact)
+    status, text = run("build", source, store, *recipe, *exact)
     assert status == 0, text
     assert {key for key, _ in precache.open(store).holes.values()} == {"b13.png", "b14.png"}
     assert pixels(store)["b12.png"].max() > 99
 
 
 def test_more_images_of_sixteen_bits_than_may_fail_stop_a_build_and_the_way_out_builds(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Said
 ) -> None:
     source, store = folder_of(tmp_path / "in", photo, 60), tmp_path / "store"
     folder_of(source / "wide", wide(4095), 6)
-    recipe = ("--resize", "40x40", *HERE)
-    status, text = run(capfd, "build", source, store, *recipe)
+    recipe = ("--resize", "40x40")
+    status, text = run("build", source, store, *recipe)
     assert status
     assert "6 of 66 samples failed" in text
-    status, text = run(capfd, "build", source, store, *recipe, "--bits", "16")
+    status, text = run("build", source, store, *recipe, "--bits", "16")
     assert status == 0, text
     assert len(pixels(store)) == 66
 
@@ -887,33 +878,26 @@ def items(monkeypatch: pytest.MonkeyPatch) -> None:
     ("lay", "later"), [(as_folder, "grey"), (as_folder, "12 bits"), (as_dataset, "palette")]
 )
 def test_samples_that_are_added_are_asked_about_and_the_ways_out_build(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    lay: Callable[[Path, Files], str],
-    later: str,
+    tmp_path: Path, run: Said, asked: Asked, lay: Callable[[Path, Files], str], later: str
 ) -> None:
     """Row shapes are known of the version that lacks them; readings of pixels are not."""
     make, said, own, other = LATER[later]
-    store, recipe = tmp_path / "store", ("--resize", "40x40", *HERE)
+    store, recipe = tmp_path / "store", ("--resize", "40x40")
     photos, added = files_of(photo, "a", 12), files_of(make, "b")
     where = lay(tmp_path / "both", photos)
-    status, text = run(capfd, "build", where, store, *recipe)
+    status, text = run("build", where, store, *recipe)
     assert status == 0, text
     first = precache.open(store).id
     where = lay(tmp_path / "both", {**photos, **added})
-    for command in ("plan", "build"):
-        status, text = run(capfd, command, where, store, *recipe)
-        assert status, text
-        assert f"8 of 8 samples tried {said}" in text
+    text = asked(f"8 of 8 samples tried {said}", where, store, *recipe)
     assert precache.open(store).id == first
-    assert not list(store.glob("*/build.json"))
     as_pictures = flags_after(other, text)
-    assert run(capfd, "build", where, store, *recipe, *as_pictures)[0] == 0
+    assert run("build", where, store, *recipe, *as_pictures)[0] == 0
     assert len(pixels(store)) == 20
     as_they_are = flags_after(own, text)
     if own == "Masks":  # photos are none
         where = lay(tmp_path / "alone", added)
-    status, text = run(capfd, "build", where, tmp_path / "exact", *recipe, *as_they_are)
+    status, text = run("build", where, tmp_path / "exact", *recipe, *as_they_are)
     assert status == 0, text
     rows = pixels(tmp_path / "exact")
     in_order = sorted(rows, key=lambda key: (len(key.split("/")[-1]), key.split("/")[-1]))
@@ -970,7 +954,7 @@ def test_failed_samples_that_are_tried_again_are_asked_about(
 
 
 def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Said
 ) -> None:
     tried = list[str]()
     look = Pixels.look
@@ -981,23 +965,23 @@ def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
     )
     photos = as_folder(tmp_path, files_of(photo, "a", 40))
     store = tmp_path / "store"
-    run(capfd, "build", photos, store, *RESIZE, *HERE)
+    run("build", photos, store, *RESIZE)
     assert PROBE_SAMPLES <= len(tried) <= PROBE_SAMPLES + 1
     tried.clear()
-    status, text = run(capfd, "build", photos, store, *RESIZE, *HERE)
+    status, text = run("build", photos, store, *RESIZE)
     assert (status, "Nothing to do" in text) == (0, True)
-    assert run(capfd, "build", photos, store, *RESIZE, "--codec", "zstd", *HERE)[0] == 0
+    assert run("build", photos, store, *RESIZE, "--codec", "zstd")[0] == 0
     (tmp_path / "in/a03.png").unlink()
-    assert run(capfd, "build", photos, store, *RESIZE, *HERE)[0] == 0
+    assert run("build", photos, store, *RESIZE)[0] == 0
     assert tried == []
     as_folder(tmp_path, files_of(photo, "b", 30))
-    assert run(capfd, "build", photos, store, *RESIZE, *HERE)[0] == 0
+    assert run("build", photos, store, *RESIZE)[0] == 0
     assert PROBE_SAMPLES <= len(tried) <= PROBE_SAMPLES + 1
     assert {key[0] for key in tried} == {"b"}
     tried.clear()
     as_folder(tmp_path, files_of(photo, "c"))
     stated = ("--interpolation", "bilinear", "--mode", "RGB", "--bits", "16")
-    assert run(capfd, "build", photos, store, *RESIZE, *stated, *HERE)[0] == 0
+    assert run("build", photos, store, *RESIZE, *stated)[0] == 0
     assert tried == []
 
 
@@ -1020,22 +1004,19 @@ def test_a_refresh_reads_pixels_as_its_version_did(tmp_path: Path, later: str) -
 
 
 def test_how_often_to_draw_is_asked_for_and_the_ways_out_build(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Said, asked: Asked
 ) -> None:
     source = write_jpegs(tmp_path / "photos", 6)
     recipe = ("--random-resized-crop", "32", "--flip")
-    for command in ("build", "plan"):
-        status, text = run(capfd, command, source, tmp_path / "no", *recipe, *HERE)
-        assert status
-        assert "variants is not stated" in text
-        assert not (tmp_path / "no").exists()
+    text = asked("variants is not stated", source, tmp_path / "no", *recipe)
+    assert not (tmp_path / "no").exists()
     ways = [*dict.fromkeys(re.findall(r"--variants \d", text))]
     assert ways == ["--variants 4", "--variants 1"]
     frozen = "all epochs read the same random draw of"
     for way in ways:
         for command in ("plan", "build"):
             store = tmp_path / way[-1]
-            status, text = run(capfd, command, source, store, *recipe, *way.split(), *HERE)
+            status, text = run(command, source, store, *recipe, *way.split())
             assert status == 0, text
             assert text.count(frozen) == (way[-1] == "1")
 
@@ -1087,7 +1068,7 @@ def test_a_job_knows_what_was_stated(stated: bool) -> None:
     assert sent.to_dict() == recipe.to_dict() == Recipe.image(resize=32).to_dict()
 
 
-def test_fields_that_draw_apart_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fields_that_draw_apart_are_said(tmp_path: Path, run: Said) -> None:
     """A mask that is not mirrored with its image fits no longer."""
 
     def said(**fields: dict[str, Any]) -> list[str]:
@@ -1116,5 +1097,5 @@ def test_fields_that_draw_apart_are_said(tmp_path: Path, capfd: pytest.CaptureFi
     line = "fields draw apart, by op and position: image 2: horizontal_flip; mask nothing"
     for command in ("build", "plan"):
         store = tmp_path / command
-        text = run(capfd, command, source, store, "--recipe", tmp_path / "recipe.toml", *HERE)[1]
+        text = run(command, source, store, "--recipe", tmp_path / "recipe.toml")[1]
         assert line in text

@@ -136,12 +136,12 @@ def test_what_a_build_commits_meanwhile_stays_current(
     """A photo that came while a refresh ran is in the child that the next one makes current."""
     committed: list[str] = []
 
-    def commit_later(*args: Any, **options: Any) -> None:
+    def commit_later(*args: Any) -> None:
         if not committed:
             write(source / "fox/0099.jpg", encoded(cut(99)))
             committed.append("")
             committed[0] = build_here(source, store, recipe_of()).version
-        commit(*args, **options)
+        commit(*args)
 
     monkeypatch.setattr("precache_workers.driver.build.commit", commit_later)
     with pytest.raises(BuildError, match="of which a child was built; refresh it again"):

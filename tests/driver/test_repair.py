@@ -1,7 +1,9 @@
-"""Shards that several versions share: a repair of one takes them of others, and leaves these."""
+"""Repairs: of shards that several versions share, and of small objects and documents."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import shutil
@@ -9,31 +11,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import precache
 from precache.cli.main import main
-from precache.errors import StoreError
+from precache.errors import DamageError, GoneError, StoreError
 from precache.storage.open import open_folder
+from precache.store import arrays
+from precache.store import open as opening
+from precache.store.commit_log import ROOT
+from precache.store.small_arrays import small_array
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.stored_rows import StoredObject
+from tests.support import building
 from tests.support.building import (
     build_here,
     contents,
     cut,
     encoded,
     flip,
+    identities,
     remains,
+    shard_files,
     write,
     write_jpegs,
 )
+from tests.support.mutations import small_names
 from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=48, crop=40, codec="raw")
-
-
-def build(source: Path, store: Any, **options: Any) -> Any:
-    return build_here(source, store, RECIPE, {"shard_samples": 8, **options})
+build = functools.partial(building.build, recipe=RECIPE, shard_samples=8)
 
 
 @pytest.fixture
@@ -159,3 +167,127 @@ def test_in_a_bucket_damage_of_another_version_is_not_copied(s3: S3Server, sourc
     folders[1].remove(SHARD)
     build(source, "s3://bucket/repaired", storage_options=options)
     assert folders[1].read(SHARD) == data
+
+
+# --- small objects and documents ------------------------------------------------------------------
+
+RESIZE = {"op": "resize", "size": [56, 56]}
+FLOATS = [{**RESIZE, "size": [6, 6]}, {"op": "to_dtype", "dtype": "float32"}]
+OPS = {"image": [RESIZE], "wide": FLOATS}
+FIELDS = {name: {"ops": [{"op": "decode"}, *ops]} for name, ops in OPS.items()}
+MENDED = precache.Recipe.from_dict({"fields": FIELDS})
+mend = functools.partial(building.build, recipe=MENDED, shard_samples=8)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A source, a store of one version of it, with a hole, and the version's id."""
+    root = tmp_path_factory.mktemp("mending")
+    source = write_jpegs(root / "in", 20, (32, 24))
+    write(source / "cat/broken.jpg", b"none")
+    return source, root / "store", mend(source, root / "store").version
+
+
+@pytest.fixture
+def store(built: tuple[Path, Path, str], tmp_path: Path) -> Path:
+    shutil.copytree(built[1], tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, _, version = built
+    before, shards = contents(store), identities(shard_files(store))
+    (store / version / ROOT).unlink()
+    with pytest.raises(GoneError, match="run the same precache build command again"):
+        precache.open(store)
+    assert mend(source, store).cpu_seconds == 0
+    assert contents(store) == before
+    for name in small_names(store / version):
+        if not name.startswith("_spare"):
+            (store / version / name).write_bytes(b"lost")
+    mend(source, store)
+    assert contents(store) == before
+    flip(store / version / "rows/c/0", 0.5, 0x55)
+    mend(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert f"Version {version[:8]} is complete again: rows/c/0 mended" in said
+    assert "Nothing to do" not in said
+    mend(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
+    assert identities(shard_files(store)) == shards
+
+
+def test_a_root_that_is_lost_with_others_leaves_its_place_to_the_next_generation(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    """As where a copy of the store was cut short: the command that an error advises works."""
+    source, _, version = built
+    before = contents(store / version)
+    (store / version / ROOT).unlink()
+    shutil.rmtree(store / version / "shards")
+    result = mend(source, store)
+    assert result.version == f"{version[:32]}.2"
+    assert contents(Path(result.path)) == before
+
+
+def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The damaged one stays as it is, until gc removes it."""
+    source, _, version = built
+    before = contents(store / version)
+    for name in ("rows/c/0", "_spare/c/0"):
+        (store / version / name).unlink()
+    left = contents(store / version)
+    result = mend(source, store, progress=True)
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"damaged, too: version {version[:8]}.2 takes its place" in said
+    assert precache.open(store).id == result.version == f"{version[:32]}.2"
+    assert contents(Path(result.path)) == before
+    assert contents(store / version) == left
+    assert mend(source, store).version == result.version
+    assert [each.version for each in precache.gc(store, 1, 0).removed] == [version]
+    assert precache.verify(store).ok
+
+
+def test_a_lost_chunk_of_several_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (arrays, opening):
+        monkeypatch.setattr(module, "ROWS_PER_CHUNK", 8)
+    write_jpegs(tmp_path / "in", 20, classes=("cat", "dog"))
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    result = build_here(tmp_path / "in", tmp_path / "store", recipe, {"shard_samples": 8})
+    before = contents(tmp_path / "store")
+    for lost in ("label/c/2", "valid/c/1"):
+        (Path(result.path) / lost).unlink()
+        assert [each.shard for each in precache.verify(tmp_path / "store").damage] == [lost]
+        build_here(tmp_path / "in", tmp_path / "store", recipe, {"shard_samples": 8})
+        assert contents(tmp_path / "store") == before
+
+
+def test_statistics_of_another_store_reach_no_later_version(
+    built: tuple[Path, Path, str], store: Path, tmp_path: Path
+) -> None:
+    """Rows are taken over with their sums."""
+    source = tmp_path / "in"
+    shutil.copytree(built[0], source)
+    path = store / built[2] / "_sums/image/c/0/0"
+    sums = np.array(precache.open(store).shard_sums("image"))
+    sums[:, 1:] *= 2
+    path.write_bytes(small_array(sums, ["x", "y"])["c/0/0"])
+    write(source / "cat/new.jpg", encoded(cut(99, (32, 24))))
+    second = mend(source, store)
+    again = mend(source, tmp_path / "other", recompute=True)
+    assert second.version != built[2]
+    assert second.rows_reused > 0
+    np.testing.assert_allclose(second.mean["image"], again.mean["image"], rtol=1e-9)
+
+
+def test_holes_of_another_version_are_not_told(built: tuple[Path, Path, str], store: Path) -> None:
+    path = store / built[2] / "holes/c/0"
+    [(row, hole)] = json.loads(path.read_bytes()).items()
+    path.write_text(json.dumps({row: ["dog/other.jpg", hole[1]]}))
+    with pytest.raises(DamageError, match=r"holes/c/0 is damaged: .*; run"):
+        _ = precache.open(store).holes

@@ -13,11 +13,9 @@ import pytest
 import precache
 from precache.errors import BuildError, StorageError, UsageError
 from precache.html.pages import save
-from precache.messages import shown
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
-from precache_workers.driver.report import check_reports, summary
-from precache_workers.driver.report_page import page
+from precache_workers.driver.report import check_reports, page, summary
 from tests.support.browser import Tab
 from tests.support.building import cli, write, write_jpegs
 from tests.support.html_page import stands_alone
@@ -198,22 +196,6 @@ def test_a_report_that_fails_in_the_end_hides_no_error_and_loses_no_build(tmp_pa
 
 
 # --- the page -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("uri", "text"),
-    [
-        ("photos/in", "photos/in"),
-        ("python:module:factory", "python:module:factory"),
-        ("s3://key:secret@bucket/photos", "s3://bucket/photos"),
-        ("https://user:pw@host:8000/a/b?sig=zzz#part", "https://host:8000/a/b"),
-        ("az://photos?sv=2024&sig=zzz", "az://photos"),
-        ("https://user:p@ss@host/a", "https://host/a"),
-        ("https://user:pw@[mistyped/a", "https://[mistyped/a"),
-    ],
-)
-def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:
-    assert shown(uri) == text
 
 
 def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:

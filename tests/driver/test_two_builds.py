@@ -17,6 +17,7 @@ import pytest
 import precache
 from precache.errors import BuildError, StoreError
 from precache.storage.base import Folder
+from precache.storage.open import open_folder
 from precache.store.build_status import remove_folder
 from precache.store.commit_log import ROOT, record_removal
 from precache.store.json_documents import LeaseDocument
@@ -262,13 +263,14 @@ def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
     monkeypatch.setenv("LUCKY", "1")
     commit = driver.commit
 
-    def commit_late(folder: Folder, target: TargetVersion, *args: Any, **options: Any) -> None:
+    def commit_late(target: TargetVersion, *args: Any) -> None:
+        folder = open_folder(store)
         record_removal(folder, [target.version])
         remove_folder(folder, target.version)
         others = {**OPTIONS, "max_failures": 0}
         assert end(start(build_here, source, store, recipe, others, {"LUCKY": ""})) == 1
         assert not target.folder.sizes("image")  # that one is another generation
-        commit(folder, target, *args, **options)
+        commit(target, *args)
 
     monkeypatch.setattr(driver, "commit", commit_late)
     with pytest.raises(BuildError, match=r"meanwhile.*; run the same command again"):

@@ -80,12 +80,17 @@ def test_errors_travel_between_processes_without_what_a_terminal_obeys(
         ("s3://AKIA:12/34@bucket/photos", "s3://bucket/photos"),
         ("s3://AKIA:a?b#c@bucket/photos@3f2a", "s3://3f2a"),
         ("https://user:pa/ss@host/photos", "https://host/photos"),
+        ("https://user:p@ss@host:8000/a/b?sig=zzz#part", "https://host:8000/a/b"),
+        ("https://user:pw@[mistyped/a", "https://[mistyped/a"),
+        ("az://photos?sv=2024&sig=zzz", "az://photos"),
         ("https://token@host/photos", "https://host/photos"),
         ("https://host/photos?token", "https://host/photos"),
         ("s3://bucket/photos?versionId=a/b", "s3://bucket/photos"),
         # what looks like a secret, and is none
         ("s3://bucket/store@3f2a", "s3://bucket/store@3f2a"),
         ("s3://bucket@3f2a", "s3://bucket@3f2a"),
+        ("photos/in", "photos/in"),
+        ("python:module:factory", "python:module:factory"),
         ("s3://bucket/a#1.jpg", "s3://bucket/a#1.jpg"),
         ("s3://bucket/year=1/shard-??.tar", "s3://bucket/year=1/shard-??.tar"),
         (

@@ -37,7 +37,7 @@ from precache_workers.cluster import process_engine
 from precache_workers.cluster.executor import executor
 from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, KILLS, LATE, run_in_time
-from precache_workers.shards.samples import SampleTask
+from precache_workers.shards.samples import FetchAllTask
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
 from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.kinds import open_source
@@ -184,7 +184,7 @@ def test_a_file_that_does_not_come_is_late_and_those_beside_it_are_not(
 
 
 def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
-    task: Any = Turn("free", ["a", "b", "c"])
+    task: Any = Turn(how="free", keys=["a", "b", "c"])
     why = f"{FETCHING} {LATE} 1 s (--sample-timeout)"
     task = task.after(suspected("a", "b", why=why))
     assert (task.alone, task.barred) == ({"a", "b"}, {})
@@ -462,13 +462,13 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
 
 
 @dataclass(frozen=True)
-class Turn(SampleTask):
+class Turn(FetchAllTask):
     """Samples of which one hangs, or none; gives its process, and what was left out."""
 
-    how: str
-    keys: Sequence[str]
-    job: None = None
+    job: Any = None
+    how: str = ""
     memory: int = 0
+    seconds: float = 0.0
 
     def run(self) -> tuple[int, Mapping[str, str]]:
         return run_in_time(self._run, 0.5)
@@ -509,8 +509,8 @@ def test_a_worker_that_a_sample_ends_is_replaced_and_the_sample_left_out(
     with executor("local", cpus=1) as run:
         last = 0
         for how, why in REASONS.items():
-            [(_, (first, _))] = run(Turn.run, [Turn(how, ["a"])])
-            [(_, (second, left_out))] = run(Turn.run, [Turn(how, ["a", "evil", "b"])])
+            [(_, (first, _))] = run(Turn.run, [Turn(how=how, keys=["a"])])
+            [(_, (second, left_out))] = run(Turn.run, [Turn(how=how, keys=["a", "evil", "b"])])
             assert list(left_out) == ["evil"]
             assert re.fullmatch(f"decoding it {why}", left_out["evil"])
             assert first != second

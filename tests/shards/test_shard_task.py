@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import io
+import os
 import pickle
 import shutil
 import signal
@@ -35,6 +36,8 @@ from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
+from precache.store.shard_writer import ShardWriter
+from precache_workers.planning import source_record
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards import shard_objects, shard_task
 from precache_workers.shards.field_writer import FieldWriter
@@ -48,12 +51,16 @@ from precache_workers.sources.kinds import open_source
 from tests.support.building import (
     ask,
     build_here,
+    build_until,
     contents,
     cut,
     encoded,
+    end,
     environment,
+    pixels,
     poll,
     remains,
+    start,
     write,
     write_jpegs,
 )
@@ -655,3 +662,144 @@ def test_a_shard_leaves_memory_as_soon_as_its_task_ends(tmp_path: Path) -> None:
     with contextlib.suppress(FetchError):
         run_shard(task_of(tmp_path, ["missing.png"]))
     assert not shards_in_memory()
+
+
+# --- rows of other versions -----------------------------------------------------------------------
+
+CALLS: list[int] = []
+
+
+def counted(array: np.ndarray) -> np.ndarray:
+    """The array as it is."""
+    CALLS.append(1)
+    return array
+
+
+COUNT = {"op": "function", "function": f"{__name__}:counted", "version": "1"}
+
+
+def recipe_of(codec: str = "raw", size: int = 150) -> precache.Recipe:
+    ops = [{"op": "decode"}, COUNT, {"op": "resize", "size": [size, size]}]
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}}})
+
+
+def build(source: Path, store: Any, recipe: precache.Recipe, **options: Any) -> Any:
+    CALLS.clear()
+    return build_here(source, store, recipe, {"shard_samples": 8, **options})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jpegs(tmp_path / "source", 40, classes=("cat", "dog"))
+
+
+def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
+    source: Path, tmp_path: Path
+) -> None:
+    """What that build took over from an earlier version is not what was asked for."""
+    store = tmp_path / "store"
+    build(source, store, recipe_of())
+    write(source / "cat/new.jpg", encoded(cut(99)))
+    killed = start(build_until, 60, source, store, recipe_of(), {"shard_samples": 8})
+    assert end(killed) < 0
+    assert list(store.glob("*/_build/receipts/*.json"))
+    second = build(source, store, recipe_of(), recompute=True)
+    assert (second.shards_skipped, second.rows_reused, len(CALLS)) == (0, 0, 41 + 2 * 8)
+
+
+@pytest.mark.parametrize("codec", ["image", "zstd"])
+def test_of_several_rows_a_chunk_only_chunks_with_a_change_are_encoded(
+    codec: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(codec, 80)
+    build(source, tmp_path / "store", recipe, shard_samples=16)
+    assert precache.open(tmp_path / "store").arrays["image"].chunk_rows == 2
+    write(source / "cat/0004.jpg", encoded(cut(70)))
+    write(source / "cat/new.jpg", encoded(cut(71)))
+    (source / "dog/0007.jpg").unlink()
+    encoded_chunks = []
+    flush = ShardWriter._flush
+
+    def flush_counted(self: ShardWriter) -> None:
+        encoded_chunks.append(1)
+        flush(self)
+
+    monkeypatch.setattr(ShardWriter, "_flush", flush_counted)
+    second = build(source, tmp_path / "store", recipe, shard_samples=16)
+    assert len(encoded_chunks) == 3
+    assert second.rows_reused == 38
+    again = build(source, tmp_path / "store", recipe, shard_samples=16, recompute=True)
+    assert again.rows_reused == 0
+    versions = [contents(Path(each.path)) for each in (second, again)]
+    for name in ("zarr.json", "_spare/c/0"):
+        assert all(version.pop(name) for version in versions)
+    assert versions[0] == versions[1]
+
+
+def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
+    s3: S3Server, source: Path
+) -> None:
+    """Its shards are its own: a service refuses to copy an object onto itself."""
+    options = {"storage_options": s3.options()}
+    store = "s3://bucket/mended"
+    first = build(source, store, recipe_of(), **options)
+    folder = open_folder(first.path, s3.options())
+    for name in ("label/c/0", "valid/c/0"):
+        data = folder.read(name)
+        folder.put(name, [data[:-1]])
+        assert build(source, store, recipe_of(), **options).version == first.version
+        assert folder.read(name) == data
+    assert precache.verify(store, storage_options=s3.options()).ok
+
+
+def test_what_is_linked_needs_no_room_and_another_codec_needs_it_for_all_rows(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(source, tmp_path / "store", recipe_of("zstd"))
+    free = first.stored_bytes // 4
+    monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", lambda self: free)
+    write(source / "cat/new.jpg", encoded(cut(99)))
+    assert build(source, tmp_path / "store", recipe_of("zstd")).shards_reused == 5
+    free = first.stored_bytes
+    with pytest.raises(precache.StorageError, match="and its disk has"):
+        build(source, tmp_path / "store", recipe_of("raw"))
+
+
+def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -> None:
+    """Files have bytes alone: a field that starts from anything else has no rows."""
+    build(source, tmp_path / "store", recipe_of())
+    field = recipe_of().to_dict()["fields"]["image"]
+    recipe = precache.Recipe.from_dict({"fields": {"image": {**field, "input": "image"}}})
+    with pytest.raises(precache.PrecacheError, match="fields start from 'image'"):
+        build(source, tmp_path / "store", recipe)
+
+
+def lose_on_link(source: Path, store: Path, recipe: precache.Recipe, version: Path) -> Any:
+    """Build, while an earlier version is removed right before its first link."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.link" and os.fspath(arguments[0]).startswith(f"{version}/"):
+            shutil.rmtree(version, ignore_errors=True)
+
+    sys.addaudithook(hook)
+    source_record.MOST_TOUCHED = 0
+    return build_here(source, store, recipe, {"shard_samples": 8})
+
+
+@pytest.mark.parametrize("change", ["added", "etags alone"])
+def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build(
+    change: str, source: Path, tmp_path: Path
+) -> None:
+    first = build(source, tmp_path / "store", recipe_of())
+    if change == "added":
+        write(source / "cat/new.jpg", encoded(cut(99)))
+    else:
+        for path in source.rglob("*.jpg"):
+            os.utime(path)
+    second = ask(lose_on_link, source, tmp_path / "store", recipe_of(), Path(first.path))
+    assert not Path(first.path).exists()
+    other = build(source, tmp_path / "anew", recipe_of())
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert found.keys() == anew.keys()
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    assert (second.mean, second.std) == (other.mean, other.std)

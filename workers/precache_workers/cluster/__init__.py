@@ -1,4 +1,4 @@
 """Execution of tasks in this process, in worker processes or on Ray, with retries and placement.
 
-Ray is imported here, by the job server's client in `jobs`, and by the metrics of `driver`.
+Ray is imported here, and by the job server's client in `jobs`.
 """

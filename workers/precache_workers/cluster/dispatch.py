@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from precache.errors import BuildError, CrashError, PrecacheError
 
-Outcome = tuple[Any, Any]
-"""An item, and the value that its task returned, which may be a `PrecacheError`."""
+if TYPE_CHECKING:
+    from precache_workers.cluster.executor import Outcome
 
 SUBMITTED_PER_SLOT = 2
 """Tasks under way for each slot: one runs, and the arguments of another are on the way."""
@@ -43,6 +43,21 @@ TASK_SECONDS = 1.0
 
 MAX_ITEMS = 32
 """Limit on the items of a task."""
+
+CRASHES, LOSSES = 3, 20
+"""Crashes of its process, and losses of its node, after which a task is given up. Crashes count
+from the last one that found a sample to leave out."""
+
+BARRED = 16
+"""Samples that a task leaves out, after which it is given up."""
+
+LATE, FIRST_LATE = 30.0, 300.0
+"""Age in seconds from which another copy of a task is begun, even if the first one runs: at least
+`LATE`, the time limit of its samples, in which one may hang, and four times the slowest task so
+far; `FIRST_LATE` before any task has ended."""
+
+COPIES = 4
+"""Limit on the copies of a task at a time."""
 
 
 class WorkItem(Protocol):
@@ -127,38 +142,10 @@ class Engine(Protocol):
         """End a copy and forget it, unless it has ended."""
 
 
-@dataclass(frozen=True)
-class TaskLimits:
-    """Limits on the failures and the delay of a task.
-
-    Attributes
-    ----------
-    crashes, losses
-        Crashes of its process, and losses of its node, after which a task is given up. Crashes
-        count from the last one that found a sample to leave out.
-    barred
-        Samples that a task leaves out, after which it is given up.
-    late, first_late
-        Age in seconds from which another copy of a task is begun, even if the first one runs: at
-        least `late`, the time limit of its samples, in which one may hang, and four times the
-        slowest task so far; `first_late` before any task has ended.
-    copies
-        Most copies of a task at a time.
-    """
-
-    crashes: int = 3
-    losses: int = 20
-    barred: int = 16
-    late: float = 30.0
-    first_late: float = 300.0
-    copies: int = 4
-
-
 def dispatch(
     engine: Engine,
     function: Callable[[Any], Any],
     items: Iterable[WorkItem],
-    limits: TaskLimits | None = None,
     count: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
@@ -172,7 +159,7 @@ def dispatch(
     count
         Number of items, if they are all of one job: then short ones share tasks while many remain.
     """
-    run = _Dispatch(engine, function, iter(items), limits or TaskLimits(), count, clock)
+    run = _Dispatch(engine, function, iter(items), count, clock)
     try:
         while run.fill():
             yield from run.collect()
@@ -206,7 +193,6 @@ class _Dispatch:
     engine: Engine
     function: Callable[[Any], Any]
     items: Iterator[WorkItem]
-    limits: TaskLimits
     remaining: int
     """Items that are in no task yet; 0 or less if unknown."""
     clock: Callable[[], float]
@@ -292,13 +278,13 @@ class _Dispatch:
             task.suspected = [item.barred for item in before] == [i.barred for i in task.items]
             if not task.suspected:
                 task.crashes, task.barred = 0, task.barred + 1
-        single = len(task.items) == 1
-        if single and task.barred >= self.limits.barred:
-            return CrashError(f"its worker died at {task.barred} samples: {end.why}")
-        if single and task.crashes >= self.limits.crashes:
-            return CrashError(f"its worker died {task.crashes} times: {end.why}")
-        if single and task.losses >= self.limits.losses:
-            return BuildError(f"a task was lost {task.losses} times with its node: {end.why}")
+        if len(task.items) == 1:
+            if task.barred >= BARRED:
+                return CrashError(f"its worker died at {task.barred} samples: {end.why}")
+            if task.crashes >= CRASHES:
+                return CrashError(f"its worker died {task.crashes} times: {end.why}")
+            if task.losses >= LOSSES:
+                return BuildError(f"a task was lost {task.losses} times with its node: {end.why}")
         if not task.copies:
             self.waiting.extend(task.split())
         return None
@@ -308,18 +294,18 @@ class _Dispatch:
         slots are free; but not where a sample is known to hang.
         """
         now = self.ages_checked = self.clock()
-        late, straggling = self.limits.first_late, float("inf")
+        late, straggling = FIRST_LATE, float("inf")
         limit = max(item.seconds for task in self.copies.values() for item in task.items)
         if self.durations:
             seconds = [seconds for _, seconds in self.durations]
-            late = max(self.limits.late, 4 * max(seconds))
+            late = max(LATE, 4 * max(seconds))
             straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * statistics.median(seconds))
-        late = max(late, limit + self.limits.late)
+        late = max(late, limit + LATE)
         ages = {task: now - max(task.copies.values()) for task in self.copies.values()}
         self.late = sum(now - task.copies[copy] > late for copy, task in self.copies.items())
         room = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.late
         late_tasks = [task for task, age in ages.items() if age > late]
-        few = [task for task in late_tasks if len(task.copies) < self.limits.copies]
+        few = [task for task in late_tasks if len(task.copies) < COPIES]
         for task in few[: max(0, room)]:
             self._submit(task)
         ages = {task: age for task, age in ages.items() if not task.suspected}

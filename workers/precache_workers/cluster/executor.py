@@ -11,22 +11,19 @@ from typing import Any
 
 from precache.errors import PrecacheError
 from precache.runtime.usage import cores
-from precache_workers.cluster.dispatch import Outcome, TaskLimits, dispatch
 from precache_workers.cluster.placement import Placement
-from precache_workers.cluster.ray_engine import RayEngine
-from precache_workers.cluster.ray_session import joined_ray
 
 logger = logging.getLogger(__name__)
+
+Outcome = tuple[Any, Any]
+"""An item, and the value that its task returned, which may be a `PrecacheError`."""
 
 RunTasks = Callable[..., Iterator[Outcome]]
 """Function with the parameters of `run_serial` that yields (item, outcome) as tasks end."""
 
 
 def run_serial(
-    function: Callable[[Any], Any],
-    items: Iterable[Any],
-    limits: TaskLimits | None = None,
-    count: int = 0,
+    function: Callable[[Any], Any], items: Iterable[Any], count: int = 0
 ) -> Iterator[Outcome]:
     """Run tasks one after another in this process: the results that a cluster's must equal."""
     for item in items:
@@ -60,17 +57,21 @@ def executor(
     if address == "serial":
         yield run_serial
         return
+    from precache_workers.cluster.dispatch import dispatch
+
     if address == "local":
         from precache_workers.cluster.process_engine import ProcessEngine  # which needs psutil
 
         with contextlib.closing(ProcessEngine(cpus or cores())) as engine:
             yield functools.partial(dispatch, engine)
         return
+    from precache_workers.cluster.ray_engine import RayEngine
+    from precache_workers.cluster.ray_session import joined_ray
+
     excluded_nodes: dict[str, str] = {}
 
-    def run_on_ray(*task: Any, **how: Any) -> Iterator[Outcome]:
-        engine = RayEngine(placement or Placement(), notice, excluded_nodes)
-        return dispatch(engine, *task, **how)
+    def run_on_ray(*task: Any) -> Iterator[Outcome]:
+        return dispatch(RayEngine(placement or Placement(), notice, excluded_nodes), *task)
 
     with joined_ray(address):
         yield run_on_ray

@@ -24,7 +24,7 @@ import psutil
 from precache.errors import UsageError
 from precache.runtime.usage import available_bytes
 from precache.units import size
-from precache_workers.cluster.dispatch import Done, Lost, TaskLimits
+from precache_workers.cluster.dispatch import FIRST_LATE, Done, Lost
 from precache_workers.runtime.time_limit import take_suspects
 
 START = (
@@ -53,7 +53,7 @@ LEAST_FREE = 512 << 20
 LEAST_ENDED = 1 << 30
 """Only a worker that holds more bytes is ended for them."""
 
-LATE_SECONDS = TaskLimits().first_late
+LATE_SECONDS = FIRST_LATE
 """Age from which a task does not count towards the number of tasks that run at a time."""
 
 SHUTDOWN_SECONDS = 1.0
@@ -221,14 +221,12 @@ class ProcessEngine:
             if time.monotonic() >= until:
                 return []
             self._check_workers()
-        copies = [
-            copy
-            for copy, worker in self._busy.items()
-            if worker.connection in ready or worker.ended in ready
-        ]
-        ended = [(copy, self._end(copy, self._busy.pop(copy))) for copy in copies]
+        ended: list[tuple[Hashable, Done | Lost]] = []
+        for copy, worker in list(self._busy.items()):
+            if worker.connection in ready or worker.ended in ready:
+                ended.append((copy, self._end(copy, self._busy.pop(copy))))
         self._begin()
-        return list(ended)
+        return ended
 
     def cancel(self, copy: Any) -> None:
         self._waiting.pop(copy, None)

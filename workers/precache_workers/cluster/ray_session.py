@@ -26,7 +26,7 @@ def joined_ray(address: str) -> Iterator[None]:
 
     A process that is connected already stays so.
     """
-    with _environment(JOINED):
+    with environment({name: os.environ.get(name, value) for name, value in JOINED.items()}):
         import ray  # reads some of them at import
 
         _require_listening(address)
@@ -69,15 +69,16 @@ def _without_current_folder() -> Any:
 
 
 @contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while, except those that the user has set."""
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a while."""
+    before = {name: os.environ[name] for name in settings.keys() & os.environ.keys()}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        for name in added:
+        for name in settings:
             os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _init(**options: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from precache.loading.loader import Loader
 from precache.recipe.recipe import Codec, Field, Recipe
 from precache.storage.local import LocalFolder
+from precache.store.commit_log import make_current
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.locations import Locations
 from precache.store.open import open_version
@@ -137,5 +138,6 @@ def _write(
             shard=shard,
         )
         receipts[shard] = run_shard(task)
-    commit(store, target, receipts)
+    commit(target, receipts)
+    make_current(store, target.version)
     return Totals.of(receipts.values())

@@ -21,8 +21,9 @@ from precache.errors import (
 )
 from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
+from precache.recipe.variants import pool_statistics
 from precache.runtime.operating_system import is_on_network
-from precache.storage.base import left_out_text
+from precache.storage.base import Folder, left_out_text
 from precache.store.build_status import (
     DESCRIPTION,
     remove_abandoned_scratch,
@@ -46,8 +47,7 @@ from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import counted, local_time, size
 from precache_workers.cluster.executor import executor, is_joined
-from precache_workers.cluster.nodes import require_shared
-from precache_workers.driver.build_result import BuildResult, committed_result
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.report import (
@@ -85,9 +85,6 @@ from precache_workers.planning.work_plan import (
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
 from precache_workers.sources.dataset import DatasetSource
-
-SHARD_ATTEMPTS = 3
-"""Attempts at a shard whose samples could not be fetched, or whose worker died."""
 
 
 def run_build(request: Request, shown: bool, listed: ListedSource | None = None) -> BuildResult:
@@ -194,7 +191,7 @@ class Build(SampleProbe):
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
             if file is not None:
-                require_shared(request, *file)
+                self._require_shared(*file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
@@ -205,6 +202,12 @@ class Build(SampleProbe):
                 work = find_work(request, self.store, listed, work.target, self)
             work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
             return self._repair(work) if work.todo else self._nothing_to_do(work.target)
+
+    def _require_shared(self, folder: Folder, name: str) -> None:
+        """Raise `BuildError` if some nodes of the cluster do not see an object."""
+        from precache_workers.cluster.nodes import require_shared
+
+        require_shared(self.request, folder, name)
 
     def _find_damage(self, target: TargetVersion) -> StoredObjects:
         """Compare the bytes of a committed version with its records, if this build verifies."""
@@ -292,22 +295,40 @@ class Build(SampleProbe):
         return f". It is current, in place of version {short(self.before.version)}"
 
     def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
-        total = Totals.of(self.new_receipts)
+        """Return the result for a committed version; `counts` is of what the run made."""
+        version, total = open_own(target.folder), Totals.of(self.new_receipts)
+        failed = list(version.failures.values())
+        arrays = version.attributes.fields.values()
+        statistics = pool_statistics(version.attributes.mean, version.attributes.std)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
-        found = {"ignored": self.listed.ignored, "left_out": self.listed.left_out}
-        return committed_result(target, **{**made, **found, **counts})
+        return BuildResult(
+            version=target.version,
+            path=str(target.folder),
+            samples=target.table.samples,
+            failed=len(failed),
+            removed=len(target.table.removed),
+            shards=target.shards,
+            raw_bytes=sum(array.raw for array in arrays),
+            stored_bytes=sum(array.stored for array in arrays),
+            holes=failed,
+            ignored=self.listed.ignored,
+            left_out=self.listed.left_out,
+            classes=tuple(target.table.classes),
+            mean={name: mean for name, (mean, _) in statistics.items()},
+            std={name: std for name, (_, std) in statistics.items()},
+            row_types=target.row_types,
+            **{**made, **counts},
+        )
 
     def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
-        return make_current(self.store, target.version, **self._log_entry())
-
-    def _log_entry(self) -> dict[str, Any]:
-        """Return the keywords of `make_current` with this build's source."""
-        return {
-            "source": recordable_source(self.request.source),
-            "replaces": self.listed.refreshes,
-            "since": self.before.number if self.before else 0,
-        }
+        return make_current(
+            self.store,
+            target.version,
+            source=recordable_source(self.request.source),
+            replaces=self.listed.refreshes,
+            since=self.before.number if self.before else 0,
+        )
 
     def _list(self) -> ListedSource:
         listed = self._given_listing or list_rows(
@@ -461,8 +482,8 @@ class Build(SampleProbe):
         if work.failed is not None and not mended:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
-        labels = self.listed.labels
-        commit(self.store, target, receipts, labels=labels, lease=lease, **self._log_entry())
+        commit(target, receipts, self.listed.labels, lease)
+        self._make_current(target)
         self._say_spoiled({name for receipt in receipts.values() for name in receipt.spoiled})
         lease.end()
         try:
@@ -538,10 +559,10 @@ class Build(SampleProbe):
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
-            require_shared(self.request, target.folder, lease.name)
+            self._require_shared(target.folder, lease.name)
         table, job = target.table, self.job()
 
-        def task_of(shard: int, accept_missing: bool) -> ShardTask:
+        def task_of(shard: int) -> ShardTask:
             rows = target.rows_of(shard)
             part = slice(rows.start, rows.stop)
             contents = self.listed.contents[part]
@@ -558,7 +579,7 @@ class Build(SampleProbe):
                 shapes=target.shapes,
                 rows_per_shard=target.rows_per_shard,
                 shard=shard,
-                accept_missing=accept_missing,
+                accept_missing=self.request.accept_missing,
                 lost=None if lost is None else {f: lost[f, s] for f, s in lost if s == shard},
                 stored=stored,
                 check_stored=self.verifies,
@@ -570,32 +591,27 @@ class Build(SampleProbe):
                 may_fail=may_fail,
             )
 
-        for attempt in range(1, SHARD_ATTEMPTS + 1):
-            errors: dict[int, FetchError | CrashError] = {}
-            accept = self.request.accept_missing and attempt == SHARD_ATTEMPTS
-            tasks = (task_of(shard, accept) for shard in todo)
-            for task, outcome in self.run_tasks(run_shard, tasks, None, len(todo)):
-                self.barred |= task.barred
-                if isinstance(outcome, FetchError | CrashError):
-                    errors[task.shard] = outcome
-                    self._check_failures([*failed, *task.barred.items()], target)
-                elif isinstance(outcome, PrecacheError):
-                    raise outcome
-                else:
-                    receipts[task.shard] = outcome
-                    self.new_receipts.append(outcome)
-                    failed += failed_samples(target.table.keys, [outcome])
-                    self._check_failures(failed, target)
-                    self.progress.advance(target.samples_of(task.shard), len(failed))
-            if not errors:
-                return
-            todo = sorted(errors)
-        rest = "not kept, as with --recompute" if self.request.recompute else "kept"
-        raise BuildError(
-            f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; run "
-            "the same command again, or with --accept-missing to leave holes for what cannot be "
-            f"fetched (the rest is {rest})"
-        )
+        errors: dict[int, FetchError | CrashError] = {}
+        for task, outcome in self.run_tasks(run_shard, map(task_of, todo), len(todo)):
+            self.barred |= task.barred
+            if isinstance(outcome, FetchError | CrashError):
+                errors[task.shard] = outcome
+                self._check_failures([*failed, *task.barred.items()], target)
+            elif isinstance(outcome, PrecacheError):
+                raise outcome
+            else:
+                receipts[task.shard] = outcome
+                self.new_receipts.append(outcome)
+                failed += failed_samples(target.table.keys, [outcome])
+                self._check_failures(failed, target)
+                self.progress.advance(target.samples_of(task.shard), len(failed))
+        if errors:
+            rest = "not kept, as with --recompute" if self.request.recompute else "kept"
+            raise BuildError(
+                f"{len(errors)} of {target.shards} shards are not done: {errors[min(errors)]}; run "
+                "the same command again, or with --accept-missing to leave holes for what cannot "
+                f"be fetched (the rest is {rest})"
+            )
 
     def _check_failures(self, failed: Sequence[tuple[str, str]], target: TargetVersion) -> None:
         """Raise `BuildError` if more samples of a version failed than allowed."""

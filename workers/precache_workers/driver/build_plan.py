@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,7 +19,6 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_log, short
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
-from precache_workers.cluster.nodes import cluster_cpus
 from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.sample_probe import SampleProbe
@@ -27,7 +26,7 @@ from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.assembly import FieldRows
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
-from precache_workers.planning.listing import ListedSource, list_rows
+from precache_workers.planning.listing import list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
@@ -188,9 +187,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         work = find_work(request, store, listed, target, planner)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work))
-        cost = planner.estimate(work, shards) if shards and timing else None
-        plan = _plan(request, store, listed, work, shards, cost)
-        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *planner.pixels))
+        plan = planner.plan(work, shards, planner.estimate(work, shards) if timing else None)
         progress.finish("Nothing was written")
     return plan
 
@@ -226,7 +223,7 @@ class _Planner(SampleProbe):
         return run
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
-        """Estimate the cost of the shards; returns None if all of them are linked."""
+        """Estimate the cost of the shards; returns None if none is built, or all are linked."""
         from precache_workers.profiling.rates import RatesTask, time_rows
 
         target, table = work.target, work.target.table
@@ -254,12 +251,96 @@ class _Planner(SampleProbe):
             round_trip=_round_trip(self.store),
         )
 
+    def plan(self, work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> BuildPlan:
+        """Count what the build does with the shards that are not done."""
+        listed, target, table = self.listed, work.target, work.target.table
+        current = read_log(self.store, newest=True).current
+        reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
+        versions = work.found.versions if reused else []
+        if work.committed:
+            failed = len(target.committed().failures)
+        else:
+            failed = sum(shard.stay_failed for shard in shards)
+            failed += Totals.of(work.receipts.values()).failed
+        fresh = 0 if cost is None else len(cost.failed)
+        if cost is not None and 0 < fresh == cost.samples:  # then all others may fail as well
+            fresh = sum(len(shard.fetched) for shard in shards)
+        return BuildPlan(
+            version=target.version,
+            state=_state(work),
+            current=None if current is None else current.version,
+            differences=self._differences(versions[0] if versions else None),
+            keeps_rows=listed.placed.rows_per_shard is not None,
+            base=versions[0] if versions else None,
+            base_reason=self._base_reason(work, versions) if shards else "",
+            samples=table.samples,
+            ignored=listed.ignored,
+            removed=len(table.removed),
+            shards=target.shards,
+            shards_skipped=target.shards - len(shards),
+            shards_reused=sum(shard.linked for shard in shards),
+            rows_retried=sum(shard.retried for shard in shards),
+            rows_reused=sum(shard.rows_reused for shard in shards),
+            rows_computed=sum(len(shard.fetched) for shard in shards),
+            rows_compared=sum(shard.compared for shard in shards),
+            fields={n: FieldRows.total(shard.fields[n] for shard in shards) for n in target.shapes},
+            bytes_fetched=_fetched(work, shards, cost),
+            bytes_read=sum(shard.read_nbytes for shard in shards),
+            bytes_linked=sum(shard.linked_nbytes for shard in shards),
+            bytes_written=_written(work, shards, cost),
+            estimate=cost,
+            hard_links=self.store.local("") is not None,
+            rows_failed=failed,
+            fails=fresh > 0 and failed + fresh > self.request.allowed_failures(table.samples),
+            shards_compact=compact_shards(self.request, listed, target),
+            compares=listed.compares,
+            left_out=listed.left_out,
+            examples=listed.examples,
+            row_types=target.row_types,
+            pixels=(*draws_in_words(listed.spec.declared), *self.pixels),
+        )
+
+    def _differences(self, base: str | None) -> BuildDifferences | None:
+        """Compare to the current version; libraries are compared to those of the base."""
+        versions, spec = list(stored_versions(self.store)), self.listed.spec
+        if not versions:
+            return None
+        current, table = versions[0], None
+        if current.attributes.rows_digest != spec.rows_digest:
+            with contextlib.suppress(*UNREADABLE):
+                table, *_ = current.read_rows()
+        of_base = next((stored for stored in versions if stored.folder.name == base), current)
+        return compare_with_committed(spec, current.attributes, table, of_base.attributes.libraries)
+
+    def _base_reason(self, work: Work, versions: Sequence[str]) -> str:
+        """Return the reason for the version of most reused rows, or why there is none."""
+        if versions:
+            others = ", ".join(map(short, versions[1:]))
+            most = f"it has most of the rows; others are of {others}"
+            return most if others else "all reused rows are of it"
+        if work.committed:
+            return "lost objects are built again, with the same rows"
+        if self.request.recompute:
+            return "--recompute"
+        if not any(stored_versions(self.store)):
+            return "the store has no version yet"
+        if not work.found.arrays:
+            return "no version has a field by these ops, code and libraries, or the first of them"
+        if self.listed.fetches_labels:
+            return (
+                "labels come with the samples, and no version has those that they bring for this "
+                "recipe; an attribute `targets` of the dataset has them all"
+            )
+        return "no version has these samples"
+
 
 def planned_cpus(request: Request) -> int:
     """Return how many tasks of the build run at a time, on the cluster that this process joined."""
     if request.address == "serial":
         return 1
     if is_joined(request.address):
+        from precache_workers.cluster.nodes import cluster_cpus
+
         return max(1, int(cluster_cpus() / request.cpus_per_task))
     return request.cpus or cores()
 
@@ -271,75 +352,6 @@ def _round_trip(store: Folder) -> float:
     began = time.perf_counter()
     store.size(ROOT)
     return time.perf_counter() - began
-
-
-def _plan(
-    request: Request,
-    store: Folder,
-    listed: ListedSource,
-    work: Work,
-    shards: Sequence[ShardPlan],
-    cost: Estimate | None,
-) -> BuildPlan:
-    target, table = work.target, work.target.table
-    current = read_log(store, newest=True).current
-    reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
-    versions = work.found.versions if reused else []
-    return BuildPlan(
-        version=target.version,
-        state=_state(work),
-        current=None if current is None else current.version,
-        differences=_differences(store, listed, versions[0] if versions else None),
-        keeps_rows=listed.placed.rows_per_shard is not None,
-        base=versions[0] if versions else None,
-        base_reason=_base_reason(request, store, listed, work, versions) if shards else "",
-        samples=table.samples,
-        ignored=listed.ignored,
-        removed=len(table.removed),
-        shards=target.shards,
-        shards_skipped=target.shards - len(shards),
-        shards_reused=sum(shard.linked for shard in shards),
-        rows_retried=sum(shard.retried for shard in shards),
-        rows_reused=sum(shard.rows_reused for shard in shards),
-        rows_computed=sum(len(shard.fetched) for shard in shards),
-        rows_compared=sum(shard.compared for shard in shards),
-        fields={n: FieldRows.total(shard.fields[n] for shard in shards) for n in target.shapes},
-        bytes_fetched=_fetched(work, shards, cost),
-        bytes_read=sum(shard.read_nbytes for shard in shards),
-        bytes_linked=sum(shard.linked_nbytes for shard in shards),
-        bytes_written=_written(work, shards, cost),
-        estimate=cost,
-        hard_links=store.local("") is not None,
-        rows_failed=_failed(work, shards),
-        fails=_fails(request, work, shards, cost),
-        shards_compact=compact_shards(request, listed, target),
-        compares=listed.compares,
-        left_out=listed.left_out,
-        examples=listed.examples,
-        row_types=target.row_types,
-    )
-
-
-def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
-    """Count the samples that failed before and stay holes."""
-    if work.committed:
-        return len(work.target.committed().failures)
-    return Totals.of(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
-
-
-def _fails(
-    request: Request, work: Work, shards: Sequence[ShardPlan], cost: Estimate | None
-) -> bool:
-    """Return whether the build would stop at as many failures as were measured.
-
-    If all samples that were measured failed, all that are to be computed count.
-    """
-    if cost is None or not cost.failed:
-        return False
-    failed = len(cost.failed)
-    if failed == cost.samples:
-        failed = sum(len(shard.fetched) for shard in shards)
-    return _failed(work, shards) + failed > request.allowed_failures(work.target.table.samples)
 
 
 def _state(work: Work) -> PlanState:
@@ -364,41 +376,3 @@ def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> 
     if all(shard.linked for shard in shards):
         return 0
     return None if cost is None else cost.written
-
-
-def _differences(store: Folder, listed: ListedSource, base: str | None) -> BuildDifferences | None:
-    """Compare to the current version; libraries are compared to those of the base."""
-    versions = list(stored_versions(store))
-    if not versions:
-        return None
-    current, table = versions[0], None
-    if current.attributes.rows_digest != listed.spec.rows_digest:
-        with contextlib.suppress(*UNREADABLE):
-            table, *_ = current.read_rows()
-    of_base = next((stored for stored in versions if stored.folder.name == base), current)
-    libraries = of_base.attributes.libraries
-    return compare_with_committed(listed.spec, current.attributes, table, libraries)
-
-
-def _base_reason(
-    request: Request, store: Folder, listed: ListedSource, work: Work, versions: Sequence[str]
-) -> str:
-    """Return the reason for the choice of the version of most reused rows, or why none is."""
-    if versions:
-        others = ", ".join(map(short, versions[1:]))
-        most = f"it has most of the rows; others are of {others}"
-        return most if others else "all reused rows are of it"
-    if work.committed:
-        return "lost objects are built again, with the same rows"
-    if request.recompute:
-        return "--recompute"
-    if not any(stored_versions(store)):
-        return "the store has no version yet"
-    if not work.found.arrays:
-        return "no version has a field by these ops, code and libraries, or the first of them"
-    if listed.fetches_labels:
-        return (
-            "labels come with the samples, and no version has those that they bring for this "
-            "recipe; an attribute `targets` of the dataset has them all"
-        )
-    return "no version has these samples"

@@ -1,16 +1,12 @@
-"""The result that a build returns, read from the version that it committed."""
+"""The result that a build returns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from precache.messages import aligned, as_text, hole_lines, row_types_text, statistics_text
-from precache.recipe.variants import pool_statistics
-from precache.store.open import open_own
 from precache.units import size
-from precache_workers.planning.target_version import TargetVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,33 +99,3 @@ class BuildResult:
             *statistics_text(self.mean, self.std),
         ]
         return as_text([*aligned(rows), *hole_lines(self.holes)])
-
-
-def committed_result(target: TargetVersion, **counts: Any) -> BuildResult:
-    """Return the result of a build whose version is committed.
-
-    Parameters
-    ----------
-    counts
-        What the run made, and what it found in the source.
-    """
-    version = open_own(target.folder)
-    failed = list(version.failures.values())
-    arrays = version.attributes.fields.values()
-    statistics = pool_statistics(version.attributes.mean, version.attributes.std)
-    return BuildResult(
-        version=target.version,
-        path=str(target.folder),
-        samples=target.table.samples,
-        failed=len(failed),
-        removed=len(target.table.removed),
-        shards=target.shards,
-        raw_bytes=sum(array.raw for array in arrays),
-        stored_bytes=sum(array.stored for array in arrays),
-        holes=failed,
-        classes=tuple(target.table.classes),
-        mean={name: of_field for name, (of_field, _) in statistics.items()},
-        std={name: of_field for name, (_, of_field) in statistics.items()},
-        row_types=target.row_types,
-        **counts,
-    )

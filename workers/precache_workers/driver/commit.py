@@ -1,10 +1,10 @@
-"""The commit: receipts -> small arrays and metadata -> the next entry of the commit log."""
+"""The commit: receipts -> small arrays and metadata, by which a version is whole."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from precache.store.arrays import (
     shapes_name,
 )
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import ROOT, make_current, read_log
+from precache.store.commit_log import ROOT, read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import Lease
@@ -42,43 +42,70 @@ PUTS = 8
 
 
 def commit(
-    store: Folder,
     target: TargetVersion,
     receipts: Mapping[int, Receipt],
-    source: str | None = None,
-    *,
     labels: np.ndarray | None = None,
     lease: Lease | None = None,
-    replaces: str | None = None,
-    since: int | None = None,
 ) -> None:
-    """Write the small arrays and the metadata, the group's last, then make the version current.
+    """Write the small arrays and the metadata, the group's last.
 
-    If another build has taken over and committed it, that is made current, unless it was replaced.
+    Nothing is written if another build has taken over and committed the version.
 
     Parameters
     ----------
     receipts
         Of every shard of the version, by number.
-    source
-        Source that it was built from, for the commit log.
     labels
         Labels by row; by default those of the receipts, else of the row table.
     lease
         The lease of the build, which another build may have taken over.
-    replaces, since
-        As in `make_current`.
 
     Raises
     ------
     BuildError
         Objects or the version were removed meanwhile, or another build took over.
     """
-    if not was_committed(target):
+    if was_committed(target):
+        return
+    if lease is not None:
+        lease.require()
+    ordered = [receipts[shard] for shard in range(target.shards)]
+    if labels is None:
+        labels = target.table.labels
+        if are_classes(labels) and any(receipt.labels for receipt in ordered):
+            fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in ordered])
+            labels = np.where(fetched < 0, labels, fetched)
+    labels, reasons = narrow(labels), holes(ordered)
+    sums = {  # of images
+        name: np.array([receipt.sums[name].flat() for receipt in ordered], np.float64)
+        for name in target.shapes
+        if all(name in receipt.sums for receipt in ordered)
+    }
+    objects = small_objects(target, ordered, labels, reasons, sums)
+    leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
+    own = _attributes(target, ordered, labels, len(reasons), sums)
+    root = sealed_root({**own, "objects": leaves})
+    objects |= spare_objects(root, objects.values())
+
+    def create(item: tuple[str, bytes]) -> None:
+        name, data = item
+        if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
+            return
         if lease is not None:
             lease.require()
-        _write(target, receipts, labels, lease)
-    make_current(store, target.version, source, replaces, since)
+        target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
+
+    items = objects.items()
+    deque(map(create, items) if target.folder.local("") else prefetch(create, items, PUTS, PUTS), 0)
+    if lease is not None:
+        lease.require()
+    created = target.folder.create(ROOT, [root], scratch=SCRATCH)
+    if created and (lost := target.shards_to_do(receipts)):
+        target.folder.remove(ROOT)
+        raise BuildError(
+            f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "
+            "others were made; run the same command again to make them"
+        )
 
 
 def was_committed(target: TargetVersion) -> bool:
@@ -108,47 +135,6 @@ def tidy_current(store: Folder) -> None:
                 remove_abandoned_scratch(folder)
 
 
-def _write(
-    target: TargetVersion,
-    receipts: Mapping[int, Receipt],
-    labels: np.ndarray | None,
-    lease: Lease | None,
-) -> None:
-    ordered = [receipts[shard] for shard in range(target.shards)]
-    if labels is None:
-        labels = target.table.labels
-        if are_classes(labels) and any(receipt.labels for receipt in ordered):
-            fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in ordered])
-            labels = np.where(fetched < 0, labels, fetched)
-    labels, reasons = narrow(labels), holes(ordered)
-    sums = channel_sums(target.shapes, ordered)
-    objects = small_objects(target, ordered, labels, reasons, sums)
-    leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
-    own = _attributes(target, ordered, labels, len(reasons), sums)
-    root = sealed_root({**own, "objects": leaves})
-    objects |= spare_objects(root, objects.values())
-
-    def create(item: tuple[str, bytes]) -> None:
-        name, data = item
-        if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
-            return
-        if lease is not None:
-            lease.require()
-        target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
-
-    items = objects.items()
-    deque(map(create, items) if target.folder.local("") else prefetch(create, items, PUTS, PUTS), 0)
-    if lease is not None:
-        lease.require()
-    created = target.folder.create(ROOT, [root], scratch=SCRATCH)
-    if created and (lost := target.shards_to_do(receipts)):
-        target.folder.remove(ROOT)
-        raise BuildError(
-            f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "
-            "others were made; run the same command again to make them"
-        )
-
-
 def small_objects(
     target: TargetVersion,
     receipts: Sequence[Receipt],
@@ -170,6 +156,10 @@ def small_objects(
     valid[list(reasons)] = False
     group = as_json(group_document({}))
     objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
+
+    def add(folder: str, files: Mapping[str, bytes]) -> None:
+        objects.update({f"{folder}/{name}": data for name, data in files.items()})
+
     for name, row in target.shapes.items():
         document = field_document(fields[name], row, len(table), target.rows_per_shard)
         objects[f"{name}/{ROOT}"] = as_json(document)
@@ -177,32 +167,23 @@ def small_objects(
         shards = [(made.size, made.xxh3 >> 64, made.xxh3 & 2**64 - 1) for made in stored]
         ends = np.stack([made.ends for made in stored])
         per_object = checks_per_object(ends.shape[1])
-        shard_sizes = small_array(np.array(shards, np.uint64), ["shard", "size_xxh3"])
-        _add(objects, f"{SHARDS}/{name}", shard_sizes)
-        checks = small_array(ends, ["shard", "chunk"], per_chunk=per_object)
-        _add(objects, f"{CHECKS}/{name}", checks)
+        sizes = small_array(np.array(shards, np.uint64), ["shard", "size_xxh3"])
+        add(f"{SHARDS}/{name}", sizes)
+        add(f"{CHECKS}/{name}", small_array(ends, ["shard", "chunk"], per_chunk=per_object))
         if row.ragged:
             shapes = [shape for receipt in receipts for shape in receipt.shapes[name]]
-            array = small_array(np.array(shapes, np.int32), ["row", "axis"])
-            _add(objects, shapes_name(name), array)
+            add(shapes_name(name), small_array(np.array(shapes, np.int32), ["row", "axis"]))
         if name in sums:
-            _add(
-                objects, f"{SUMS}/{name}", small_array(sums[name], ["shard", "count_total_squares"])
-            )
-    form = label_form(labels.shape[1:], labels.dtype.name)
-    _add(objects, "label", small_array(labels, *form))
-    _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
-    _add(objects, "key", string_array(table.keys, "row"))
+            add(f"{SUMS}/{name}", small_array(sums[name], ["shard", "count_total_squares"]))
+    add("label", small_array(labels, *label_form(labels.shape[1:], labels.dtype.name)))
+    add("valid", small_array(valid, ["row"], fill_value=False))
+    add("key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
-    _add(objects, "holes", file_array(as_json(named)))
+    add("holes", file_array(as_json(named)))
     content = [digest for receipt in receipts for digest in receipt.content]
     parts = [part for receipt in receipts for part in receipt.parts or [""] * len(receipt.content)]
-    _add(objects, "rows", file_array(table.to_parquet(content, parts if any(parts) else None)))
+    add("rows", file_array(table.to_parquet(content, parts if any(parts) else None)))
     return objects
-
-
-def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> None:
-    objects.update({f"{folder}/{name}": data for name, data in files.items()})
 
 
 def _attributes(
@@ -212,7 +193,7 @@ def _attributes(
     hole_count: int,
     sums: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    mean, std = channel_statistics(sums)
+    means = {name: mean_and_std(of_shards) for name, of_shards in sums.items()}
     recorded: dict[str, set[str]] = {}  # of the nodes that built the shards, several of one joined
     for name, version in (item for receipt in receipts for item in receipt.libraries.items()):
         recorded.setdefault(name, set()).add(version)
@@ -227,30 +208,9 @@ def _attributes(
         "holes": hole_count,
         "classes": list(target.table.classes),
         "label": label_attributes(labels),
-        "mean": mean,
-        "std": std,
+        "mean": {name: mean for name, (mean, _) in means.items() if mean is not None},
+        "std": {name: std for name, (_, std) in means.items() if std is not None},
         "libraries": {**installed_versions(), **joined},
         "decides": dict(target.spec.decides),
         "behaviours": behaviours(target.spec.declared),
     }
-
-
-def channel_sums(fields: Iterable[str], receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
-    """Return field of images -> (shards, 1 + 2 C) float64 sums of its receipts."""
-    return {
-        name: np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
-        for name in fields
-        if all(name in receipt.sums for receipt in receipts)
-    }
-
-
-def channel_statistics(
-    sums: Mapping[str, np.ndarray],
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return mean and standard deviation of each channel, by image field, from sums of shards."""
-    mean, std = {}, {}
-    for name, of_shards in sums.items():
-        average, deviation = mean_and_std(of_shards)
-        if average is not None and deviation is not None:
-            mean[name], std[name] = average, deviation
-    return mean, std

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
+from precache.units import duration, size
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.totals import Totals, failed_samples
 from precache_workers.shards.timing import STAGES
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""
+
+STAGE_COLOURS = {"fetch": "blue", "ops": "orange", "encode": "green", "put": "purple"}
 
 
 def check_reports(paths: Sequence[str], store: str) -> None:
@@ -56,12 +59,7 @@ def write_reports(
         return
     figures = summary(build, result, error)
     for path in map(Path, build.request.report):
-        if path.suffix == ".html":
-            from precache_workers.driver.report_page import page
-
-            text = page(figures)
-        else:
-            text = json.dumps(figures)
+        text = page(figures) if path.suffix == ".html" else json.dumps(figures)
         try:
             path.write_text(text, "utf-8", errors="backslashreplace")
         except OSError as failed:
@@ -114,7 +112,7 @@ def summary(
         "bytes": {"fetched": total.fetched, "raw": total.raw, "stored": total.stored},
         "ratio": total.raw / max(1, total.stored),
         "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
-        "nodes": [_node(name, [r for r in receipts if r.host == name], began) for name in nodes],
+        "nodes": [_node([r for r in receipts if r.host == name], began) for name in nodes],
         "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
         "slowest": _slowest(build),
         "failures": _failures(build, result),
@@ -128,35 +126,30 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(receipt: Receipt, began: float) -> dict[str, Any]:
-    total = Totals.of([receipt])
     return {
         "shard": receipt.shard,
-        "node": receipt.host,
         "began": round(receipt.began - began, 6),
         "seconds": {name: round(value, 6) for name, value in receipt.seconds.items()},
-        "cpu_seconds": round(receipt.cpu_seconds, 6),
-        "images": total.images,
-        "failed": total.failed,
-        "fetched": total.fetched,
-        "stored": total.stored,
         "reused": receipt.reused,
+        **_sums([receipt]),
     }
 
 
-def _node(name: str, receipts: Sequence[Receipt], began: float) -> dict[str, Any]:
-    total = Totals.of(receipts)
+def _node(receipts: Sequence[Receipt], began: float) -> dict[str, Any]:
     return {
-        "node": name,
-        "shards": total.shards,
-        "images": total.images,
-        "failed": total.failed,
-        "fetched": total.fetched,
-        "stored": total.stored,
-        "cpu_seconds": total.cpu_seconds,
-        "wall_seconds": total.wall_seconds,
+        "shards": len(receipts),
+        "wall_seconds": sum(receipt.wall_seconds for receipt in receipts),
         "began": min(receipt.began for receipt in receipts) - began,
         "ended": max(receipt.began + receipt.wall_seconds for receipt in receipts) - began,
+        **_sums(receipts),
     }
+
+
+def _sums(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Return a node's name, and sums over some of its shards."""
+    total = Totals.of(receipts)
+    names = ("images", "failed", "fetched", "stored", "cpu_seconds")
+    return {"node": receipts[0].host, **{name: getattr(total, name) for name in names}}
 
 
 def _slowest(build: Build) -> list[dict[str, Any]]:
@@ -183,3 +176,42 @@ def _failures(build: Build, result: BuildResult | None) -> list[dict[str, str]]:
     else:
         pairs = []
     return [{"key": key, "reason": why} for key, why in pairs]
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """Render the figures of `summary` as a page: no script, no network, light and dark."""
+    from precache.html.pages import TABLE_ROWS, bar, render
+
+    total = max(sum(figures["stages"].values()), 1e-9)
+    rendered = {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(figures["began"])),
+        "stages": [
+            (name, duration(s), f"{s / total:.0%}", bar(s / total, STAGE_COLOURS[name]))
+            for name, s in figures["stages"].items()
+        ],
+        "nodes": [_cells(node) for node in figures["nodes"][:TABLE_ROWS]],
+        "node_count": len(figures["nodes"]),
+        "slowest": [
+            (one["key"], f"{one['seconds']:.3f}", size(one["bytes"]), one["shard"], one["node"])
+            for one in figures["slowest"]
+        ],
+        "failures": [(one["key"], one["reason"]) for one in figures["failures"][:TABLE_ROWS]],
+        "failure_count": len(figures["failures"]),
+    }
+    return render("build.html", **{**figures, **rendered})
+
+
+def _cells(node: Mapping[str, Any]) -> Iterable[str]:
+    """Return the cells of a node's line in the page's table."""
+    span = max(node["ended"] - node["began"], 1e-9)
+    return (
+        node["node"] or "unknown",
+        f"{node['shards']:,}",
+        f"{node['images']:,}",
+        f"{node['images'] / span:,.0f}",
+        f"{node['failed']:,}",
+        size(node["fetched"]),
+        size(node["stored"]),
+        duration(node["cpu_seconds"]),
+        f"{node['wall_seconds'] / span:.1f}",
+    )

@@ -87,7 +87,8 @@ def pack(
         Something cannot be sent.
     """
     files = _code_files(code)
-    _check_imports(_imports(source, recipe), files)
+    factories = [source.removeprefix("python:")] * source.startswith("python:")
+    _check_imports([*(op.function for op in recipe.functions), *factories], files)
     # The recipe travels as the user's own, whose functions need no permission.
     updates: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
     updates["run_functions"] = False
@@ -160,9 +161,9 @@ def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if _JUNK.fullmatch(path.name):
             continue
-        if not path.is_dir():
-            yield from [path] if path.is_file() else []
-        elif not path.is_symlink() and not _is_data(path):
+        if path.is_file():
+            yield path
+        elif path.is_dir() and not (path.is_symlink() or _is_data(path)):
             yield from _walk(path)
 
 
@@ -171,14 +172,8 @@ def _is_data(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("pyvenv.cfg", "commits", "zarr.json"))
 
 
-def _imports(source: str, recipe: Recipe) -> list[str]:
-    """Return the functions and factories that a job imports by name."""
-    factories = [source.removeprefix("python:")] if source.startswith("python:") else []
-    return [*(op.function for op in recipe.functions), *factories]
-
-
 def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
-    """Refuse names of code that is in the current folder and would not be sent."""
+    """Refuse functions and factories of the current folder that would not be sent."""
     tops = {name.split("/")[0].removesuffix(".py") for name in files}
     for name in imports:
         top = name.partition(":")[0].partition(".")[0]

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from precache.errors import BuildError, UsageError, needs
+from precache_workers.cluster.ray_session import environment
 
 FIRST_ANSWER, ANSWER, SUBMISSION = 10.0, 60.0, 600.0
 """Limits in seconds for the job server's release, for other answers, and for a job's upload."""
@@ -37,7 +38,8 @@ def connect(address: str | None) -> tuple[Any, str]:
             "dashboard, such as http://head:8265"
         )
     client_class = _client_class()
-    with translate_errors(named), _preferred(named if web else None):
+    preferred = {"RAY_API_SERVER_ADDRESS": named} if web else {}  # by Ray, to its argument
+    with translate_errors(named), environment(preferred):
         if not web and named != "auto":  # Ray would try for most of a minute
             host, _, port = named.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), CONNECTING).close()
@@ -122,21 +124,6 @@ def _client_class() -> Any:
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return JobSubmissionClient
-
-
-@contextlib.contextmanager
-def _preferred(address: str | None) -> Iterator[None]:
-    """Name an address in the environment, which Ray's client prefers to its argument."""
-    before = os.environ.get("RAY_API_SERVER_ADDRESS")
-    if address is not None:
-        os.environ["RAY_API_SERVER_ADDRESS"] = address
-    try:
-        yield
-    finally:
-        if address is not None:
-            del os.environ["RAY_API_SERVER_ADDRESS"]
-        if before is not None:
-            os.environ["RAY_API_SERVER_ADDRESS"] = before
 
 
 @contextlib.contextmanager

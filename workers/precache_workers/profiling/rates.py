@@ -85,7 +85,7 @@ class RatesTask(ShardTask):
 
 def start_worker(run: RunTasks, job: Job) -> None:
     """Make a worker load the ops of a recipe, with their libraries."""
-    list(run(_load, [FetchAllTask(job, (), ())]))
+    list(run(_load, [FetchAllTask(job)]))
 
 
 def _load(task: FetchAllTask) -> None:

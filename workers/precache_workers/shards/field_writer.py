@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -23,13 +23,11 @@ from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Action, Compute, ObjectId, Take, Zeros
 from precache_workers.planning.catalogue import StoredArray
-from precache_workers.shards.shard_objects import FinishedObject
-from precache_workers.shards.stored_rows import (
-    DamagedObjectError,
-    StoredObject,
-    StoredObjects,
-)
+from precache_workers.shards.shard_objects import DamagedObjectError, FinishedObject
 from precache_workers.sources.base import Sample
+
+if TYPE_CHECKING:
+    from precache_workers.shards.stored_rows import StoredObject, StoredObjects
 
 SUMMED = 50_000
 """Pixels of a channel that are summed in one call, as a call costs as much as thousands of them."""

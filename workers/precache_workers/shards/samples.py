@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,12 +54,14 @@ class Job:
     refreshes: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleTask:
-    """A task that fetches and decodes samples.
+@dataclass(frozen=True)
+class FetchAllTask:
+    """A task that works on samples, all of which it fetches.
 
     Attributes
     ----------
+    keys, sizes, locations
+        Of the samples, as a row table has them.
     barred
         Key -> reason, of samples that must not be decoded: they become holes. Those that took too
         long to fetch, or killed the worker meanwhile, are not fetched again.
@@ -67,13 +69,12 @@ class SampleTask:
         Samples at which a worker ended: each is fetched and decoded with nothing beside it.
     """
 
-    barred: Mapping[str, str] = field(default_factory=dict)
-    alone: frozenset[str] = frozenset()
-
-    if TYPE_CHECKING:  # a field of each kind of task
-
-        @property
-        def keys(self) -> Sequence[str]: ...
+    job: Job
+    keys: Sequence[str] = ()
+    sizes: Sequence[int] = ()
+    locations: Locations | None = None
+    barred: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    alone: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def memory(self) -> int:
@@ -83,7 +84,7 @@ class SampleTask:
     @property
     def seconds(self) -> float:
         """Time limit of a sample."""
-        return 0.0
+        return self.job.sample_seconds
 
     def retried(self) -> Self:
         return self
@@ -94,26 +95,6 @@ class SampleTask:
         if len(suspects) == 1 and own.keys() <= self.alone:
             return replace(self, barred={**self.barred, **own})
         return replace(self, alone=self.alone | own.keys())
-
-
-@dataclass(frozen=True)
-class FetchAllTask(SampleTask):
-    """A task that fetches all of its samples.
-
-    Attributes
-    ----------
-    keys, sizes, locations
-        Of the samples, as a row table has them.
-    """
-
-    job: Job
-    keys: Sequence[str]
-    sizes: Sequence[int]
-    locations: Locations | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.job.sample_seconds
 
     @classmethod
     def of(cls, job: Job, table: RowTable, rows: Sequence[int] | np.ndarray, **more: Any) -> Self:

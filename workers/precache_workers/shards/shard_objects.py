@@ -28,11 +28,13 @@ from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import BUILD, short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
+from precache_workers.planning.assembly import ObjectId
+from precache_workers.planning.catalogue import StoredArray
 from precache_workers.planning.target_version import SCRATCH
-from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
+    from precache_workers.shards.stored_rows import StoredObject
 
 RECEIPT_SECONDS = ALIVE_SECONDS + 20
 """Seconds to wait for the receipt that follows an object of another task."""
@@ -40,6 +42,21 @@ CLAIM_SECONDS = 10 * RECEIPT_SECONDS
 """Seconds to wait for the receipt of a copy that puts its objects over others."""
 CLAIMS = f"{BUILD}/claims"
 """Folder of a version with claims that were taken over, by the digest of the one before."""
+
+
+class DamagedObjectError(StorageError):
+    """A stored object turns out to be missing or damaged.
+
+    Attributes
+    ----------
+    object_id, name
+        The object; its version and name as one text.
+    """
+
+    def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
+        super().__init__(str(why))
+        self.object_id: ObjectId = array.place, shard
+        self.name = f"{array.folder.name}/{array.name}/{array.shape.object_name(shard)}"
 
 
 @dataclass(frozen=True)
@@ -89,25 +106,14 @@ class FinishedObject:
         Raises
         ------
         DamagedObjectError
-            As `read` does.
-        """
-        parts = self.read()
-        if self.other is None:
-            folder.put(name, parts, scratch=SCRATCH)
-        else:
-            folder.copy(name, self.other.folder, self.other.leaf.name, scratch=SCRATCH)
-
-    def read(self) -> Sequence[Buffer]:
-        """Return the bytes of the object, one buffer after another.
-
-        Raises
-        ------
-        DamagedObjectError
             It is only linked, and the other one is gone or not what it was.
         """
-        if self.parts or self.other is None:
-            return self.parts
-        return [self.other.open()]
+        if (other := self.other) is None:
+            folder.put(name, self.parts, scratch=SCRATCH)
+            return
+        if not self.parts:
+            other.open()
+        folder.copy(name, other.folder, other.leaf.name, scratch=SCRATCH)
 
 
 def require_lease(task: ShardTask) -> None:

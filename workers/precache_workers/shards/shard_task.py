@@ -30,6 +30,7 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_objects import (
+    DamagedObjectError,
     OtherBytesError,
     create_objects,
     create_receipt,
@@ -37,7 +38,6 @@ from precache_workers.shards.shard_objects import (
     replace_lost,
     require_lease,
 )
-from precache_workers.shards.stored_rows import DamagedObjectError, StoredObjects
 from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import Fetched, Sample
 from precache_workers.sources.dataset import DatasetSource
@@ -162,8 +162,12 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     recipe = task.job.recipe
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
     assembly = assemble(recipe, stored, task.removed, barred)
-    linked, objects_of_others = assembly.linked, StoredObjects(stored)
-    if task.check_stored:
+    linked, objects_of_others = assembly.linked, None
+    if stored.arrays:
+        from precache_workers.shards.stored_rows import StoredObjects  # which loads readers
+
+        objects_of_others = StoredObjects(stored)
+    if objects_of_others is not None and task.check_stored:
         for array, number in assembly.links.values():  # which would be linked unread
             objects_of_others.object(array, number).open()
     ops = {} if linked else recipes_of(task.job)
@@ -185,8 +189,12 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     task.require_unchanged(assembly.fetched)
-    if rows.unfetched and not task.accept_missing:
-        raise _unfetched(task.shard, rows.unfetched)
+    if (unfetched := rows.unfetched) and not task.accept_missing:
+        first = "; ".join(map(str, unfetched[:5]))
+        more = f"; and {len(unfetched) - 5} more" * (len(unfetched) > 5)
+        raise FetchError(
+            f"shard {task.shard}: {len(unfetched)} samples could not be fetched: {first}{more}"
+        )
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built = {name: all_built[name] for name in task.objects}
     require_lease(task)
@@ -343,9 +351,3 @@ class _Rows:
 def _joined(content: str, parts: Mapping[str, str]) -> str:
     """Return the contents of parts as a receipt has them."""
     return "" if {*parts.values()} <= {content} or not content else "".join(parts.values())
-
-
-def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
-    first = "; ".join(map(str, errors[:5]))
-    more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-    return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {first}{more}")

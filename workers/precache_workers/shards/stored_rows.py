@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from precache.errors import DamageError, StorageError
+from precache.errors import DamageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.ragged_reader import RaggedReader
 from precache.reading.shard_files import ShardFiles, shard_files
@@ -24,24 +24,10 @@ from precache.store.tree import Leaf
 from precache_workers.planning.assembly import ObjectId, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
 from precache_workers.planning.stored_versions import UNREADABLE
+from precache_workers.shards.shard_objects import DamagedObjectError
 
 DECODE_BYTES, FETCH_BYTES = 4 << 20, 64 << 20
 """Bytes of rows that are decoded at a time: of a mapped object, and of one that is fetched."""
-
-
-class DamagedObjectError(StorageError):
-    """A stored object turns out to be missing or damaged.
-
-    Attributes
-    ----------
-    object_id, name
-        The object; its version and name as one text.
-    """
-
-    def __init__(self, array: StoredArray, shard: int, why: Exception | str) -> None:
-        super().__init__(str(why))
-        self.object_id: ObjectId = array.place, shard
-        self.name = f"{array.folder.name}/{array.name}/{array.shape.object_name(shard)}"
 
 
 class StoredObject:
