@@ -224,19 +224,6 @@ def _samples(version: Version, *, with_raw: bool) -> Samples:
     )
 
 
-def listed_samples(table: RowTable) -> Samples:
-    """Samples of a row table as their source lists them, none of them fetched."""
-    rows = [row for row in range(len(table)) if row not in table.removed]
-    texts = label_texts(table.labels, table.classes)
-    return Samples(
-        [table.keys[row] for row in rows],
-        np.array(rows, np.int64),
-        [texts[row] for row in rows],
-        [True] * len(rows),
-        table,
-    )
-
-
 def _read_raw(version: Version) -> tuple[RowTable, list[str]]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     with needs("comparing samples"):
@@ -353,13 +340,7 @@ def _parameter_changes(
 
 
 def compare_samples(before: Samples, after: Samples) -> SampleChanges:
-    """Compare samples; the keys of each kind of change are in row order."""
-    keys = changed_keys(before, after)
-    return SampleChanges(**{kind: KeyChange.of(changed) for kind, changed in keys.items()})
-
-
-def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
-    """Kind of change, as in `SampleChanges` -> keys of these samples, in row order.
+    """Compare samples; the keys of each kind of change are in row order.
 
     Those of `relabelled` have both labels behind the key.
     """
@@ -379,7 +360,7 @@ def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
     changed, touched = _raw_changes(before, after, old, new)
     relabelled = differ("labels")
     hole_changed, is_valid = differ("valid"), np.array(after.valid, np.bool_)[new]
-    return {
+    changes = {
         "added": [after.keys[place] for place in np.flatnonzero(found < 0).tolist()],
         "removed": list(places),
         "changed": keys(changed),
@@ -392,6 +373,7 @@ def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
         "mended": keys(hole_changed & is_valid),
         "moved": keys(differ("rows")),
     }
+    return SampleChanges(**{kind: KeyChange.of(names) for kind, names in changes.items()})
 
 
 def _raw_changes(

@@ -24,6 +24,7 @@ from precache_workers.ops.identity import (
 )
 from tests.support.building import (
     PYTHONPATH,
+    assert_same,
     build_here,
     build_until,
     cli,
@@ -270,9 +271,7 @@ def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
     assert version.attributes is not None
     assert "99.9" not in version.attributes.libraries["simplejpeg"]
     build_here(photos, tmp_path / "here", Recipe.image(resize=40, crop=32))
-    found, right = pixels(store), pixels(tmp_path / "here")
-    assert found.keys() == right.keys()
-    assert all(np.array_equal(found[key], right[key]) for key in right)
+    assert_same(pixels(store), pixels(tmp_path / "here"))
 
 
 # --- --recompute --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import precache
+from tests.support import building
 from tests.support.building import (
     LONG_AGO,
     age,
@@ -207,9 +208,7 @@ def test_copied_and_renamed_photos_are_not_decoded_again_unless_ops_draw_by_key(
     second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert CALLS != []
     fresh = build(source, tmp_path / "anew", recipe)
-    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
-    assert found.keys() == anew.keys()
-    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    building.assert_same(pixels(tmp_path / "store"), pixels(tmp_path / "anew"))
     assert (second.mean, second.std) == (fresh.mean, fresh.std)
 
 

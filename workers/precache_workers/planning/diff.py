@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from precache.maintenance.diff import (
-    Change,
-    KeyChange,
-    changed_keys,
-    compare_recipes,
-    listed_samples,
-)
+import numpy as np
+
+from precache.maintenance.diff import EXAMPLES, Change, KeyChange, compare_recipes
 from precache.recipe.recipe import Recipe
+from precache.store.columns import Texts, numbers_of
 from precache.store.json_documents import Attributes
-from precache.store.labels import kind_in_words
+from precache.store.labels import are_classes, kind_in_words, label_texts
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
-from precache_workers.ops.identity import (
-    behaviours,
-    installed_versions,
-    recipe_steps,
-)
+from precache_workers.ops.identity import behaviours, installed_versions, recipe_steps
 from precache_workers.planning.target_version import VersionSpec
 
 
@@ -71,8 +64,8 @@ class SourceChanges:
     def any(self) -> bool:
         """Return whether there is a change."""
         kinds = self.added, self.changed, self.removed, self.relabelled
-        other = bool(self.labels) or self.classes_changed or self.other_source
-        return other or any(kind.count for kind in kinds)
+        other = self.labels or self.classes_changed or self.other_source
+        return bool(other) or any(kind.count for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -157,35 +150,64 @@ def compare_with_committed(
         Versions of libraries with which the rows that stay were computed.
     """
     installed = installed_versions()
-    other_versions = _other_versions(libraries, installed)
-    ops = op_changes(
-        spec.declared, attributes.behaviours, {library.name for library in other_versions}
-    )
+    other = [name for name, now in installed.items() if libraries.get(name, now) != now]
+    ops = op_changes(spec.declared, attributes.behaviours, {*other})
     deciding = {library for op in ops for library in op.libraries}
     return BuildDifferences(
         tuple(compare_recipes(attributes.recipe, spec.declared)),
         None if rows is None else source_changes(rows, spec.table),
         edited_functions(attributes, spec),
-        tuple(replace(library, decides=library.name in deciding) for library in other_versions),
+        tuple(LibraryChange(n, libraries[n], installed[n], n in deciding) for n in other),
         ops,
     )
 
 
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
     """Compare the rows of a version with those of a listing, by key."""
-    listed = listed_samples(before), listed_samples(after)
+    there, listed = (np.flatnonzero(~table.is_removed) for table in (before, after))
+    places = before.keys.take(there).find(after.keys.take(listed))
+    is_new, gone = places < 0, np.ones(len(there), np.bool_)
+    gone[places[~is_new]] = False
+    old, new = there[places[~is_new]], listed[~is_new]
+    is_changed = ~before.unchanged(after, old, new)
+    was = _label_texts(before.labels[old], before.classes)
+    now = _label_texts(after.labels[new], after.classes)
+    relabelled = np.flatnonzero(was != now)
+    examples = (
+        f"{after.keys[int(new[at])]}: {was[at] or 'none'} → {now[at] or 'none'}"
+        for at in relabelled[_first(after.keys.take(new[relabelled]))]
+    )
     one, other = map(_label_kind, (before, after))
-    keys = {kind: sorted(changed) for kind, changed in changed_keys(*listed).items()}
     return SourceChanges(
-        same=len(listed[1].keys) - len(keys["added"]) - len(keys["changed"]),
-        added=KeyChange.of(keys["added"]),
-        changed=KeyChange.of(keys["changed"]),
-        removed=KeyChange.of(keys["removed"]),
-        relabelled=KeyChange.of(keys["relabelled"]),
+        same=int((~is_changed).sum()),
+        added=_by_key(after.keys.take(listed[is_new])),
+        changed=_by_key(after.keys.take(new[is_changed])),
+        removed=_by_key(before.keys.take(there[gone])),
+        relabelled=KeyChange(len(relabelled), tuple(examples)),
         classes_changed=before.classes != after.classes,
         labels=None if one == other else Change("labels", one, other),
         other_source=before.source != after.source,
     )
+
+
+def _by_key(keys: Texts) -> KeyChange:
+    return KeyChange(len(keys), tuple(keys.take(_first(keys))))
+
+
+def _first(keys: Texts) -> np.ndarray:
+    """Return the rows of the first few keys in alphabetical order."""
+    import pyarrow.compute as pc
+
+    return numbers_of(pc.bottom_k_unstable(keys.plain, EXAMPLES)).view(np.int64)
+
+
+def _label_texts(labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """Return labels as text, (rows,) object."""
+    if not are_classes(labels):
+        return np.array(label_texts(labels, classes), object)
+    numbers, places = np.unique(labels, return_inverse=True)
+    texts: np.ndarray = np.array(label_texts(numbers, classes), object)[places]
+    return texts
 
 
 def _label_kind(table: RowTable) -> str:
@@ -225,12 +247,3 @@ def op_changes(
         differs = "" if both and same else first_difference(old, outputs)
         changes.append(OpChange(name, tuple(used), differs))
     return tuple(changes)
-
-
-def _other_versions(before: Mapping[str, str], installed: Mapping[str, str]) -> list[LibraryChange]:
-    """List the libraries of other versions than those recorded with a version."""
-    return [
-        LibraryChange(name, before[name], version, decides=False)
-        for name, version in installed.items()
-        if name in before and before[name] != version
-    ]
