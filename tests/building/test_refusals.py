@@ -111,9 +111,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         packed(files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
                               for e in ("jpg", "png")), "in"), "zip"), 1,
     ),
-    "a validation set without a class": (
-        files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
-    ),
     # names of images
     "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
     "images of two suffixes that rarely pair": (
@@ -222,24 +219,12 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     "a file of splits alone": (
         files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}), 1,
     ),
-    "several columns of labels": (
-        files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
-    ),
     "numbers beside folders that are no classes": (
         files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(36)), "in --labels l.txt",
               {"l.txt": " ".join(f"{'abc'[n % 3]}/{n}.png,{n % 11}" for n in range(30))}), 3,
     ),
-    "numbers that are not those of the folders": (
-        files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(18)),
-              "in --labels l.csv --classes c.txt", {"c.txt": "a b c",
-              "l.csv": " ".join(f"{'abc'[n % 3]}/{n}.png,{n // 3 % 3}" for n in range(18))}), 1,
-    ),
     "keys that are numbers from 1, of samples from 0": (
         files("in/0.png in/1.png in/2.png", "in --labels l.csv", {"l.csv": "1,cat 2,dog 3,cat"}), 1,
-    ),
-    "numbers from 1, and more names": (
-        files("in/a.png in/b.png", "in/list.csv --classes classes.txt",
-              {"in/list.csv": "path,label a.png,1 b.png,2", "classes.txt": "ant bee cat dog"}), 1,
     ),
     # values
     "words beside lists": (labels('["cat", "dog"]', "NaN"), 1),

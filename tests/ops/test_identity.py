@@ -328,20 +328,6 @@ def test_recompute_makes_another_version_of_all_rows_each_time(
     assert len(precache.versions(store).versions) == 4
 
 
-def test_recompute_takes_nothing_of_a_build_that_was_cut_off(
-    photos: Path, tmp_path: Path, number: Path
-) -> None:
-    store, whole = tmp_path / "store", tmp_path / "whole"
-    build_here(photos, whole, shifted(), {"shard_samples": 1})
-    killed = start(build_until, 40, photos, store, shifted(), {"shard_samples": 1})
-    assert end(killed) < 0
-    assert list(store.glob("*/_build/receipts/*.json"))
-    write(number, b"3")
-    made = build_here(photos, store, shifted(), {"recompute": True, "shard_samples": 1})
-    assert made.shards_skipped == 0
-    assert differences(store, pixels(whole)) == {2}
-
-
 def test_recompute_and_a_retry_give_no_id_again_that_a_removed_version_had(
     photos: Path, tmp_path: Path, number: Path
 ) -> None:

@@ -30,12 +30,16 @@ from precache_workers.planning.class_maps import (
     read_classes,
     require_names,
 )
-from precache_workers.planning.compared_samples import note_of_held_data, require_spots
 from precache_workers.planning.content_reader import ContentReader, DatasetReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.source_record import RecalledListing, recall
+from precache_workers.planning.source_record import (
+    RecalledListing,
+    note_of_held_data,
+    recall,
+    require_spots,
+)
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import (
