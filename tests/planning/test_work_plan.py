@@ -90,7 +90,8 @@ def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path
 
     (tmp_path / "moods/61").unlink()
     assert build(source, store, recipe).version == first.version, "nobody asked for it"
-    planned = precache.plan(source, store, recipe, address="serial", retry_failed=True, **OPTIONS)
+    options = {**OPTIONS, "address": "serial", "retry_failed": True, "timing": False}
+    planned = precache.plan(source, store, recipe, **options)
     assert (planned.state, planned.rows_retried, planned.rows_computed) == ("build", 2, 2)
     second = build(source, store, recipe, retry_failed=True)
     assert planned.version == second.version != first.version
@@ -264,7 +265,7 @@ def test_samples_that_were_removed_are_counted_nowhere(
     for number in range(10):
         (source / f"cat/{number:04d}.jpg").unlink()
     capfd.readouterr()
-    plan = precache.plan(source, store, LARGE, **options)
+    plan = precache.plan(source, store, LARGE, timing=False, **options)
     path = tmp_path / "report.json"
     result = precache.build(source, store, LARGE, report=path, progress=True, **options)
     report = json.loads(path.read_text())

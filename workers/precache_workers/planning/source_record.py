@@ -289,14 +289,13 @@ def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
 
 def _with_content(known: Sequence[_Known], listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
     """Find samples of which a content is known as they are listed; and of another time or etag."""
-    alike, touched = (np.zeros(len(listing), np.bool_) for _ in range(2))
+    alike, touched, settled = (np.zeros(len(listing), np.bool_) for _ in range(3))
     for part in known:
         full = ~part.contents.is_blank
         alike[part.rows[part.alike & full]] = True
         touched[part.rows[~part.alike & full]] = True
-    for part in known:
-        touched[part.rows[part.alike]] = False
-    return alike, touched
+        settled[part.rows[part.alike]] = True
+    return alike, touched & ~settled
 
 
 def _with_identities(
