@@ -26,7 +26,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.ensure.background import begin_build, new_log
+from precache_workers.ensure.background import begin_build
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -89,17 +89,17 @@ class WantedVersion:
         """List the source, or receive the result of rank 0, which lists it for all ranks."""
         listing = self._rank0.receive()
         if listing is not None:
-            recipe = Recipe.from_dict(listing["recipe"])
+            declared = Recipe.from_dict(listing["recipe"])
             table = RowTable.of_keys([""] * listing["rows"])  # the version has the real ones
-            return VersionSpec(recipe, listing["fingerprint"], table, listing["rows_digest"])
+            return VersionSpec(declared, listing["fingerprint"], table, listing["rows_digest"])
         self._rank0.begin()
         with self.failing_for_all():
             source = source_of(self.request)
             self.listed = list_rows(self.request, self.store, source, lambda count: None, self.say)
         spec = self.listed.spec
-        sent = {"fingerprint": spec.fingerprint, "rows_digest": spec.rows_digest}
-        sent |= {"recipe": spec.declared.to_dict(), "rows": len(spec.table)}
-        self._rank0.send(sent)
+        digests = {"fingerprint": spec.fingerprint, "rows_digest": spec.rows_digest}
+        recipe = spec.declared.to_dict()
+        self._rank0.send({"recipe": recipe, "rows": len(spec.table), **digests})
         return spec
 
     @contextlib.contextmanager
@@ -236,11 +236,9 @@ def build_apart(wanted: WantedVersion) -> Pending | None:
     lease = wanted.try_lease()
     if lease is None:
         return None
-    log_path = new_log(wanted.request.store)
-    background = begin_build(wanted.request, wanted.listed, lease, log_path)
-    wanted.say_begun(
-        f"building {wanted.store} in the background; its log, removed if it succeeds: {log_path}"
-    )
+    background = begin_build(wanted.request, wanted.listed, lease)
+    log = f"its log, removed if it succeeds: {background.log}"
+    wanted.say_begun(f"building {wanted.store} in the background; {log}")
     return Pending("the build", background.check)
 
 
