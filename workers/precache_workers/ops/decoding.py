@@ -428,7 +428,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 raise _few_bits(raw[2:], op)
             turned_by = 1
             if op.orientation == "stored" and isinstance(image, TiffImagePlugin.TiffImageFile):
-                turned_by = image.tag_v2.get(_ORIENTATION, 1)  # Pillow turns it as it loads it
+                turned_by = int(image.tag_v2.get(_ORIENTATION, 1))  # by Pillow, as it loads it
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
             if narrows:
