@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,11 @@ def test_classes_are_compared_by_name() -> None:
     )
     assert found.relabelled.examples == ("y: dog → cat",)
     assert found.classes_changed
+    before, after = (
+        replace(table({"x": (0, 0), "y": (0, 0)}, ()), labels=np.array([0.5, number], np.float32))
+        for number in (np.nan, 2)
+    )
+    assert source_changes(before, after).relabelled.examples == ("y: none → 2.0",)
 
 
 def test_removed_rows_are_no_samples() -> None:
