@@ -111,6 +111,9 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         packed(files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
                               for e in ("jpg", "png")), "in"), "zip"), 1,
     ),
+    "a validation set without a class": (
+        files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
+    ),
     # names of images
     "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
     "images of two suffixes that rarely pair": (
