@@ -312,18 +312,14 @@ def new_request(
     ------
     UsageError
         An option's value is not allowed, or a library of the workers is missing.
+    RecipeError
+        The recipe leaves the draws of random ops open, and there is a store to build.
     """
-    return _request(source, store, _recipe_to_build(recipe), options)
-
-
-def _request(
-    source: str | os.PathLike[str],
-    store: str | os.PathLike[str],
-    recipe: Recipe,
-    options: Mapping[str, Any],
-) -> Request:
     from precache_workers.planning.request import Request
 
+    recipe = _recipe_of(recipe)
+    if store:
+        require_stated_draws(recipe)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
             f"source is a {type(source).__name__}; give a folder or URL, or for a torch Dataset "
@@ -388,7 +384,8 @@ def submit(
     from precache_workers.user_code.loading import require_permission
 
     checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
-    recipe = _recipe_to_build(recipe)
+    recipe = _recipe_of(recipe)
+    require_stated_draws(recipe)
     require_permission(recipe, checked.run_functions)
     require_apart(store, source, checked.storage_options)
     package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
@@ -437,9 +434,8 @@ def doctor(
         recipe can process.
     """
     check_call("doctor", options)
-    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     how: dict[str, Any] = {"samples": samples, "seconds": seconds, "cores": cores, "tick": tick}
-    return _examination(_request(source, "", recipe, options), rate=rate, **how).report()
+    return _examination(new_request(source, "", recipe, **options), rate=rate, **how).report()
 
 
 def _examination(
@@ -466,16 +462,11 @@ def _examination(
     )
 
 
-def _recipe_to_build(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe:
-    """Return the recipe of a build; raises if it leaves the draws of random ops open."""
-    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
-    require_stated_draws(recipe)
-    return recipe
-
-
-def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:
-    if path is None:
-        return Recipe.image()
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"recipe is a {type(path).__name__}; give a Recipe or the path of a file")
-    return Recipe.from_toml(os.fspath(path))
+def _recipe_of(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe:
+    if recipe is None or isinstance(recipe, Recipe):
+        return recipe or Recipe.image()
+    if not isinstance(recipe, str | os.PathLike):
+        raise UsageError(
+            f"recipe is a {type(recipe).__name__}; give a Recipe or the path of a file"
+        )
+    return Recipe.from_toml(os.fspath(recipe))

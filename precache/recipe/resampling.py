@@ -26,11 +26,6 @@ def why_unblended(dtype: str, interpolation: str) -> str:
     )
 
 
-def _require_blended(dtype: str, interpolation: str) -> None:
-    if why := why_unblended(dtype, interpolation):
-        raise SampleError(why)
-
-
 def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) after a resize; the longer side is rounded down, as in torchvision."""
     if isinstance(size, tuple):
@@ -61,7 +56,8 @@ def resize(
     if interpolation == "nearest":
         down, across = map(_nearest_pixels, array.shape[:2], shape)
         return array[down[rows, None], across[columns]]  # type: ignore[no-any-return]
-    _require_blended(str(array.dtype), interpolation)
+    if why := why_unblended(str(array.dtype), interpolation):
+        raise SampleError(why)
     if array.ndim == 2:
         return resize(array[..., None], shape, interpolation, part)[..., 0]
     if array.dtype != np.uint8 and array.dtype.kind in "iu":

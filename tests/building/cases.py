@@ -105,22 +105,28 @@ def parquet(**columns: Any) -> Case:
     return lay
 
 
+def pack(root: Path, kind: str, prefix: str = "") -> str:
+    """Pack the folder ``in``, if it is to be of a kind of archive; returns the source."""
+    paths = [path for path in sorted((root / "in").rglob("*")) if path.is_file()]
+    if kind == "zip":
+        with zipfile.ZipFile(root / "in.zip", "w") as archive:
+            for path in paths:
+                archive.write(path, path.relative_to(root / "in"))
+    elif kind:
+        with tarfile.open(root / f"in.{kind}", "w:" + kind.partition(".")[2]) as tar:
+            for path in paths:
+                tar.add(path, f"{prefix}{path.relative_to(root / 'in')}")
+    return f"in.{kind}" if kind else "in"
+
+
 def packed(case: Case, kind: str) -> Case:
     """The folder ``in`` of a case, packed."""
 
     def lay(root: Path) -> str:
         flags = case(root).removeprefix("in")
-        paths = [path for path in sorted((root / "in").rglob("*")) if path.is_file()]
-        if kind == "zip":
-            with zipfile.ZipFile(root / "in.zip", "w") as archive:
-                for path in paths:
-                    archive.write(path, path.relative_to(root / "in"))
-        else:
-            with tarfile.open(root / f"in.{kind}", "w:" + kind.partition(".")[2]) as tar:
-                for path in paths:
-                    tar.add(path, path.relative_to(root / "in"))
+        source = pack(root, kind)
         shutil.rmtree(root / "in")
-        return f"in.{kind}{flags}"
+        return f"{source}{flags}"
 
     return lay
 

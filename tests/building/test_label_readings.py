@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import pickle
 import re
 import shutil
 import struct
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from tests.building.cases import (
     Case,
     Reading,
     files,
+    pack,
     packed,
     parquet,
     tar,
@@ -461,31 +459,12 @@ def test_what_cannot_be_read_is_refused_without_a_command(builds: Builds, name: 
 # --- folders and archives -----------------------------------------------------------------------
 
 
-def as_folder(root: Path) -> str:
-    return "in"
+PACKED = pytest.mark.parametrize("kind", ["", "zip", "tar"])
 
 
-def as_zip(root: Path) -> str:
-    with zipfile.ZipFile(root / "in.zip", "w") as archive:
-        for path in filter(Path.is_file, sorted((root / "in").rglob("*.*"))):
-            archive.write(path, path.relative_to(root / "in"))
-    return "in.zip"
-
-
-def as_tar(root: Path) -> str:
-    with tarfile.open(root / "in.tar", "w") as tar:
-        for path in filter(Path.is_file, sorted((root / "in").rglob("*.*"))):
-            tar.add(path, f"./{path.relative_to(root / 'in')}")
-    return "in.tar"
-
-
-Pack = Callable[[Path], str]
-
-
-ARCHIVES = (as_zip, as_tar)
-
-
-PACKED = pytest.mark.parametrize("pack", [as_folder, *ARCHIVES])
+def packed_as(root: Path, kind: str) -> str:
+    """The folder ``in``, packed; names in a tar archive begin with ``./``."""
+    return pack(root, kind, "./")
 
 
 def of_archive(archive: str, commands: list[list[str]]) -> list[list[str]]:
@@ -505,27 +484,27 @@ LEFT_OUT = (
 
 @PACKED
 def test_hidden_images_and_those_of_service_folders_are_left_out_and_counted(
-    builds: Builds, pack: Pack
+    builds: Builds, kind: str
 ) -> None:
     put_classes(builds.root / "in")
     hidden = builds.root / "in/cat/.trashed-1699-x1.png"
     put(hidden.parent, hidden.name, "._x1.png")
     put(builds.root / "in", ".x2.png")
     put(builds.root / "in", *(f"{folder}/{name}.png" for folder in LEFT_OUT for name in "xy"))
-    assert builds.labels(pack(builds.root)) == ANIMALS
+    assert builds.labels(packed_as(builds.root, kind)) == ANIMALS
     count = f"{2 * len(LEFT_OUT)} images in hidden"
     [line] = [line for line in builds.printed.splitlines() if count in line]
     assert any(f"{folder}/{name}.png" in line for folder in LEFT_OUT for name in "xy")
     assert "name such a folder as the source" in line
     [line] = [line for line in builds.printed.splitlines() if "2 hidden images" in line]
     assert "to read them, rename them without the dot" in line
-    for folder in LEFT_OUT[::3] if pack is as_folder else ():  # the advice
+    for folder in LEFT_OUT[::3] if not kind else ():  # the advice
         assert builds.labels(f"'in/{folder}'") == {"x": None, "y": None}
     hidden.rename(hidden.with_name("x1.png"))
-    assert builds.labels(pack(builds.root)) == {**ANIMALS, "x1": "cat"}
+    assert builds.labels(packed_as(builds.root, kind)) == {**ANIMALS, "x1": "cat"}
     shutil.rmtree(builds.root / "in")
     put(builds.root / "in/.cache", "x1.png")
-    assert builds.refused(pack(builds.root)) == []
+    assert builds.refused(packed_as(builds.root, kind)) == []
     assert "has no image" in builds.printed
     assert "1 images in hidden folders" in builds.printed
 
@@ -581,8 +560,8 @@ def test_masks_in_a_folder_beside_photos_are_no_samples_of_a_table(builds: Build
 def test_archives_with_the_same_names_have_the_classes_of_one(builds: Builds) -> None:
     names = [f"{top}/{number}.png" for top in ("cat", "dog") for number in range(3)]
     for number in range(2):
-        members = {name: photo(f"{number}{name}") for name in names}
-        write(builds.root / f"in/{number}.tar", tar_of(members))
+        members = [(name, photo(f"{number}{name}")) for name in names]
+        write_tar(write(builds.root / f"in/{number}.tar", b""), members)
     builds.labels("'in/*.tar'")
     version = precache.open(builds.root / "1.store")
     assert (version.classes, version.rows) == (("cat", "dog"), 12)
@@ -593,7 +572,7 @@ def test_photos_and_masks_of_archives_are_to_be_unpacked(builds: Builds) -> None
     """By a command if these are few."""
     for number in range(9):
         put(builds.root / "in", f"images/{number}.png", f"masks/{number}.png")
-        as_zip(builds.root)
+        packed_as(builds.root, "zip")
         shutil.rmtree(builds.root / "in")
         (builds.root / "in.zip").rename(write(builds.root / f"zips/{number}.zip", b""))
         if number == 0:
@@ -609,9 +588,9 @@ def test_braces_in_names_of_folders_are_no_pattern(builds: Builds) -> None:
     assert builds.labels("'e{x}/{images,masks}'") == dict.fromkeys("ab")
     put(builds.root / "f{x}", *(f"{n}{end}.png" for n in "ab" for end in ("", "_mask")))
     assert builds.choices("'f{x}'") == [dict.fromkeys("ab")]
-    (builds.root / "g{x}").mkdir()
-    (builds.root / "g{x}/train-0.tar").write_bytes(tar_of({"a.png": photo("a")}))
-    (builds.root / "g{x}/val-0.tar").write_bytes(tar_of({"b.png": photo("b")}))
+    for name, letter in (("train-0", "a"), ("val-0", "b")):
+        path = write(builds.root / f"g{{x}}/{name}.tar", b"")
+        write_tar(path, [(f"{letter}.png", photo(letter))])
     assert builds.choices("'g{x}/*.tar'") == [{"a": None}, {"b": None}, dict.fromkeys("ab")]
 
 
@@ -647,9 +626,9 @@ def test_a_folder_without_a_readable_image_is_a_class_or_not_as_the_user_says(
     assert ("no image can be read" in builds.printed) == is_refused
 
 
-@pytest.mark.parametrize(("pack", "top"), [(as_zip, ""), (as_tar, "data/")])
+@pytest.mark.parametrize(("kind", "top"), [("zip", ""), ("tar", "data/")])
 def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
-    builds: Builds, pack: Pack, top: str
+    builds: Builds, kind: str, top: str
 ) -> None:
     put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png", f"{top}b/3.png", f"{top}d/4.png")
     for name, data in (("b/3.jxl", b"x"), ("d/4.txt", b"x")):
@@ -657,14 +636,14 @@ def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
         path.with_suffix(".png").unlink()
         write(path, data)
     labels = {"1": "a", "2": "c"}
-    assert builds.choices(pack(builds.root)) == [labels]
+    assert builds.choices(packed_as(builds.root, kind)) == [labels]
     assert "no image can be read in 'b'," in builds.printed
     assert "list the names of all classes in a text file" in builds.printed
     write(builds.root / "classes.txt", b"a\nb\nc\n")  # the advice
-    assert builds.labels(pack(builds.root), "--classes", "classes.txt") == labels
+    assert builds.labels(packed_as(builds.root, kind), "--classes", "classes.txt") == labels
     assert precache.open(builds.root / "2.store").classes == ("a", "b", "c")
     (builds.root / "in" / top / "b/3.jxl").unlink()
-    assert builds.labels(pack(builds.root)) == labels
+    assert builds.labels(packed_as(builds.root, kind)) == labels
     assert "Folders without an image are no classes: 'd'" in builds.printed
 
 
@@ -700,10 +679,8 @@ def test_a_table_in_a_folder_of_images_is_named_with_the_way_to_read_it(
 
 
 def test_a_folder_of_tars_and_tables_names_the_tars(builds: Builds) -> None:
-    put(builds.root / "x", "a.png")
     pq.write_table(pa.table({"url": ["http://x"]}), write(builds.root / "in/0.parquet", b""))
-    with tarfile.open(builds.root / "in/0.tar", "w") as tar:
-        tar.add(builds.root / "x/a.png", "a.png")
+    write_tar(builds.root / "in/0.tar", [("a.png", photo("a"))])
     with pytest.raises(SourceError, match=r"0\.tar is a tar archive: give '.*/in/\*\*/\*\.tar'"):
         precache.build("in", "a.store", address="serial")
 
@@ -749,29 +726,29 @@ def in_arrow(root: Path, columns: dict[str, Any]) -> str:
     return "saved --key-column id"
 
 
-def in_manifest(root: Path, columns: dict[str, Any]) -> str:
+def of_files(root: Path, columns: dict[str, Any]) -> dict[str, Any]:
+    """Write the images as files; returns a table of their paths and the labels."""
     put(root, *(f"{name}.png" for name in columns["id"]))
-    others = {name: values for name, values in columns.items() if name != "image"}
-    table = {"path": [f"{name}.png" for name in columns["id"]], **others}
-    pq.write_table(pa.table(table), root / "uris.parquet")
+    others = {name: values for name, values in columns.items() if name not in ("id", "image")}
+    return {"path": [f"{name}.png" for name in columns["id"]], **others}
+
+
+def in_manifest(root: Path, columns: dict[str, Any]) -> str:
+    pq.write_table(pa.table(of_files(root, columns) | {"id": columns["id"]}), root / "uris.parquet")
     return "uris.parquet --source-kind manifest --key-column id"
 
 
 def in_lines(root: Path, columns: dict[str, Any]) -> str:
-    put(root, *(f"{name}.png" for name in columns["id"]))
-    names = [name for name in columns if name not in ("id", "image")]
-    rows = [",".join(map(str, row)) for row in zip(*(columns[n] for n in names), strict=True)]
-    lines = [f"{name}.png,{row}" for name, row in zip(columns["id"], rows, strict=True)]
-    put_csv(root / "list.csv", ",".join(["path", *names]), *lines)
+    table = of_files(root, columns)
+    rows = (",".join(map(str, row)) for row in zip(*table.values(), strict=True))
+    put_csv(root / "list.csv", ",".join(table), *rows)
     return "list.csv"
 
 
 def in_json_lines(root: Path, columns: dict[str, Any]) -> str:
-    put(root, *(f"{name}.png" for name in columns["id"]))
-    others = {name: values for name, values in columns.items() if name != "image"}
-    rows = [dict(zip(others, row, strict=True)) for row in zip(*others.values(), strict=True)]
-    lines = [json.dumps({"path": f"{row.pop('id')}.png", **row}) for row in rows]
-    put_csv(root / "list.jsonl", *lines)
+    table = of_files(root, columns)
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+    put_csv(root / "list.jsonl", *map(json.dumps, rows))
     return "list.jsonl"
 
 
@@ -885,20 +862,10 @@ def put_files(root: Path, files: dict[str, str]) -> None:
             images = {"image": [*map(photo, letters)], "id": [*letters]}
             pq.write_table(pa.table({**images, "label": [7] * len(letters)}), path)
         elif name.endswith(".tar"):
-            path.write_bytes(tar_of({f"{n}.png": photo(n) for n in letters}))
+            write_tar(path, [(f"{n}.png", photo(n)) for n in letters])
         else:
             put(path.parent, *(f"{letter}.png" for letter in letters))
             put_csv(path, "path,label", *(f"{letter}.png,7" for letter in letters))
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return data.getvalue()
 
 
 HUB = {
@@ -1005,20 +972,20 @@ def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
 
 
 @PACKED
-def test_numbers_are_sorted_as_text_which_is_said_once(builds: Builds, pack: Pack) -> None:
+def test_numbers_are_sorted_as_text_which_is_said_once(builds: Builds, kind: str) -> None:
     put(builds.root / "in", *(f"{number}/p{number}.png" for number in range(12)))
-    builds.labels(pack(builds.root))
+    builds.labels(packed_as(builds.root, kind))
     assert builds.printed.count("--class-order number") == 1
     assert "'10' comes before '2'" in builds.printed.replace("'11' comes", "'10' comes")
     assert precache.open(builds.root / "1.store").classes[:4] == ("0", "1", "10", "11")
-    builds.labels(pack(builds.root), "--class-order", "number")
+    builds.labels(packed_as(builds.root, kind), "--class-order", "number")
     assert "sorted as text" not in builds.printed
     assert precache.open(builds.root / "2.store").classes == tuple(map(str, range(12)))
 
 
 def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
     put(builds.root / "in", "1/a.png", "2/b.png", "10/c.png")
-    as_zip(builds.root)
+    packed_as(builds.root, "zip")
     write(builds.root / "classes.txt", b"1\n2\n10\n")
     put_csv(builds.root / "labels.csv", "key,label", "1/a.png,x", "2/b.png,y", "10/c.png,x")
     for source in ("in", "in.zip"):
@@ -1162,7 +1129,7 @@ def test_folders_of_a_bucket_are_read_alike(tmp_path: Path, s3: S3Server) -> Non
 
 def test_an_archive_of_a_bucket_is_to_be_unpacked(builds: Builds, s3: S3Server) -> None:
     put(builds.root / "in", "images/a.png", "images/b.png", "masks/a.png", "masks/b.png")
-    as_zip(builds.root)
+    packed_as(builds.root, "zip")
     url = "s3://bucket/packed/in.zip"
     open_folder("s3://bucket", s3.options()).put("packed/in.zip", [Path("in.zip").read_bytes()])
     with pytest.raises(ChoiceError) as caught:
@@ -1226,15 +1193,16 @@ def test_images_that_pair_by_name_are_no_samples_of_their_own(builds: Builds, na
     for choice in choices[: len(sources)]:
         assert len(choice) == len(numbers)
     assert builds.run("plan", "in", "plan.store") == 2
-    for pack in (as_folder, as_zip, as_tar, as_table):
-        source = pack(builds.root)
-        if pack is as_tar and name == "of another suffix":  # as WebDataset names inputs
+    for kind in ("", "zip", "tar", "table"):
+        is_table = kind == "table"
+        source = as_table(builds.root) if is_table else packed_as(builds.root, kind)
+        if kind == "tar" and name == "of another suffix":  # as WebDataset names inputs
             assert len(builds.labels(source)) == len(numbers)
             continue
-        if pack is as_table:
+        if is_table:
             offered = [[build, source, *rest] for build, of, *rest in commands if of == "in"]
             assert builds.refused(source) == offered
-        elif pack in ARCHIVES:
+        elif kind:
             assert builds.refused(source) == of_archive(source, commands)
         whole = (f"{source}.store", "--sample-name", "whole", "--address", "serial")
         assert builds.run("build", source, *whole) == 0

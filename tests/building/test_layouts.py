@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 import precache
 from tests.building.cases import IN_CLASSES, READ_ANIMALS, Case, files, packed, parquet, read, tar
-from tests.support.containers import quiet_datasets
+from tests.support.containers import quiet_datasets, write_tar
 from tests.support.layouts import ANIMALS, Builds, photo, put, put_csv
 
 FLAT = " ".join(f"{{0}}/{name}.png" for name in ANIMALS)
@@ -28,13 +26,13 @@ METADATA = (
 
 def img2dataset_tars(root: Path) -> str:
     for number in range(2):
-        with tarfile.open(root / f"{number:05d}.tar", "w") as archive:
-            for name in ("1", "2"):
-                stem = f"{number:05d}{name}"
-                for suffix, data in (("png", photo(stem)), ("txt", b"a"), ("json", b"{}")):
-                    info = tarfile.TarInfo(f"{stem}.{suffix}")
-                    info.size = len(data)
-                    archive.addfile(info, io.BytesIO(data))
+        stems = [f"{number:05d}{name}" for name in "12"]
+        members = [
+            (f"{stem}.{suffix}", data)
+            for stem in stems
+            for suffix, data in (("png", photo(stem)), ("txt", b"a"), ("json", b"{}"))
+        ]
+        write_tar(root / f"{number:05d}.tar", members)
     return "{00000..00001}.tar"
 
 

@@ -32,6 +32,7 @@ from precache.recipe.recipe import Field, Recipe
 from precache.recipe.resampling import Part, resize, resized_shape
 from precache.store.layout import RowShape
 from precache_workers.ops.behaviour import pattern
+from precache_workers.ops.decoding import decode
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.identity import decides, ops_digest
 from precache_workers.planning.assembly import Compute, part_left
@@ -606,6 +607,7 @@ SEEDS = [
     encoded(SMALL, "PNG", exif=oriented(8)),
     encoded(SMALL, "WEBP"),
     encoded(SMALL.quantize(8), "GIF"),
+    encoded(SMALL.quantize(16), "PNG"),
     encoded(SMALL, "TIFF", compression="tiff_lzw"),
     encoded(SMALL, "BMP"),
 ]
@@ -636,6 +638,8 @@ def mutated(draw: st.DrawFn) -> bytes:
 @pytest.mark.filterwarnings("ignore")
 def test_mutated_files_are_rows_or_reasons(data: bytes) -> None:
     """Making a row raises nothing, and calls a row only what decodes."""
+    with contextlib.suppress(SampleError):
+        decode(data, Decode(mode="RGBA"))
     why = reason(Sample({"bytes": data}))
     # Of whatever kind: the build makes a hole of each.
     failing = pytest.raises(Exception) if why else contextlib.nullcontext()  # noqa: PT011

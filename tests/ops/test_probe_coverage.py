@@ -13,7 +13,7 @@ pytest.importorskip("coverage", reason="measures branches by coverage.py")
 
 LIMITS = {
     *("_parts", "_segments", "_cut_png"),  # refuse files of thousands of parts
-    *("why_unblended", "_require_blended"),  # values that cannot be resized
+    "why_unblended",  # values that cannot be resized
     *("decode", "_channels_last", "resize"),  # arrays and tensors as they are
     *("_require_bits", "_require_one_page"),  # refuse what nobody stated
     # what not every machine reads

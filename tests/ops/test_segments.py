@@ -173,20 +173,6 @@ def test_metadata_never_changes_a_pixel(
     assert_same_pixels(gif_with(shown), GIF)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from([PROGRESSIVE, PNG, GIF]), st.data())
-def test_a_file_that_is_damaged_anywhere_has_a_row_or_a_reason(
-    plain: bytes, data: st.DataObject
-) -> None:
-    damaged = bytearray(plain)
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(plain) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        decode(bytes(damaged[: data.draw(st.integers(0, len(plain)))]), Decode(mode="RGBA"))
-    except SampleError:
-        return
-
-
 # --- TIFF and BMP -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from precache.store.columns import Texts
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
 from precache.store.version import Version
-from precache_workers.planning.catalogue import Catalogue, StoredSamples, halves_of
+from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples, halves_of
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import DECODING, KILLS
 from tests.support.stored import SHAPE, stored_array
@@ -43,6 +43,12 @@ def contents_of(numbers: list[int]) -> np.ndarray:
 def parts_of(content: np.ndarray) -> dict[str, np.ndarray]:
     """The only part of samples, from which the field `image` starts."""
     return {'["image"]': content}
+
+
+def known_rows(content: np.ndarray) -> StoredRows:
+    """Listed samples of known contents."""
+    known = np.ones(len(content), np.bool_)
+    return StoredRows((), {}, content, known, {}, parts=parts_of(content))
 
 
 numbers = st.lists(st.integers(0, 6), min_size=1, max_size=12)
@@ -76,16 +82,14 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         )  # fmt: skip
         versions.append(samples)
     spec = VersionSpec(recipe, "", wanted, "")
-    known = np.ones(len(listed), np.bool_)
-    content = contents_of(listed)
-    return Catalogue(spec, versions, content, known, retries=True, parts=parts_of(content)), 4
+    return Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True), 4
 
 
 @given(catalogues())
 def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]) -> None:
     catalogue, per_shard = drawn
     found = catalogue.find(per_shard, {"image": SHAPE})
-    held, table = found.fields["image"], catalogue.spec.table
+    held, table, content = found.fields["image"], catalogue.spec.table, found.content
     for row, (number, stored_row, is_hole) in enumerate(held.tolist()):
         candidates = []
         for version, array in catalogue.arrays["image"]:
@@ -94,8 +98,8 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
             samples = catalogue.versions[version]
             ops = catalogue.spec.recipe.fields["image"].ops[: array.applied]
             for other in range(len(samples.table)):
-                same = catalogue.content[row].any()
-                same &= (samples.content[other] == catalogue.content[row]).all()
+                same = content[row].any()
+                same &= (samples.content[other] == content[row]).all()
                 if any(op.is_random for op in ops):
                     same &= samples.table.keys[other] == table.keys[row]
                 if same and other not in samples.version.holes:
@@ -118,7 +122,8 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
 @given(catalogues())
 def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalogue, int]) -> None:
     catalogue, per_shard = drawn
-    held = catalogue.find(per_shard, {"image": SHAPE}).fields["image"]
+    found = catalogue.find(per_shard, {"image": SHAPE})
+    held, content = found.fields["image"], found.content
     draws = any(op.is_random for op in catalogue.spec.recipe.fields["image"].ops)
     for start in range(0, len(held), per_shard):
         rows = range(start, min(start + per_shard, len(held)))
@@ -128,8 +133,8 @@ def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalo
             if not best or array.rows_per_shard != per_shard:
                 continue
             if array.rows_of(start // per_shard) == rows and all(
-                catalogue.content[row].any()
-                and (samples.content[row] == catalogue.content[row]).all()
+                content[row].any()
+                and (samples.content[row] == content[row]).all()
                 and (samples.rows[row] == row or not draws)
                 and row not in samples.version.holes
                 for row in rows
@@ -148,7 +153,7 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
     spec = VersionSpec(wanted, "", table, "")
     reasons = {0: f"{DECODING} {KILLS}", 1: "not an image"}
     opened = Opened({row: (table.keys[row], why) for row, why in reasons.items()})
-    content, known = contents_of([1, 2, 3]), np.ones(3, np.bool_)
+    content = contents_of([1, 2, 3])
     for before, retries, holes in (
         ("random", False, {0: reasons[0]}), ("user's", False, {}), ("random", True, {}),
     ):  # fmt: skip
@@ -156,7 +161,7 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
         attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))
         version = cast(Version, opened)
         samples = StoredSamples(version, attributes, table, content, np.arange(3), {}, {})
-        catalogue = Catalogue(spec, [samples], content, known, retries=retries)
+        catalogue = Catalogue(spec, [samples], known_rows(content), retries=retries)
         assert catalogue.find().holes == holes
         assert catalogue.failed == {0, 1}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,50 +19,35 @@ DECODE: dict[str, Any] = {"op": "decode"}
 FLIP: dict[str, Any] = {"op": "horizontal_flip"}
 
 
-def resize(size: int) -> dict[str, Any]:
-    return {"op": "resize", "size": size}
+RESIZE, CROP = {"op": "resize", "size": 64}, {"op": "center_crop", "size": 56}
 
 
-def crop(size: int) -> dict[str, Any]:
-    return {"op": "center_crop", "size": size}
+def recipe(*ops: dict[str, Any], codec: Any = "image", **more: Any) -> Recipe:
+    return Recipe.from_dict({"fields": {"image": {"ops": list(ops), "codec": codec}, **more}})
 
 
-def recipe(*ops: dict[str, Any], seed: int = 0, codec: Any = "image", **more: Any) -> Recipe:
-    fields = {"image": {"ops": list(ops), "codec": codec}, **more}
-    return Recipe.from_dict({"fields": fields, "seed": seed})
-
-
-BEFORE = recipe(DECODE, resize(64), crop(56))
-
-
-@pytest.mark.parametrize(
-    ("after", "changes"),
-    [
-        (BEFORE, []),
-        (recipe(DECODE, resize(72), crop(56)), ["image op 2 resize size: 64 → 72"]),
+def test_recipes_are_compared_op_by_op_and_fields_as_a_whole() -> None:
+    before, level = recipe(DECODE, RESIZE, CROP), {"name": "zstd", "level": 3}
+    two = recipe(DECODE, RESIZE, CROP, mask={"ops": [DECODE]})
+    cases: list[tuple[Recipe, list[str]]] = [
+        (before, []),
         (
-            recipe(DECODE, resize(64), FLIP, crop(48)),
+            recipe(DECODE, RESIZE, FLIP, {**CROP, "size": 48}),
             [
                 "image op 3: added horizontal_flip",
                 "image op 4 center_crop size: (56, 56) → (48, 48)",
             ],
         ),
-        (recipe(DECODE, crop(56)), ["image op 2: removed resize(size=64)"]),
-        (recipe(DECODE, resize(64), crop(56), seed=3), ["seed: 0 → 3"]),
+        (recipe(DECODE, CROP), ["image op 2: removed resize(size=64)"]),
         (
-            recipe(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
+            recipe(DECODE, RESIZE, CROP, codec=level),
             ["image codec name: image → zstd", "image codec level: added 3"],
         ),
-    ],
-)
-def test_recipes_are_compared_op_by_op(after: Recipe, changes: list[str]) -> None:
-    assert list(map(str, compare_recipes(BEFORE, after))) == changes
-
-
-def test_fields_come_and_go_as_a_whole() -> None:
-    two = recipe(DECODE, resize(64), crop(56), mask={"ops": [DECODE]})
-    assert compare_recipes(BEFORE, two) == [Change("field mask", None, "decode")]
-    assert compare_recipes(two, BEFORE) == [Change("field mask", "decode", None)]
+        (two, ["field mask: added decode"]),
+    ]
+    for after, changes in cases:
+        assert list(map(str, compare_recipes(before, after))) == changes
+    assert compare_recipes(two, before) == [Change("field mask", "decode", None)]
 
 
 Rows = dict[str, tuple[int, int]]
@@ -107,6 +92,11 @@ def test_classes_are_compared_by_name() -> None:
     )
     assert found.relabelled.examples == ("y: dog → cat",)
     assert found.classes_changed
+    before, after = (
+        replace(table({"x": (0, 0), "y": (0, 0)}, ()), labels=np.array([0.5, number], np.float32))
+        for number in (np.nan, 2)
+    )
+    assert source_changes(before, after).relabelled.examples == ("y: none → 2.0",)
 
 
 def test_removed_rows_are_no_samples() -> None:
@@ -119,7 +109,7 @@ def test_removed_rows_are_no_samples() -> None:
 
 def test_what_identifies_an_op_otherwise_is_named() -> None:
     """Only a library of another version is; and nothing where other probes alone are tried."""
-    declared = recipe(resize(9))
+    declared = recipe({**RESIZE, "size": 9})
     [(name, outputs)] = behaviours(declared).items()
     first, *others = outputs
     shifted = {**outputs, first: "0" * 16 + outputs[first][16:]}

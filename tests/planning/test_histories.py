@@ -3,7 +3,7 @@ are killed, objects are damaged, versions collected or made current again.
 
 The current version is always whole, and equal to a build into an empty store. Of that, rows,
 labels, classes, holes and statistics are computed here as well, without precache. A build takes
-over all rows that a search through all versions finds.
+over all rows that a search through all versions finds, and as many as its plan says.
 
 ``python -m tests.planning.test_histories SEED STEPS`` runs one history, and leaves out steps while
 it fails; with several numbers, the steps of these numbers alone.
@@ -338,12 +338,12 @@ class History:
 
     # --- builds -----------------------------------------------------------------------------
 
-    def built(self, **options: Any) -> Any:
+    def built(self, function: Callable[..., Any] = build_here, **options: Any) -> Any:
         """Build from the source as it is now; returns the result, or the error that is raised."""
         recipe, own, _ = self.request()
         request = {"max_failures": 1000, **own, **options}
         made = precache.Recipe.from_dict(recipe)
-        return self.called(build_here, self.source.argument, self.store, made, request)
+        return self.called(function, self.source.argument, self.store, made, request)
 
     def called(self, function: Callable[..., Any], *values: Any) -> Any:
         """What a function returns or raises; in a process of its own if it runs the user's code."""
@@ -366,11 +366,13 @@ class History:
             options["compare"] = True
         if self.draw.random() < 0.1:
             options["verify"] = self.draw.random() < 0.5 and not self.unsure
-        least, result = self.stored_samples(), self.built(**options)
+        least, is_sure = self.stored_samples(), not self.unsure
+        plan, result = self.built(plan_here, **options), self.built(**options)
         self.accept(result, options)
-        made_anew = not self.unsure and not result.shards_skipped and "recompute" not in options
-        if made_anew:
-            assert result.rows_reused >= least, f"{result.rows_reused} rows are reused of {least}"
+        if is_sure and not result.shards_skipped:
+            reused, told = result.rows_reused, plan.rows_reused
+            assert told - plan.rows_failed <= reused <= told + plan.rows_compared
+            assert reused >= least or "recompute" in options, f"{reused} rows are reused of {least}"
         return f"build {options}"
 
     def stored_samples(self) -> int:
@@ -603,6 +605,10 @@ class History:
         for each in () if self.unsure else precache.versions(self.store).versions:
             verified = precache.verify(f"{self.store}@{each.version}")
             assert verified.ok, str(verified)
+
+
+def plan_here(source: str, store: Path, recipe: precache.Recipe, options: dict[str, Any]) -> Any:
+    return precache.plan(source, store, recipe, address="serial", timing=False, **options)
 
 
 def in_child(code: str, function: Callable[..., Any], *values: Any) -> Any:

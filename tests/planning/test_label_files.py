@@ -79,99 +79,79 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-TABLES: dict[str, tuple[list[str], list[str]]] = {
+TABLES = {
     "row numbers beside names of files": (
-        ["id,image,label", "0,2.png,cat", "1,1.png,dog", "2,0.png,eel"],
-        ["eel, dog, cat"],
+        "id,image,label / 0,2.png,cat / 1,1.png,dog / 2,0.png,eel", "eel, dog, cat",
     ),
     "row numbers of pandas": (
-        ["Unnamed: 0,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
-        ["eel, dog, cat"],
+        "Unnamed: 0,image_id,label / 0,2,cat / 1,1,dog / 2,0,eel", "eel, dog, cat",
     ),
     "row numbers beside absolute paths": (
-        ["index,path,label", "0,ROOT/in/2.png,cat", "1,ROOT/in/1.png,dog", "2,ROOT/in/0.png,eel"],
-        ["eel, dog, cat"],
+        "index,path,label / 0,ROOT/in/2.png,cat / 1,ROOT/in/1.png,dog / 2,ROOT/in/0.png,eel",
+        "eel, dog, cat",
     ),
     "paths of another computer, and numbers that are stems of samples": (
-        ["C:\\x\\in\\2.png,0", "C:\\x\\in\\0.png,1", "C:\\x\\in\\1.png,2"],
-        ["1, 2, 0"],
+        "C:\\x\\in\\2.png,0 / C:\\x\\in\\0.png,1 / C:\\x\\in\\1.png,2", "1, 2, 0",
     ),
     "two columns of stems": (
-        ["index,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
-        ["cat, dog, eel", "eel, dog, cat"],
+        "index,image_id,label / 0,2,cat / 1,1,dog / 2,0,eel", "cat, dog, eel | eel, dog, cat",
     ),
     "two columns of names of files": (
-        ["pair,image,label", "1.png,0.png,cat", "2.png,1.png,dog", "0.png,2.png,eel"],
-        ["cat, dog, eel", "eel, cat, dog"],
+        "pair,image,label / 1.png,0.png,cat / 2.png,1.png,dog / 0.png,2.png,eel",
+        "cat, dog, eel | eel, cat, dog",
     ),
     "two columns of keys, and two of labels": (
-        ["index,image_id,x,y", "0,2,a,k", "1,1,b,k", "2,0,c,m"],
-        ["a, b, c", "k, k, m", "c, b, a", "m, k, k"],
+        "index,image_id,x,y / 0,2,a,k / 1,1,b,k / 2,0,c,m", "a, b, c | k, k, m | c, b, a | m, k, k",
     ),
     "two columns of the same keys": (
-        ["id,image,label", "0,0.png,cat", "1,1.png,dog", "2,2.png,eel"],
-        ["cat, dog, eel"],
+        "id,image,label / 0,0.png,cat / 1,1.png,dog / 2,2.png,eel", "cat, dog, eel",
     ),
     "numbers of folds, which name samples only by chance": (
-        ["id,label,fold_of", "0,cat,0", "1,dog,1", "2,eel,1"],
-        ["cat, dog, eel"],
+        "id,label,fold_of / 0,cat,0 / 1,dog,1 / 2,eel,1", "cat, dog, eel",
     ),
     "a column for each class": (
-        ["image,MEL,NV,BCC", "0,0.0,1.0,0.0", "1,1.0,0.0,0.0", "2,0.0,0.0,0.0"],
-        ["NV, MEL, -", "0, 1, 0", "1, 0, 0", "0, 0, 0"],
+        "image,MEL,NV,BCC / 0,0.0,1.0,0.0 / 1,1.0,0.0,0.0 / 2,0.0,0.0,0.0",
+        "NV, MEL, - | 0, 1, 0 | 1, 0, 0 | 0, 0, 0",
     ),
     "columns of 0 and 1 that are no classes": (
-        ["image,young,smiling", "0,0,1", "1,1,1", "2,0,0"],
-        ["{smiling}, {smiling+young}, {}", "0, 1, 0", "1, 1, 0"],
+        "image,young,smiling / 0,0,1 / 1,1,1 / 2,0,0",
+        "{smiling}, {smiling+young}, {} | 0, 1, 0 | 1, 1, 0",
     ),
     "columns of 1 and -1": (
-        ["image,young,male,smiling", "0,-1,1,1", "1,1,-1,1", "2,-1,-1,1"],
-        ["{male+smiling}, {smiling+young}, {smiling}", "-1, 1, -1", "1, -1, -1", "1, 1, 1"],
+        "image,young,male,smiling / 0,-1,1,1 / 1,1,-1,1 / 2,-1,-1,1",
+        "{male+smiling}, {smiling+young}, {smiling} | -1, 1, -1 | 1, -1, -1 | 1, 1, 1",
     ),
     "several findings": (
-        ["image,Finding", "0,Edema|Mass", "1,Mass", "2,None found"],
-        ["{Edema+Mass}, {Mass}, {None found}", "Edema|Mass, Mass, None found"],
+        "image,Finding / 0,Edema|Mass / 1,Mass / 2,None found",
+        "{Edema+Mass}, {Mass}, {None found} | Edema|Mass, Mass, None found",
     ),
     "a category beside another column": (
-        ["id,w,category", "0,3,cat", "1,4,dog", "2,5,eel"],
-        ["cat, dog, eel"],
+        "id,w,category / 0,3,cat / 1,4,dog / 2,5,eel", "cat, dog, eel",
     ),
-    "a comma at the end of lines": (["id,label,", "0,cat,", "1,dog,", "2,eel,"], ["cat, dog, eel"]),
-    "labels before keys": (
-        ["label,filename", "cat,0.png", "dog,1.png", "cat,2.png"],
-        ["cat, dog, cat"],
-    ),
-    "labels before keys, without names": (
-        ["cat,0.png", "dog,1.png", "cat,2.png"],
-        ["cat, dog, cat"],
-    ),
-    "columns separated by spaces": (["0.png 7", "1.png  8", "2.png\t7"], ["7, 8, 7"]),
+    "a comma at the end of lines": ("id,label, / 0,cat, / 1,dog, / 2,eel,", "cat, dog, eel"),
+    "labels before keys": ("label,filename / cat,0.png / dog,1.png / cat,2.png", "cat, dog, cat"),
+    "labels before keys, without names": ("cat,0.png / dog,1.png / cat,2.png", "cat, dog, cat"),
+    "columns separated by spaces": ("0.png 7 / 1.png  8 / 2.png\t7", "7, 8, 7"),
     "paths of samples": (
-        ["path,label", "./in/0.png,cat", "./in/1.png,dog", "./in/2.png,eel"],
-        ["cat, dog, eel"],
+        "path,label / ./in/0.png,cat / ./in/1.png,dog / ./in/2.png,eel", "cat, dog, eel",
     ),
     "absolute paths of samples": (
-        ["path,label,w", "ROOT/in/0.png,cat,3", "ROOT/in/1.png,dog,4", "ROOT/in/2.png,eel,5"],
-        ["cat, dog, eel"],
+        "path,label,w / ROOT/in/0.png,cat,3 / ROOT/in/1.png,dog,4 / ROOT/in/2.png,eel,5",
+        "cat, dog, eel",
     ),
     "a usage": (
-        ["id,label,Usage", "0,cat,Training", "1,dog,PublicTest", "2,eel,PrivateTest"],
-        ["cat, dog, eel"],
+        "id,label,Usage / 0,cat,Training / 1,dog,PublicTest / 2,eel,PrivateTest", "cat, dog, eel",
     ),
-    "a phase": (["id,label,phase", "0,cat,trn", "1,dog,tst", "2,eel,trn"], ["cat, dog, eel"]),
+    "a phase": ("id,label,phase / 0,cat,trn / 1,dog,tst / 2,eel,trn", "cat, dog, eel"),
     "a flag of validation": (
-        ["id,label,is_valid", "0,cat,True", "1,dog,False", "2,eel,True"],
-        ["cat, dog, eel"],
+        "id,label,is_valid / 0,cat,True / 1,dog,False / 2,eel,True", "cat, dog, eel",
     ),
-    "splits alone": (["id,split", "0,train", "1,val", "2,train"], ["train, val, train"]),
-    "splits alone, without names": (
-        ["0.png,train", "1.png,val", "2.png,train"],
-        ["train, val, train"],
-    ),
-    "folds": (["id,label,fold", "0,cat,1", "1,dog,5", "2,eel,5"], ["cat, dog, eel"]),
-}
-"""Files of labels of 0.png, 1.png and 2.png -> the labels of the build, or of all that a refusal
-names."""
+    "splits alone": ("id,split / 0,train / 1,val / 2,train", "train, val, train"),
+    "splits alone, without names": ("0.png,train / 1.png,val / 2.png,train", "train, val, train"),
+    "folds": ("id,label,fold / 0,cat,1 / 1,dog,5 / 2,eel,5", "cat, dog, eel"),
+}  # fmt: skip
+"""Lines of a file of labels of 0.png, 1.png and 2.png, with / between, and the labels of the build,
+or of all that a refusal names, with | between."""
 
 REFUSED = {
     "two columns of stems": "the columns 'index', 'image_id' of labels.csv name the samples",
@@ -194,8 +174,8 @@ def test_a_table_of_labels_is_read_in_the_one_way_or_refused(
     here: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines, texts = TABLES[name]
-    expected = [labels_by("012", text) for text in texts]
-    put_csv(here / "labels.csv", *(line.replace("ROOT", str(here)) for line in lines))
+    expected = [labels_by("012", text) for text in texts.split(" | ")]
+    put_csv(here / "labels.csv", *lines.replace("ROOT", str(here)).split(" / "))
     keys = ["0.png", "1.png", "2.png"]
     if name in REFUSED:
         text, choices = in_doubt(keys, "labels.csv", "--accept-unmatched")
@@ -208,62 +188,59 @@ def test_a_table_of_labels_is_read_in_the_one_way_or_refused(
 
 
 PHOTOS = ["part_1/ISIC_1.png", "part_1/ISIC_2.png", "part_2/ISIC_3.png"]
-HAM = "lesion_id,image_id,dx,age"
-DATA_SETS: dict[str, tuple[str, list[str], list[str]]] = {
+DATA_SETS = {
     "stems of photos in folders": (
         "l.csv",
-        [HAM, "H1,ISIC_1,bkl,80.0", "H1,ISIC_2,nv,", "H3,ISIC_3,bkl,75.0"],
-        ["H1, H1, H3", "bkl, nv, bkl", "80, -, 75"],
+        "lesion_id,image_id,dx,age / H1,ISIC_1,bkl,80.0 / H1,ISIC_2,nv, / H3,ISIC_3,bkl,75.0",
+        "H1, H1, H3 | bkl, nv, bkl | 80, -, 75",
     ),
     "a class and a box, without names": (
         "val_annotations.txt",
-        ["ISIC_1.png\tn02\t0\t3", "ISIC_2.png\tn01\t0\t3", "ISIC_3.png\tn02\t1\t2"],
-        ["n02, n01, n02", "0, 0, 1", "3, 3, 2"],
+        "ISIC_1.png\tn02\t0\t3 / ISIC_2.png\tn01\t0\t3 / ISIC_3.png\tn02\t1\t2",
+        "n02, n01, n02 | 0, 0, 1 | 3, 3, 2",
     ),
     "columns of spaces below comments": (
         "list.txt",
-        ["#Image CLASS-ID", "# 1:Cat 2:Dog", "ISIC_1 1 4", "ISIC_2 1 5", "ISIC_3 2 4"],
-        ["1, 1, 2", "4, 5, 4"],
+        "#Image CLASS-ID / # 1:Cat 2:Dog / ISIC_1 1 4 / ISIC_2 1 5 / ISIC_3 2 4",
+        "1, 1, 2 | 4, 5, 4",
     ),
     "columns of words alone, without names": (
         "list.txt",
-        ["ISIC_1 cat tabby", "ISIC_2 dog pug", "ISIC_3 cat manx"],
-        ["cat, dog, cat", "tabby, pug, manx"],
+        "ISIC_1 cat tabby / ISIC_2 dog pug / ISIC_3 cat manx",
+        "cat, dog, cat | tabby, pug, manx",
     ),
     "paths of Windows": (
         "l.csv",
-        [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
-        ["17, 17, 17"],
+        "C:\\part_1\\ISIC_1.png,17 / C:\\part_1\\ISIC_2.png,17 / C:\\part_2\\ISIC_3.png,17",
+        "17, 17, 17",
     ),
     "absolute paths, and values": (
         "l.csv",
-        ["path;age", *(f"/data/train/{name};{n}.5" for n, name in enumerate(PHOTOS))],
-        ["0.5, 1.5, 2.5"],
+        "path;age / /x/part_1/ISIC_1.png;0.5 / /x/part_1/ISIC_2.png;1.5 / /x/part_2/ISIC_3.png;2.5",
+        "0.5, 1.5, 2.5",
     ),
     "codes beside their numbers": (
-        "l.csv",
-        ["ISIC_1,007", "ISIC_2,7", "ISIC_3,8"],
-        ["007, 7, 8", "7, 7, 8", "7.0, 7.0, 8.0"],
+        "l.csv", "ISIC_1,007 / ISIC_2,7 / ISIC_3,8", "007, 7, 8 | 7, 7, 8 | 7.0, 7.0, 8.0",
     ),
     "classes that a word joins": (
         "l.csv",
-        ["ISIC_1,scab", "ISIC_2,rust", "ISIC_3,scab and rust"],
-        ["{scab}, {rust}, {rust+scab}", "scab, rust, scab and rust"],
+        "ISIC_1,scab / ISIC_2,rust / ISIC_3,scab and rust",
+        "{scab}, {rust}, {rust+scab} | scab, rust, scab and rust",
     ),
     "names with brackets": (
         "l.csv",
-        ["ISIC_1,scab (leaf)", "ISIC_2,rust (leaf)", "ISIC_3,scab"],
-        ["scab (leaf), rust (leaf), scab"],
+        "ISIC_1,scab (leaf) / ISIC_2,rust (leaf) / ISIC_3,scab",
+        "scab (leaf), rust (leaf), scab",
     ),
-}
+}  # fmt: skip
 """File of labels of a public data set's form -> its labels, or those of each command printed."""
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_files_of_labels_as_data_sets_have_them(here: Path, name: str) -> None:
     file, lines, texts = DATA_SETS[name]
-    expected = [labels_by(["ISIC_1", "ISIC_2", "ISIC_3"], text) for text in texts]
-    put_csv(here / file, *lines)
+    expected = [labels_by(["ISIC_1", "ISIC_2", "ISIC_3"], text) for text in texts.split(" | ")]
+    put_csv(here / file, *lines.split(" / "))
     if len(expected) > 1:
         assert in_doubt(PHOTOS, file)[1] == expected
     else:

@@ -49,50 +49,32 @@ def test_values_become_plain() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (
-            {"shard_samples": 0},
-            "shard_samples is 0; give a whole number from 1 up",
-        ),
+        ({"shard_samples": 0}, "shard_samples is 0; give a whole number from 1 up"),
         ({"shard_samples": 1 << 30}, "shard_samples is 1073741824; the most is 16777216"),
         ({"cpus": True}, "cpus is True; give a whole number"),
         ({"max_failures": 1.5}, "max_failures is 1.5; give a whole number"),
         ({"accept_missing": "perhaps"}, "accept_missing is 'perhaps'; give True or False"),
-        (
-            {"check_space": "perhaps"},
-            "check_space is 'perhaps'; give True or False",
-        ),
+        ({"check_space": "perhaps"}, "check_space is 'perhaps'; give True or False"),
         ({"labels": 5}, "labels is 5; give text"),
         ({"report": 5}, "report is 5; give a list"),
-        (
-            {"cpus_per_task": 0, **JOINED},
-            "cpus_per_task is 0; give a number above 0",
-        ),
+        ({"cpus_per_task": 0, **JOINED}, "cpus_per_task is 0; give a number above 0"),
         (
             {"memory_per_task": "-1GB", **JOINED},
             "memory_per_task is '-1GB'; give bytes, or a size such as '2GB'",
         ),
-        (
-            {"node_resources": {"spare": 0}, **JOINED},
-            "node_resources spare is 0; give a number above 0",
-        ),
+        ({"node_resources": {"x": 0}, **JOINED}, "node_resources x is 0; give a number above 0"),
         (
             {"node_labels": {"tier": "!a"}, **JOINED},
             "node_labels is {'tier': '!a'}; label tier=!a is not KEY=VALUE, such as tier=spot",
         ),
         ({"nice": 20, **JOINED}, "nice is 20; the most is 19"),
-        (
-            {"nice": 5},
-            f"nice is for a cluster that is joined, and address is 'local'; {AUTO}",
-        ),
+        ({"nice": 5}, f"nice is for a cluster that is joined, and address is 'local'; {AUTO}"),
         (
             {"retry_failed": True, "recompute": True},
             f"retry_failed {REUSES}, and recompute reuses none; drop one",
         ),
         ({"colour": 1}, "there is no option 'colour'"),
-        (
-            {"storage_options": "a secret"},
-            "storage_options is of another type; give values by name",
-        ),
+        ({"storage_options": "a"}, "storage_options is of another type; give values by name"),
     ],
 )
 def test_a_refusal_names_the_option_and_its_value(values: dict[str, Any], text: str) -> None:

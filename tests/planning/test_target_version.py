@@ -67,25 +67,19 @@ def test_shards_to_do_are_those_not_whole(tmp_path: Path) -> None:
     assert target_of(tmp_path / "none").shards_to_do({}) == [0, 1, 2]
 
 
-def test_a_version_begun_is_found_with_its_shapes(tmp_path: Path) -> None:
-    target = target_of(tmp_path)
-    target.begin()
-    found = find_target(open_folder(tmp_path), recipe_of(10), None)
-    assert found is not None
-    assert found.version == target.version
-    assert found.shapes == SHAPES
-    assert found.rows_per_shard == 4
-
-
 def test_a_version_is_found_by_recipe_rows_and_shard_size(tmp_path: Path) -> None:
     store = open_folder(tmp_path)
+    begun = ((10, 4, 0), (10, 5, 0), (11, 4, 0), (10, 4, 1))
     assert find_target(store, recipe_of(10), None) is None
-    for count, per_shard, seed in ((10, 4, 0), (10, 5, 0), (11, 4, 0), (10, 4, 1)):
+    for count, per_shard, seed in begun:
         target_of(tmp_path, count, per_shard, seed).begin()
-    for count, per_shard, seed in ((10, 4, 0), (10, 5, 0), (11, 4, 0), (10, 4, 1)):
+        found = find_target(store, recipe_of(count, seed), None if seed else per_shard)
+        assert found is not None
+    for count, per_shard, seed in begun:
         found = find_target(store, recipe_of(count, seed), per_shard)
         assert found is not None
         assert found.version == target_of(tmp_path, count, per_shard, seed).version
+        assert (found.shapes, found.rows_per_shard) == (SHAPES, per_shard)
     assert find_target(store, recipe_of(10), 6) is None
     assert find_target(store, recipe_of(12), None) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -14,9 +15,11 @@ import pytest
 import precache
 from precache.cli.main import main
 from precache.errors import BuildError
+from tests.support import building
 from tests.support.building import (
     LONG_AGO,
     ask,
+    assert_same,
     build_as_anyone,
     build_here,
     contents,
@@ -60,8 +63,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
-    return build_here(source, store, recipe, {**OPTIONS, **options})
+build = functools.partial(building.build, **OPTIONS)
 
 
 def versions(store: Path) -> set[str]:
@@ -74,9 +76,7 @@ def assert_as_if_built_anew(result: Any, source: Path, recipe: precache.Recipe) 
     anew = build(source, store.parent / "anew", recipe)
     assert (result.mean, result.std, result.holes) == (anew.mean, anew.std, anew.holes)
     assert contents(Path(result.path, "image")) == contents(Path(anew.path, "image"))
-    found, right = pixels(store), pixels(store.parent / "anew")
-    assert found.keys() == right.keys()
-    assert all(np.array_equal(found[key], right[key]) for key in right)
+    assert_same(pixels(store), pixels(store.parent / "anew"))
 
 
 def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path) -> None:
@@ -90,7 +90,8 @@ def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path
 
     (tmp_path / "moods/61").unlink()
     assert build(source, store, recipe).version == first.version, "nobody asked for it"
-    planned = precache.plan(source, store, recipe, address="serial", retry_failed=True, **OPTIONS)
+    options = {**OPTIONS, "address": "serial", "retry_failed": True, "timing": False}
+    planned = precache.plan(source, store, recipe, **options)
     assert (planned.state, planned.rows_retried, planned.rows_computed) == ("build", 2, 2)
     second = build(source, store, recipe, retry_failed=True)
     assert planned.version == second.version != first.version
@@ -264,7 +265,7 @@ def test_samples_that_were_removed_are_counted_nowhere(
     for number in range(10):
         (source / f"cat/{number:04d}.jpg").unlink()
     capfd.readouterr()
-    plan = precache.plan(source, store, LARGE, **options)
+    plan = precache.plan(source, store, LARGE, timing=False, **options)
     path = tmp_path / "report.json"
     result = precache.build(source, store, LARGE, report=path, progress=True, **options)
     report = json.loads(path.read_text())

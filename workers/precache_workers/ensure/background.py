@@ -71,17 +71,7 @@ class _Detached(subprocess.Popen[bytes]):
         """Do nothing: `Popen` would warn that the process still runs."""
 
 
-def new_log(store: str) -> Path:
-    """Create an empty log file for a build."""
-    name = shown(store).rstrip("/").rpartition("/")[2]
-    descriptor, path = tempfile.mkstemp(prefix=f"precache-{name}-", suffix=".log")
-    os.close(descriptor)
-    return Path(path)
-
-
-def begin_build(
-    request: Request, listed: ListedSource | None, lease: Lease, log_path: Path
-) -> Background:
+def begin_build(request: Request, listed: ListedSource | None, lease: Lease) -> Background:
     """Start a process that builds under a lease that this process acquired but did not enter.
 
     The request travels through a pipe, since storage options may contain credentials.
@@ -90,12 +80,12 @@ def begin_build(
     ----------
     listed
         The listing of the source, if this process has it.
-    log_path
-        Log file of the process.
     """
+    name = shown(request.store).rstrip("/").rpartition("/")[2]
+    descriptor, log_path = tempfile.mkstemp(prefix=f"precache-{name}-", suffix=".log")
     # The process can import the same modules as this one.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
-    with log_path.open("ab") as log_file:
+    with os.fdopen(descriptor, "ab") as log_file:
         process = _Detached(
             [sys.executable, "-P", "-m", "precache_workers.ensure.background"],
             stdin=subprocess.PIPE,
@@ -104,12 +94,12 @@ def begin_build(
             env=environment,
             start_new_session=True,
         )
-    lease.hand_over_to(process_of(process.pid), str(log_path))
+    lease.hand_over_to(process_of(process.pid), log_path)
     assert process.stdin is not None  # it is a pipe
     # A process that has ended reads nothing; `Background.check` raises its error.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pickle.dump((request, listed, lease.name, lease.nonce, str(log_path)), pipe)
-    return Background(process, log_path)
+        pickle.dump((request, listed, lease.name, lease.nonce, log_path), pipe)
+    return Background(process, Path(log_path))
 
 
 def main(job: Any) -> int:

@@ -26,7 +26,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.ensure.background import begin_build, new_log
+from precache_workers.ensure.background import begin_build
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -87,28 +87,19 @@ class WantedVersion:
 
     def _find_spec(self) -> VersionSpec:
         """List the source, or receive the result of rank 0, which lists it for all ranks."""
-        channel = self._rank0
-        if channel is not None and not channel.is_rank0:
-            listing = channel.receive()
-            if listing is not None:
-                recipe = Recipe.from_dict(listing["recipe"])
-                table = RowTable.of_keys([""] * listing["rows"])  # the version has the real ones
-                return VersionSpec(recipe, listing["fingerprint"], table, listing["rows_digest"])
-        if channel is not None and channel.is_rank0:
-            channel.begin()
+        listing = self._rank0.receive()
+        if listing is not None:
+            declared = Recipe.from_dict(listing["recipe"])
+            table = RowTable.of_keys([""] * listing["rows"])  # the version has the real ones
+            return VersionSpec(declared, listing["fingerprint"], table, listing["rows_digest"])
+        self._rank0.begin()
         with self.failing_for_all():
             source = source_of(self.request)
             self.listed = list_rows(self.request, self.store, source, lambda count: None, self.say)
         spec = self.listed.spec
-        if channel is not None and channel.is_rank0:
-            channel.send(
-                {
-                    "recipe": spec.declared.to_dict(),
-                    "rows": len(spec.table),
-                    "fingerprint": spec.fingerprint,
-                    "rows_digest": spec.rows_digest,
-                }
-            )
+        digests = {"fingerprint": spec.fingerprint, "rows_digest": spec.rows_digest}
+        recipe = spec.declared.to_dict()
+        self._rank0.send({"recipe": recipe, "rows": len(spec.table), **digests})
         return spec
 
     @contextlib.contextmanager
@@ -117,8 +108,7 @@ class WantedVersion:
         try:
             yield
         except Exception as error:
-            if self._rank0 is not None and self._rank0.is_rank0:
-                self._rank0.fail(error)
+            self._rank0.fail(error)
             raise
 
     def _digest(self) -> str:
@@ -195,8 +185,7 @@ class WantedVersion:
 
     def check_waiting(self) -> None:
         """Raise the error of rank 0, if it failed; prints a line about the wait now and then."""
-        if self._rank0 is not None and not self._rank0.is_rank0:
-            self._rank0.raise_failure()
+        self._rank0.raise_failure()
         if time.monotonic() - self._line_shown >= WAIT_LINE_EVERY:
             self._line_shown = time.monotonic()
             holder = self.leases.holder()
@@ -235,13 +224,11 @@ def build_here(wanted: WantedVersion) -> Pending | None:
     if lease is None:
         return None
     with lease:
-        version = wanted.version()  # the previous holder may just have finished it
-        made = (
-            version.id
-            if version
-            else run_build(wanted.request, wanted.shown, wanted.listed).version
-        )
-    return Pending("the build", lambda: made)
+        # The previous holder may just have finished it.
+        if (version := wanted.version()) is not None:
+            return Pending("the build", lambda: version.id)
+        built = run_build(wanted.request, wanted.shown, wanted.listed)
+    return Pending("the build", lambda: built.version)
 
 
 def build_apart(wanted: WantedVersion) -> Pending | None:
@@ -249,11 +236,9 @@ def build_apart(wanted: WantedVersion) -> Pending | None:
     lease = wanted.try_lease()
     if lease is None:
         return None
-    log_path = new_log(wanted.request.store)
-    background = begin_build(wanted.request, wanted.listed, lease, log_path)
-    wanted.say_begun(
-        f"building {wanted.store} in the background; its log, removed if it succeeds: {log_path}"
-    )
+    background = begin_build(wanted.request, wanted.listed, lease)
+    log = f"its log, removed if it succeeds: {background.log}"
+    wanted.say_begun(f"building {wanted.store} in the background; {log}")
     return Pending("the build", background.check)
 
 

@@ -36,18 +36,14 @@ _requests: Counter[str] = Counter()
 
 
 class Rank0Channel:
-    """Messages of rank 0 about one request, through the key-value store of its job.
+    """Messages of rank 0 about one request, through the key-value store of its job, if it has one.
 
     Rank 0 waits for no other rank. The others wait for limited times only.
-
-    Attributes
-    ----------
-    is_rank0
-        True if this process is rank 0, which sends; the others receive.
     """
 
-    def __init__(self, store: Any, name: str, is_rank0: bool) -> None:
-        self.is_rank0 = is_rank0
+    def __init__(self, store: Any = None, name: str = "", *, is_rank0: bool = True) -> None:
+        self._sends = store is not None and is_rank0
+        self._receives = store is not None and not is_rank0
         self._store = store
         self._begun, self._listing, self._failed = (
             f"{name}/{n}" for n in ("0", "listing", "failed")
@@ -68,13 +64,15 @@ class Rank0Channel:
         self.send({})
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the result of rank 0; returns None if it does not come in time.
+        """Wait for the result of rank 0; returns None on rank 0, and if it does not come in time.
 
         Raises
         ------
         PrecacheError
             The error of rank 0.
         """
+        if not self._receives:
+            return None
         try:
             self._store.wait([self._begun], BEGIN_TIMEOUT)
             self._store.wait([self._listing], LISTING_TIMEOUT)
@@ -86,9 +84,9 @@ class Rank0Channel:
         return listing
 
     def raise_failure(self) -> None:
-        """Raise the error of rank 0, if it failed."""
+        """Raise the error of rank 0, if it failed, on other ranks."""
         try:
-            if not self._store.check([self._failed]):
+            if not self._receives or not self._store.check([self._failed]):
                 return
             failed = json.loads(self._store.get(self._failed))
         except RuntimeError:  # the key-value store has ended
@@ -97,29 +95,25 @@ class Rank0Channel:
 
     def _set(self, key: str, value: Mapping[str, Any]) -> None:
         try:
-            self._store.set(key, json.dumps(value))
+            if self._sends:
+                self._store.set(key, json.dumps(value))
         except RuntimeError as error:
             log.info("other ranks list the source themselves: %s", error)
 
 
-def rank0_channel(request: Request) -> Rank0Channel | None:
-    """Open the channel for a request; returns None outside a `torch.distributed` job of ranks."""
-    if "torch.distributed" not in sys.modules:
-        return None
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
+def rank0_channel(request: Request) -> Rank0Channel:
+    """Open the channel for a request; it reaches no others outside a `torch.distributed` job."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        return Rank0Channel()
     from precache.loading.job_store import job_store, key_prefix
     from precache.loading.ranks import find_rank
 
     rank, world_size = find_rank()
     store = job_store(world_size)
-    if store is None:
-        return None
     digest = _digest(request)
     _requests[digest] += 1
-    return Rank0Channel(store, f"{key_prefix(digest)}/{_requests[digest]}", rank == 0)
+    return Rank0Channel(store, f"{key_prefix(digest)}/{_requests[digest]}", is_rank0=rank == 0)
 
 
 def _digest(request: Request) -> str:

@@ -426,7 +426,9 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             raw = _raw_mode(image)
             if op.keeps_values and raw in ("L;2", "L;4"):
                 raise _few_bits(raw[2:], op)
-            turned_by = _turned_by_pillow(image) if op.orientation == "stored" else 1
+            turned_by = 1
+            if op.orientation == "stored" and isinstance(image, TiffImagePlugin.TiffImageFile):
+                turned_by = int(image.tag_v2.get(_ORIENTATION, 1))  # by Pillow, as it loads it
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
             if narrows:
@@ -440,10 +442,14 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 array = _to_array(image, op)
             return _turned(array, {6: 8, 8: 6}.get(turned_by, turned_by))
     except UnidentifiedImageError:
+        unread_tiff = (
+            "a TIFF that Pillow does not read, as of float16 and of RGB with fractions, or damaged:"
+            f" save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
+        )
         raise SampleError(
             _truncated(data)
             or ("the file is empty" if not data else "")
-            or (_unread_tiff() if data[:4] in _TIFF_STARTS else "")
+            or (unread_tiff if data[:4] in _TIFF_STARTS else "")
             or "not an image that decode reads, whatever its name: "
             f"{', '.join(FORMATS)}, AVIF, HEIC"
         ) from None
@@ -471,13 +477,6 @@ def _truncated(data: bytes) -> str:
     return f"is truncated: it has {len(data):,} of {at:,} or more bytes" if at > len(data) else ""
 
 
-def _unread_tiff() -> str:
-    return (
-        "a TIFF that Pillow does not read, as of float16 and of RGB with fractions, or damaged: "
-        f"save it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
-    )
-
-
 def _mode(mode: str) -> str:
     """Format an option of decode, as a recipe and as the command line have it."""
     return f'mode = "{mode}" (--mode {mode})'
@@ -489,13 +488,6 @@ def _nearest(mode: str) -> str:
         f'mode = "{mode}" and where it is resized interpolation = "nearest" (--mode {mode} '
         "--interpolation nearest)"
     )
-
-
-def _turned_by_pillow(image: Image.Image) -> int:
-    """Return the orientation by which Pillow itself turns an image as it loads it."""
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        return int(image.tag_v2.get(_ORIENTATION, 1))
-    return 1
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
@@ -705,14 +697,6 @@ def _colours(values: np.ndarray) -> int:
     return channels - (channels in (2, 4))
 
 
-def _wide_values(data: bytes, image: Image.Image, raw: str, op: Decode) -> Iterator[np.ndarray]:
-    """Yield the values of an image that Pillow narrows, (n, W, C) uint16, a strip at a time."""
-    if raw == _GREY_ALPHA:
-        yield _wide_grey_alpha(data, image, op)
-    else:
-        yield from _wide_colours(data, op)
-
-
 def _low_bytes(raw: str) -> str | None:
     """Return the layout that reads the low bytes of colours of 16 bits; None for other layouts.
 
@@ -725,13 +709,17 @@ def _low_bytes(raw: str) -> str | None:
     return f"{colours};16{'L' if big else 'B'}"
 
 
-def _wide_colours(data: bytes, op: Decode) -> Iterator[np.ndarray]:
-    """Yield the values of colours of 16 bits, (n, W, C) uint16, a strip of rows at a time."""
+def _wide_values(data: bytes, image: Image.Image, raw: str, op: Decode) -> Iterator[np.ndarray]:
+    """Yield the values of an image that Pillow narrows, (n, W, C) uint16, a strip at a time."""
+    swapped = _low_bytes(raw)
+    if swapped is None:
+        yield _wide_grey_alpha(data, image, op)
+        return
     with _open(cut(data)) as high, _open(cut(data)) as low:
-        raw = _low_bytes(_raw_mode(high))
-        assert raw is not None
         low.tile = [
-            part._replace(args=(raw, *part.args[1:]) if isinstance(part.args, tuple) else raw)
+            part._replace(
+                args=(swapped, *part.args[1:]) if isinstance(part.args, tuple) else swapped
+            )
             for part in low.tile
         ]
         for image in (high, low):

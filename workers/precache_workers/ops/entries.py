@@ -27,24 +27,21 @@ def require_inside(kind: str, name: str, entries: np.ndarray, size: Size) -> np.
         raise SampleError(f"its {name} are {entries.shape}, and boxes are (n, 4): x1, y1, x2, y2")
     if entries.ndim < 2 or entries.shape[-1] < 2:
         raise SampleError(f"its {name} are {entries.shape}, and keypoints (n, …) end in x, y")
-    wrong = np.flatnonzero(~np.isfinite(entries.reshape(len(entries), -1)).all(axis=1))
-    if len(wrong):
-        raise SampleError(f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}")
+    faults = [(~np.isfinite(entries.reshape(len(entries), -1)), "")]
     if kind == "boxes":
         height, width = size
-        wrong = np.flatnonzero((entries[:, 2:] <= entries[:, :2]).any(axis=1))
-        if len(wrong):
-            raise SampleError(
-                f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}, and boxes are x1, y1, x2, y2 "
-                "with x2 above x1 and y2 above y1; of x, y, width, height, x2 is x + width"
-            )
+        empty = entries[:, 2:] <= entries[:, :2]
         outside = (entries[:, 2:] <= 0) | (entries[:, :2] >= [width, height])
-        wrong = np.flatnonzero(outside.any(axis=1))
-        if len(wrong):
-            raise SampleError(
-                f"{name}[{wrong[0]}] is {entries[wrong[0]].tolist()}, outside of its picture of "
-                f"{width} x {height} px"
-            )
+        corners = (
+            ", and boxes are x1, y1, x2, y2 with x2 above x1 and y2 above y1; of x, y, width, "
+            "height, x2 is x + width"
+        )
+        beyond = f", outside of its picture of {width} x {height} px"
+        faults += [(empty, corners), (outside, beyond)]
+    for is_wrong, why in faults:
+        if is_wrong.any():
+            first = int(is_wrong.any(axis=1).argmax())
+            raise SampleError(f"{name}[{first}] is {entries[first].tolist()}{why}")
     return entries
 
 

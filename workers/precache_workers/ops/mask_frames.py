@@ -90,11 +90,9 @@ class MaskFrames:
             with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
                 data, other = (self._recipes[name].input(sample) for name in (mask, image))
                 if data is not other:
-                    decodes = self._fields[mask].decode, self._fields[image].decode
-                    assert decodes[0] is not None
-                    assert decodes[1] is not None
+                    decodes = self._recipes[mask].decode, self._recipes[image].decode
                     frames = frame_of(data, decodes[0]), frame_of(other, decodes[1])
-                    yield Pair(mask, image, *frames, (decodes[0], decodes[1]))
+                    yield Pair(mask, image, *frames, decodes)
 
     def fault(self, sample: Sample) -> str:
         """Return the reason why a sample has no row, as a mask does not lie on its image, or one

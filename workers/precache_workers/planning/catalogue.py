@@ -139,15 +139,14 @@ class StoredRows:
     def shard(self, rows: range) -> StoredRows:
         """Return what is stored of consecutive rows."""
         part = slice(rows.start, rows.stop)
-        return StoredRows(
-            self.arrays,
-            {name: held[part] for name, held in self.fields.items()},
-            self.content[part],
-            self.known[part],
-            {row - rows.start: self.holes[row] for row in rows if row in self.holes},
-            None if self.labels is None else self.labels[part],
-            {start: content[part] for start, content in self.parts.items()},
-            self.starts,
+        return replace(
+            self,
+            fields={name: held[part] for name, held in self.fields.items()},
+            content=self.content[part],
+            known=self.known[part],
+            holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
+            labels=None if self.labels is None else self.labels[part],
+            parts={start: content[part] for start, content in self.parts.items()},
         )
 
     def without(self, place: tuple[str, str], shard: int) -> StoredRows:
@@ -322,25 +321,21 @@ class Catalogue:
     versions
         Those that have rows of some field, or samples that ended workers, the latest first; then
         unfinished ones.
-    content, known, labels, parts
-        As in `StoredRows`.
+    listed
+        Contents and labels of the listed samples, without places of rows.
     retries
         Samples that failed are not known to fail.
     """
 
     spec: VersionSpec
     versions: Sequence[StoredSamples]
-    content: np.ndarray
-    known: np.ndarray
-    labels: np.ndarray | None = None
+    listed: StoredRows
     retries: bool = False
-    parts: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
         """Return a catalogue of nothing."""
-        nothing = StoredRows.empty((), len(spec.table))
-        return cls(spec, (), nothing.content, nothing.known)
+        return cls(spec, (), StoredRows.empty((), len(spec.table)))
 
     @classmethod
     def read(
@@ -368,8 +363,8 @@ class Catalogue:
         if not stored:
             return cls.empty(spec)
         versions = [*_samples(stored, spec, made)]
-        content, known, labels, parts = _contents(spec, versions, pinned, labels_with_samples)
-        return cls(spec, versions, content, known, labels, retries or pinned is not None, parts)
+        listed = _contents(spec, versions, pinned, labels_with_samples)
+        return cls(spec, versions, listed, retries or pinned is not None)
 
     @functools.cached_property
     def arrays(self) -> dict[str, list[tuple[int, StoredArray]]]:
@@ -410,7 +405,7 @@ class Catalogue:
             due = due and not any(array.refuses_more for array in arrays)
             by_library = not (self.spec.recipe.functions or samples.attributes.recipe.functions)
             of_keys = samples.at_keys(samples.content, 0)
-            same = _is_known(of_keys) & (of_keys == self.content).all(1)
+            same = _is_known(of_keys) & (of_keys == self.listed.content).all(1)
             for row, why in samples.failures:
                 if same[row] and (due or (by_library and ended_workers(why))):
                     holes.setdefault(row, why)
@@ -444,7 +439,7 @@ class Catalogue:
         """
         arrays = [pair for pairs in self.arrays.values() for pair in pairs]
         numbers = {id(array): number for number, (_, array) in enumerate(arrays)}
-        fields, places = {}, np.arange(len(self.known))
+        fields, places = {}, np.arange(len(self.listed.known))
         for name, pairs in self.arrays.items():
             held = fields[name] = np.full((len(places), 3), -1, np.int32)
             fitting = (
@@ -471,7 +466,7 @@ class Catalogue:
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
-        known, versions = self.known.copy(), np.array([*(number for number, _ in arrays), -1])
+        known, versions = self.listed.known.copy(), np.array([*(n for n, _ in arrays), -1])
         declared = self.spec.recipe.fields
         for pair in (*mask_pairs(declared), *crop_pairs(declared)):
             mask, image = (fields[name] for name in pair)
@@ -479,16 +474,13 @@ class Catalogue:
             apart = versions[mask[:, 0]] != versions[image[:, 0]]
             apart |= mask[:, 1] != image[:, 1]
             known &= ~(apart & has_row(mask) & has_row(image))
-        starts = {n: [*starts_of(n, f)] for n, f in self.spec.recipe.fields.items()}
-        return StoredRows(
-            [array for _, array in arrays],
-            fields,
-            self.content,
-            known,
-            holes,
-            self.labels,
-            self.parts,
-            starts,
+        return replace(
+            self.listed,
+            arrays=[array for _, array in arrays],
+            fields=fields,
+            known=known,
+            holes=holes,
+            starts={n: [*starts_of(n, f)] for n, f in declared.items()},
         )
 
     def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
@@ -499,15 +491,15 @@ class Catalogue:
         key = number, starts, same_keys
         if key not in self._found:
             samples = self.versions[number]
-            self._found[key] = samples.rows_with(self.parts, starts, same_keys=same_keys)
+            self._found[key] = samples.rows_with(self.listed.parts, starts, same_keys=same_keys)
         return self._found[key]
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""
         samples, alike = self.versions[number], self.spec.table.is_removed
-        both = min(len(alike), len(samples.table))
-        same = (samples.content[:both] == self.content[:both]).all(1)
-        alike[:both] |= same & _is_known(self.content[:both])
+        both, content = min(len(alike), len(samples.table)), self.listed.content
+        same = (samples.content[:both] == content[:both]).all(1)
+        alike[:both] |= same & _is_known(content[:both])
         alike[:both] &= samples.is_hole[:both]
         alike[both:] = False
         return alike
@@ -583,9 +575,9 @@ def _parts_of(content: np.ndarray, texts: Texts, recipe: Recipe) -> dict[str, np
 
 def _contents(
     spec: VersionSpec, versions: Sequence[StoredSamples], pinned: str | None, with_labels: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray]]:
-    """Return the content of the listed samples, known or guessed, whether it is known, the labels
-    that came with samples, and the contents of parts."""
+) -> StoredRows:
+    """Return the contents of the listed samples and of their parts, known or guessed, and the
+    labels that came with samples."""
     table = spec.table
     content = np.zeros((len(table), 2), np.uint64)
     known, guessed = (np.zeros(len(table), np.bool_) for _ in range(2))
@@ -620,7 +612,7 @@ def _contents(
     new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
     if len(new):
         _guess_moved_or_copied(table, by_source, content, parts, new)
-    return content, known, labels, parts
+    return StoredRows((), {}, content, known, {}, labels, parts)
 
 
 def _guess_moved_or_copied(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from precache.maintenance.diff import (
     Change,
@@ -18,11 +18,7 @@ from precache.store.json_documents import Attributes
 from precache.store.labels import kind_in_words
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
-from precache_workers.ops.identity import (
-    behaviours,
-    installed_versions,
-    recipe_steps,
-)
+from precache_workers.ops.identity import behaviours, installed_versions, recipe_steps
 from precache_workers.planning.target_version import VersionSpec
 
 
@@ -71,8 +67,8 @@ class SourceChanges:
     def any(self) -> bool:
         """Return whether there is a change."""
         kinds = self.added, self.changed, self.removed, self.relabelled
-        other = bool(self.labels) or self.classes_changed or self.other_source
-        return other or any(kind.count for kind in kinds)
+        other = self.labels or self.classes_changed or self.other_source
+        return bool(other) or any(kind.count for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -157,16 +153,14 @@ def compare_with_committed(
         Versions of libraries with which the rows that stay were computed.
     """
     installed = installed_versions()
-    other_versions = _other_versions(libraries, installed)
-    ops = op_changes(
-        spec.declared, attributes.behaviours, {library.name for library in other_versions}
-    )
+    other = [name for name, now in installed.items() if libraries.get(name, now) != now]
+    ops = op_changes(spec.declared, attributes.behaviours, {*other})
     deciding = {library for op in ops for library in op.libraries}
     return BuildDifferences(
         tuple(compare_recipes(attributes.recipe, spec.declared)),
         None if rows is None else source_changes(rows, spec.table),
         edited_functions(attributes, spec),
-        tuple(replace(library, decides=library.name in deciding) for library in other_versions),
+        tuple(LibraryChange(n, libraries[n], installed[n], n in deciding) for n in other),
         ops,
     )
 
@@ -224,12 +218,3 @@ def op_changes(
         differs = "" if both and same else first_difference(old, outputs)
         changes.append(OpChange(name, tuple(used), differs))
     return tuple(changes)
-
-
-def _other_versions(before: Mapping[str, str], installed: Mapping[str, str]) -> list[LibraryChange]:
-    """List the libraries of other versions than those recorded with a version."""
-    return [
-        LibraryChange(name, before[name], version, decides=False)
-        for name, version in installed.items()
-        if name in before and before[name] != version
-    ]

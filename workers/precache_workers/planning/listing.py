@@ -30,12 +30,16 @@ from precache_workers.planning.class_maps import (
     read_classes,
     require_names,
 )
-from precache_workers.planning.compared_samples import note_of_held_data, require_spots
 from precache_workers.planning.content_reader import ContentReader, DatasetReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.source_record import RecalledListing, recall
+from precache_workers.planning.source_record import (
+    RecalledListing,
+    note_of_held_data,
+    recall,
+    require_spots,
+)
 from precache_workers.planning.stored_versions import stored_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import (
@@ -175,10 +179,8 @@ class ListedSource:
             code = code_of(name.removeprefix("python:"))
             if code is None:
                 continue
-            unknown, remedy = (
-                unfollowed(code),
-                "give the function a version=, and change it with them",
-            )
+            unknown = unfollowed(code)
+            remedy = "give the function a version=, and change it with them"
             if name.startswith("python:"):  # a dataset is there to read files
                 unknown = [(text, reads) for text, reads in unknown if not reads]
                 remedy = "a method fingerprint(i) of the dataset decides instead"
@@ -232,7 +234,6 @@ def list_rows(
     table = listing.table
     if request.ignore_ctime and table.locations is not None:
         table = replace(table, locations=table.locations.without_file_states())
-    changed: tuple[str, ...] = ()
     if not table.source:
         table = replace(table, source=source_by_name(request.source))
     if isinstance(source, DatasetSource):
@@ -251,8 +252,8 @@ def list_rows(
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
         changed = note_of_held_data(store, source, table)
-    elif not request.recompute:
-        changed = _note_of_unseen(store, table)
+    else:
+        changed = () if request.recompute else _note_of_unseen(store, table)
     placed = place_rows(store, table, request.keep_order, request.compact, request.shard_samples)
     seconds = time.perf_counter() - began
     return ListedSource(
@@ -442,22 +443,24 @@ def _is_later_split(name: str) -> bool:
     return is_split(name) and not is_trained_on(name)
 
 
+def _local(source: Source) -> Path | None:
+    return source.folder.local("") if isinstance(source, FolderSource) else None
+
+
 def _split_above(source: Source) -> Path | None:
     """Return the split that a local folder is, or is in, as ``val`` of ``val/imgs``."""
-    local = source.folder.local("") if isinstance(source, FolderSource) else None
+    local = _local(source)
     inner = [] if local is None else [local, *local.parents][:SPLIT_DEPTH]
     return next((path for path in inner if is_split(path.name)), None)
 
 
 def _splits_beside(source: Source) -> list[Path]:
     """Return the local folders that are of other splits, those that are trained on first."""
-    split, beside = _split_above(source), list[Path]()
-    if split is None or not isinstance(source, FolderSource):
+    split, local, beside = _split_above(source), _local(source), list[Path]()
+    if split is None or local is None:
         return []
     with contextlib.suppress(OSError):  # a parent that may not be listed
         beside = sorted(split.parent.iterdir())
-    local = source.folder.local("")
-    assert local is not None
     inside = local.relative_to(split)
     splits = [path for path in beside if path != split and is_split(path.name)]
     splits.sort(key=lambda path: _is_later_split(path.name))
@@ -466,11 +469,10 @@ def _splits_beside(source: Source) -> list[Path]:
 
 def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[Doubt]:
     """Return the doubt about a split whose classes are not those of the training data beside it."""
-    local = source.folder.local("") if isinstance(source, FolderSource) else None
-    if local is None or request.labels is not None or request.classes is not None:
-        return []
-    split = _split_above(source)
+    split, local = _split_above(source), _local(source)
     if split is None or not _is_later_split(split.name):
+        return []
+    if request.labels is not None or request.classes is not None:
         return []
     if not table.classes or request.label_level not in (None, 1):
         return []
@@ -481,19 +483,14 @@ def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[D
         missing = sorted(set(theirs) - set(table.classes))
         more = sorted(set(table.classes) - set(theirs))
         if missing or more:
-            differs = f"lacks {quoted(missing)}" if missing else ""
-            differs += " and " if missing and more else ""
-            differs += f"has {quoted(more)} besides" if more else ""
+            lacks, has = f"lacks {quoted(missing)}", f"has {quoted(more)} besides"
+            differs = " and ".join([*[lacks] * bool(missing), *[has] * bool(more)])
             text = f"{local} {differs}, unlike {other}: its classes would get other numbers"
             same = ("--classes", str(other)), "if they are to be as there"
             alone = ("--classes", str(local)), "to number them by these folders alone"
             none = ("--label-level", "0"), "for no label"
-            ways = [
-                *([same] if not more else []),
-                alone,
-                *([none] if len(table.classes) == 1 else []),
-            ]
-            return [Doubt.of(text, *ways)]
+            without = [none] * (len(table.classes) == 1)
+            return [Doubt.of(text, *[same] * (not more), alone, *without)]
         return []
     return []
 
@@ -605,14 +602,13 @@ def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
 
 def _apart(request: Request, doubt: Doubt) -> Doubt:
     """Say of choices of folders that hold the store that it cannot stay there."""
-    choices = list[tuple[tuple[str, ...], str]]()
-    for way, when in doubt.choices:
-        choices.append((way, when))
+    choices = [*doubt.choices]
+    for number, (way, when) in enumerate(choices):
         if request.store and not is_flag(way):
             try:
                 require_apart(request.store, way[0], request.storage_options)
             except UsageError:
-                choices[-1] = (), f"`{shlex.join(way)}` {when}, and the store elsewhere"
+                choices[number] = (), f"`{shlex.join(way)}` {when}, and the store elsewhere"
     return replace(doubt, choices=tuple(choices))
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from precache_workers.planning.assembly import (
-    FieldRows,
-    assemble,
-    count_rows,
-    taken_rows,
-)
+from precache_workers.planning.assembly import FieldRows, assemble, count_rows, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
 from precache_workers.planning.stored_versions import UNREADABLE
 from precache_workers.planning.work_plan import Work
@@ -60,35 +55,31 @@ class ShardPlan:
 
 def plan_shards(work: Work) -> Iterator[ShardPlan]:
     """Summarise the shards that are to be built, in order."""
-    objects = _Objects()
-    for shard in work.todo:
-        yield _plan_shard(work, shard, objects)
+    sizes: dict[tuple[str, str], Mapping[str, int]] = {}
 
-
-class _Objects:
-    """Bytes of the objects that other versions have."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[str, str], Mapping[str, int]] = {}
-
-    def nbytes(self, array: StoredArray, shard: int) -> int | None:
-        """Bytes of an object; None if it is not there, or not as large as it was."""
-        if array.place not in self._sizes:
-            self._sizes[array.place] = array.folder.sizes(array.name)
+    def nbytes_of(array: StoredArray, shard: int) -> int | None:
+        """Return the bytes of an object; None if it is not there, or not as large as it was."""
+        if array.place not in sizes:
+            sizes[array.place] = array.folder.sizes(array.name)
         try:
             leaf = open_stored(array, shard).shard_leaves(array.name)[shard]
         except UNREADABLE:
             return None  # it was removed meanwhile
-        return leaf.size if self._sizes[array.place].get(leaf.name) == leaf.size else None
+        return leaf.size if sizes[array.place].get(leaf.name) == leaf.size else None
+
+    for shard in work.todo:
+        yield _plan_shard(work, shard, nbytes_of)
 
 
-def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
+def _plan_shard(
+    work: Work, shard: int, nbytes_of: Callable[[StoredArray, int], int | None]
+) -> ShardPlan:
     target = work.target
     rows = target.rows_of(shard)
     removed = {row - rows.start for row in target.table.removed.intersection(rows)}
     stored, recipe = work.found.shard(rows), target.spec.recipe
     for (place, number), (array, _) in taken_rows(stored).items():
-        if objects.nbytes(array, number) is None:
+        if nbytes_of(array, number) is None:
             stored = stored.without(place, number)
     assembly = assemble(recipe, stored, removed)
     links, fetched = assembly.links, assembly.fetched
@@ -96,7 +87,7 @@ def _plan_shard(work: Work, shard: int, objects: _Objects) -> ShardPlan:
     linked = {(links[n][0].place, links[n][1]) for n, counts in fields.items() if counts.linked}
     linked_nbytes = read_nbytes = 0
     for (place, number), (array, taken) in taken_rows(stored).items():
-        nbytes, share = objects.nbytes(array, number) or 0, len(taken) / len(array.rows_of(number))
+        nbytes, share = nbytes_of(array, number) or 0, len(taken) / len(array.rows_of(number))
         if (place, number) in linked:
             linked_nbytes += nbytes
         else:

@@ -22,13 +22,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.errors import StoreError
+from precache.errors import ChoiceError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
+from precache.store.commit_log import short
 from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
-from precache_workers.planning.content_reader import ContentReader, with_label
+from precache_workers.planning.content_reader import ContentReader, DatasetReader, with_label
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
+from precache_workers.sources.dataset import DatasetSource
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "file_state": "int64",
@@ -41,6 +43,9 @@ OWN = " with content "
 
 FEW = 5
 """Samples that may differ by the states of their files alone without a line about them."""
+
+SPOTS = 4
+"""Samples that are read although they count as unchanged."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
 """Limits, in number and bytes, of samples of another time that are read while listing; more are
@@ -279,24 +284,18 @@ def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
     return Texts([content and with_label(content, label) for content, label in pairs])
 
 
-def listed_as(etag: str) -> str:
-    """Return an etag of a row table as it was listed."""
-    return etag.partition(OWN)[0]
-
-
 # --- identities ---------------------------------------------------------------------------------
 
 
 def _with_content(known: Sequence[_Known], listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
     """Find samples of which a content is known as they are listed; and of another time or etag."""
-    alike, touched = (np.zeros(len(listing), np.bool_) for _ in range(2))
+    alike, touched, settled = (np.zeros(len(listing), np.bool_) for _ in range(3))
     for part in known:
         full = ~part.contents.is_blank
         alike[part.rows[part.alike & full]] = True
         touched[part.rows[~part.alike & full]] = True
-    for part in known:
-        touched[part.rows[part.alike]] = False
-    return alike, touched
+        settled[part.rows[part.alike]] = True
+    return alike, touched & ~settled
 
 
 def _with_identities(
@@ -369,6 +368,69 @@ def _announce(
         f"{why}: they are read{size}, and their content decides; --ignore-ctime takes them as "
         "unchanged"
     )
+
+
+# --- Python datasets ----------------------------------------------------------------------------
+
+
+def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> tuple[str, ...]:
+    """Return a line if what a dataset holds changed since the latest version, so that all samples
+    are read."""
+    latest = next(stored_versions(store, table.source), None)
+    if latest is None or not table.etags[0].startswith(source.etag):
+        return ()
+    try:
+        stored, *_ = latest.read_rows()
+    except UNREADABLE:
+        return ()
+    before, now = ({etag.partition(OWN)[0] for etag in of.etags} for of in (stored, table))
+    if now <= before or not any(etag.startswith(source.etag) for etag in before):
+        return ()
+    line = (
+        f"{source.factory}: what its attributes hold, or a file that they name, changed since "
+        f"version {short(latest.folder.name)}: all {len(table):,} samples are read and compared by "
+        "content, and those that are the same are not decoded again. A method fingerprint(i) of "
+        "the dataset spares reading them"
+    )
+    return (line,)
+
+
+def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
+    """Read a few samples that count as unchanged.
+
+    So data of another folder are seen, which the same code reads by relative paths. A sample of
+    which two reads differ says nothing.
+
+    Raises
+    ------
+    SourceError
+        One differs from the latest version that reads the same parts of samples.
+    """
+    latest = next(stored_versions(store, table.source), None)
+    inputs = () if latest is None else latest.attributes.recipe.fields.items()
+    if latest is None or tuple((n, field.input) for n, field in inputs) != read.source.fields:
+        return
+    stored = next(stored_tables(store, table.source, read.brings_labels, deep=False), None)
+    if stored is None:
+        return
+    record, contents = stored
+    rows = np.unique(np.linspace(0, len(table) - 1, SPOTS).astype(int)).tolist()
+    places = Texts(record["key"]).find(table.keys.take(np.array(rows)))
+    etags = Texts(record["known_etag"])
+    for row, place in zip(rows, places.tolist(), strict=True):
+        if place < 0 or not contents[place] or etags[place] != table.etags[row]:
+            continue
+        first, second = (read(table, [row]) for _ in range(2))
+        if first != second:
+            return
+        if first[0] not in ("", contents[place]):
+            raise ChoiceError(
+                f"sample {table.keys[row]} of {read.source.factory} is not what version "
+                f"{short(latest.folder.name)} has of it, although the code is the same: its data "
+                "changed, or it reads by relative paths in another folder. Build with --compare, "
+                "which reads all samples, or give the dataset a method fingerprint(i)",
+                ways=[("--compare",)],
+            )
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -307,13 +307,9 @@ def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
 
 def is_committed(target: TargetVersion) -> bool:
     """Return whether the version was committed, as far as its root or the copy can be read."""
-    if target.folder.size(ROOT) is None:
-        return False
-    try:
-        target.committed()
-    except StoreError:
-        return False
-    return True
+    with contextlib.suppress(StoreError):
+        return target.folder.size(ROOT) is not None and target.committed() is not None
+    return False
 
 
 def is_whole(target: TargetVersion) -> bool:

@@ -161,7 +161,7 @@ def find_work(
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
-        if shapes and bool((spec.table.sizes < 0).all()) and not catalogue.known.any():
+        if shapes and bool((spec.table.sizes < 0).all()) and not catalogue.listed.known.any():
             # All samples may have other shapes, as of a dataset whose code changed.
             measured = probe.measure(spec)
             if shapes.items() - measured.shapes.items():

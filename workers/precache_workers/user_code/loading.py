@@ -81,10 +81,8 @@ def load_object(name: str, code: str = "") -> Any:
         try:
             attained = getattr(loaded, attribute)
         except AttributeError as error:
-            parsed, spec = (
-                identity and identity.modules.get(module),
-                getattr(loaded, "__spec__", None),
-            )
+            parsed = identity and identity.modules.get(module)
+            spec = getattr(loaded, "__spec__", None)
             if parsed and spec and attribute in parsed.binders:
                 raise _edited(name, spec) from None
             members = getattr(loaded, "__dict__", {})
