@@ -415,11 +415,10 @@ def recaching(
         raise SystemExit("give at least 1,000 rows, of size 160, 64 or 224, and no keys below 0")
     table = Table(
         f"{rows:,} rows",
-        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g", "by hand|.3f",
-         "MB read|,.0f", "MB written|,.0f", "MB linked|,.0f"),
+        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g", "MB read|,.0f",
+         "MB written|,.0f", "MB linked|,.0f"),
         "CPU-seconds of the tasks, against a full rebuild's; another codec, against\n"
         "decoding, encoding and putting the rows alone; one field, against that field alone.\n"
-        "By hand: the base's rows decoded, cropped, encoded and put, and no sums, by one loop.\n"
         "Objects of the earlier version that are mapped do not count as read.",
     )  # fmt: skip
     for size in sizes:
@@ -433,11 +432,10 @@ def recaching(
         ):
             log.print(f"{size} x {size}: {name}")
             store = _copy(changing.store, changing.folder / "changed")
-            built, floor, by_hand = change(store)
+            built, floor = change(store)
             spent = built.result.cpu_seconds
             sizes_mb = (n / 1e6 for n in (built.read, built.written, _linked(store, built)))
-            share = by_hand and by_hand / floor
-            table.add(name, size, spent, floor, spent / floor, goal, share, *sizes_mb)
+            table.add(name, size, spent, floor, spent / floor, goal, *sizes_mb)
     if keys:
         table.remarks.append(_nothing(work.folder, keys))
     return table
@@ -462,8 +460,8 @@ def _build(source: Path, store: Path, fields: Json, recompute: bool = False) -> 
     return _Built(result, after[0] - before[0], after[1] - before[1])
 
 
-Change = tuple[_Built, float, float | None]
-"""A build, the CPU-seconds that it is held against, and those of the same work by hand."""
+Change = tuple[_Built, float]
+"""A build, and the CPU-seconds that it is held against."""
 
 
 class _Changing:
@@ -506,23 +504,19 @@ class _Changing:
         built = self._build(store, fields)
         full = self._build(other, fields, recompute=True)
         _require_equal(built.result, full.result)
-        return built, full.result.cpu_seconds, None
+        return built, full.result.cpu_seconds
 
-    def _by_hand(self, codec: str, crop: int = 0) -> float:
-        folder, field = self.folder / "by hand", self._recipe(codec)
-        path = self.first.result.path
-        return in_clean_process(_by_hand, path, folder, field, crop).cpu_seconds
+    def _by_hand(self) -> float:
+        folder, field = self.folder / "by hand", self._recipe("zstd")
+        return in_clean_process(_by_hand, self.first.result.path, folder, field).cpu_seconds
 
     def codec(self, store: Path) -> Change:
-        before = self._by_hand("zstd")
-        built, _, _ = self._both(store, self._recipe("zstd"))
-        return built, (before + self._by_hand("zstd")) / 2, None
+        before = self._by_hand()
+        built, _ = self._both(store, self._recipe("zstd"))
+        return built, (before + self._by_hand()) / 2
 
     def crop(self, store: Path) -> Change:
-        crop = self._of(192)
-        before = self._by_hand("image", crop)
-        built, full, _ = self._both(store, self._recipe(crop=crop))
-        return built, full, (before + self._by_hand("image", crop)) / 2
+        return self._both(store, self._recipe(crop=self._of(192)))
 
     def field(self, store: Path) -> Change:
         mean: Json = {"op": "function", "function": "tests.bench.building:mean_of", "version": "1"}
@@ -530,8 +524,8 @@ class _Changing:
         two = {**self._recipe(), "mean": {"ops": [{"op": "decode"}, mean], "codec": "zstd"}}
         self._build(store, two | self._thumb(self.size // 2))
         thumb = self._thumb(self.size // 2 - 4)
-        built, _, _ = self._both(store, two | thumb)
-        return built, self._build(self.folder / "alone", thumb).result.cpu_seconds, None
+        built, _ = self._both(store, two | thumb)
+        return built, self._build(self.folder / "alone", thumb).result.cpu_seconds
 
     def changed(self, store: Path) -> Change:
         """The samples of these files have other bytes for good: the last but one change."""
@@ -609,36 +603,27 @@ def _linked(store: Path, built: _Built) -> int:
     return sum(each.st_size for each in stats if each.st_ino in earlier)
 
 
-def _by_hand(path: str, folder: Path, fields: Json, crop: int) -> Cost:
-    """Decode, crop, encode and put the rows of a version, nothing else; in a clean process."""
+def _by_hand(path: str, folder: Path, fields: Json) -> Cost:
+    """Decode, encode and put the rows of a version, nothing else; in a clean process."""
     version = precache.open(path)
     array = ArrayReader(version, "image").array
-    size = array.row_shape[1]
     field = precache.Recipe.from_dict({"fields": fields}).fields["image"]
     encode = encoder(field.stored_as, "uint8")
     rows = np.empty((TOGETHER // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
-    per_shard = array.object_rows
-    shape = RowShape((3, crop or size, crop or size), "uint8")
-    step = shape.chunk_rows(per_shard)
-    inner = slice((size - shape.shape[1]) // 2, (size + shape.shape[1]) // 2)
+    chunks = array.object_chunks
     target, frames = open_folder(folder), frames_of(Path(path))
 
     def run() -> int:
         for file, extents in itertools.groupby(frames, key=lambda frame: frame[0]):
             data, index = memoryview(file.read_bytes()), list(extents)
-            writer = ShardWriter((step, *shape.shape), "uint8", per_shard // step, encode)
+            writer = ShardWriter(array.chunk_shape, "uint8", chunks, encode)
             for start in range(0, len(index), len(rows)):
                 some = index[start : start + len(rows)]
                 for (_, offset, length), chunk in zip(some, rows, strict=False):
                     array.decoder.decode(data[offset : offset + length], chunk)
                 undo_image(rows[: len(some)])
                 for chunk in rows[: len(some)]:
-                    if not crop:
-                        writer.extend(chunk)
-                        continue
-                    for row in chunk:
-                        np.copyto(writer.row, row[:, inner, inner])
-                        writer.advance()
+                    writer.extend(chunk)
             target.put(str(file.relative_to(path)), writer.finish()[0])
         return version.rows
 

@@ -154,16 +154,6 @@ def test_an_import_loads_no_library_that_it_does_not_need(
     assert not _loaded(run_python, modules) & absent
 
 
-@pytest.mark.heavy
-def test_every_benchmark_can_be_loaded(
-    run_python: Python,
-) -> None:
-    folder = ROOT / "tests/bench"
-    modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
-    modules += ["tests.bench.peers.__main__"]
-    assert set(modules) <= _loaded(run_python, ", ".join(modules))
-
-
 def test_the_docs_name_parts_and_options_that_benchmarks_have() -> None:
     from tests.bench.harness import parse
 

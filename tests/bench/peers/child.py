@@ -7,6 +7,7 @@ input is a request, the name of one of `Child`'s methods; each is answered by a 
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import random
@@ -46,15 +47,32 @@ class Peer:
         """Write the rows of ``rows/rows.npy`` with their numbers; `store` does not exist yet."""
         store.hardlink_to(rows / "rows.npy")
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        """Open a store, and yield epoch after epoch, each in an order of its own."""
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
+        """Open a store; each iteration is an epoch, in an order of its own."""
         raise NotImplementedError
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        """Yield epoch after epoch."""
+        return itertools.repeat(self.loader(rows, store))
 
 
 def read_rows(rows: Path) -> np.memmap:
     """All rows, mapped: (count, H, W, C) uint8."""
     mapped: np.memmap = np.load(rows / "rows.npy", mmap_mode="r")
     return mapped
+
+
+class RowDataset:
+    """All rows, each with its number."""
+
+    def __init__(self, rows: Path) -> None:
+        self._rows = read_rows(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.asarray(self._rows[index]), index
 
 
 def photos(rows: Path) -> list[Path]:
