@@ -52,8 +52,8 @@ class Peer:
         raise NotImplementedError
 
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        """Yield epoch after epoch."""
-        return itertools.repeat(self.loader(rows, store))
+        """Open a store when the first is asked for, and yield epoch after epoch."""
+        yield from itertools.repeat(self.loader(rows, store))
 
 
 def read_rows(rows: Path) -> np.memmap:
