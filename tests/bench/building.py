@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from unittest import mock
@@ -49,7 +48,7 @@ from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.shards.shard_task import ShardTask
 from precache_workers.sources.base import Columns
 from precache_workers.sources.kinds import open_source
-from tests.bench.costs import Cost, cost_of, files_of, peak_bytes, proc_sum
+from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
 from tests.bench.harness import (
     CROP,
     RESIZE,
@@ -124,31 +123,18 @@ def photos(
         found[name].append((result, floor))
     table = Table(
         f"{rows:,} photos, resized to {RESIZE}, cropped to {CROP}",
-        ("", "CPU-ms|.2f", "per CPU-s|,.0f", "ratio|.2f", *(f"{stage}|.3f" for stage in STAGES)),
-        f"CPU-ms a photo, and wall-ms by stage in its task; medians of {rounds} rounds.\n"
-        "The ratio to decoding alone is to be 0.6 or more.",
+        ("", "CPU-ms|.2f", "per CPU-s|,.0f", "ratio|.2f"),
+        f"CPU-ms a photo; medians of {rounds} rounds. The ratio to decoding alone is to be 0.6.",
         measured={"decode_seconds": decoded, "builds": found},
     )
     alone = statistics.median(decoded)
-    table.add("decoding alone", alone / rows * 1e3, rows / alone, 1.0, *[None] * len(STAGES))
+    table.add("decoding alone", alone / rows * 1e3, rows / alone, 1.0)
     low, high = (end / rows * 1e3 for end in (min(decoded), max(decoded)))
     table.remarks.append(f"decoding alone: {low:.2f} to {high:.2f} CPU-ms in the course of the run")
     for name, pairs in found.items():
-        results = [result for result, _ in pairs]
-
-        def timing(key: str, results: Sequence[BuildResult] = results) -> float:
-            return statistics.median(each.timings[key] for each in results)
-
-        rate = statistics.median(each.samples / each.cpu_seconds for each in results)
+        rate = statistics.median(each.samples / each.cpu_seconds for each, _ in pairs)
         ratio = statistics.median(floor / each.cpu_seconds for each, floor in pairs)
-        stages = (timing(stage) / rows * 1e3 for stage in STAGES)
-        table.add(name, 1e3 / rate, rate, ratio, *stages)
-        wall = statistics.median(each.seconds for each in results)
-        table.remarks.append(
-            f"{name}: {wall:.1f} s in all, of which {timing('list'):.2f} s to list and "
-            f"{timing('start'):.1f} s to start; apart, {timing('imports'):.1f} CPU-s of imports in "
-            f"the workers; stored {results[0].ratio:.2f} times smaller"
-        )
+        table.add(name, 1e3 / rate, rate, ratio)
     return table
 
 
@@ -282,14 +268,14 @@ def plan(
     if rows < 1000:
         raise SystemExit(f"--rows {rows}: give at least 1,000")
     names = ("shards|,d", "s to the first task|.1f", "s in all|.1f", "CPU-s in all|.1f",
-             "peak MB|,.0f", "KB a task|.0f")  # fmt: skip
+             "peak MB|,.0f")  # fmt: skip
     table = Table(
         f"A driver with {rows:,} samples, tasks pretended",
         names,
         "1 GB at most, and the first task within a minute, are asked.",
     )
-    shards, first, cost, peak, nbytes = in_clean_process(_plan, rows, shard_samples)
-    table.add(shards, first, cost.wall_seconds, cost.cpu_seconds, peak / 1e6, nbytes / 1e3)
+    shards, first, cost, peak = in_clean_process(_plan, rows, shard_samples)
+    table.add(shards, first, cost.wall_seconds, cost.cpu_seconds, peak / 1e6)
     table.costs["build"] = {"driver": [cost]}
     return table
 
@@ -299,7 +285,6 @@ class _Engine:
 
     def __init__(self) -> None:
         self._ended: list[tuple[Hashable, Done | Lost]] = []
-        self.tasks = self.bytes = 0
         self.first = 0.0
 
     def slots(self) -> int:
@@ -312,8 +297,7 @@ class _Engine:
             answers: list[Any] = [MeasuredRows({"image": ROW}, {"image": 80_000.0})]
         else:
             self.first = self.first or time.perf_counter()
-            self.tasks += len(items)
-            self.bytes += len(pickle.dumps([dataclasses.replace(item, job=None) for item in items]))
+            pickle.dumps([dataclasses.replace(item, job=None) for item in items])
             answers = [_receipt(item) for item in items]
         name = object()
         self._ended.append((name, Done(answers, 100.0 * len(items))))
@@ -343,8 +327,8 @@ def _receipt(task: ShardTask) -> Receipt:
     )
 
 
-def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int, float]:
-    """Shards, seconds to the first task, the driver's cost and peak bytes, mean bytes of a task."""
+def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int]:
+    """Shards, seconds to the first task, the driver's cost and peak bytes."""
     engine = _Engine()
 
     @contextlib.contextmanager
@@ -367,8 +351,7 @@ def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int, floa
 
         began = time.perf_counter()
         cost = cost_of(build)
-    nbytes = engine.bytes / engine.tasks
-    return results[0].shards, engine.first - began, cost, peak_bytes(), nbytes
+    return results[0].shards, engine.first - began, cost, peak_bytes()
 
 
 # --- building again -----------------------------------------------------------------------------
@@ -415,11 +398,9 @@ def recaching(
         raise SystemExit("give at least 1,000 rows, of size 160, 64 or 224, and no keys below 0")
     table = Table(
         f"{rows:,} rows",
-        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g", "MB read|,.0f",
-         "MB written|,.0f", "MB linked|,.0f"),
+        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g"),
         "CPU-seconds of the tasks, against a full rebuild's; another codec, against\n"
         "decoding, encoding and putting the rows alone; one field, against that field alone.\n"
-        "Objects of the earlier version that are mapped do not count as read.",
     )  # fmt: skip
     for size in sizes:
         changing = _Changing(work, size, rows)
@@ -433,34 +414,14 @@ def recaching(
             log.print(f"{size} x {size}: {name}")
             store = _copy(changing.store, changing.folder / "changed")
             built, floor = change(store)
-            spent = built.result.cpu_seconds
-            sizes_mb = (n / 1e6 for n in (built.read, built.written, _linked(store, built)))
-            table.add(name, size, spent, floor, spent / floor, goal, *sizes_mb)
+            spent = built.cpu_seconds
+            table.add(name, size, spent, floor, spent / floor, goal)
     if keys:
         table.remarks.append(_nothing(work.folder, keys))
     return table
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A build, and the bytes that its process read and wrote."""
-
-    result: BuildResult
-    read: int
-    written: int
-
-
-def _build(source: Path, store: Path, fields: Json, recompute: bool = False) -> _Built:
-    """To be called in a clean process."""
-    before = [proc_sum("io", name) for name in ("rchar", "wchar")]
-    recipe = precache.Recipe.from_dict({"fields": fields})
-    options = {"address": "serial", "max_failures": 0, "recompute": recompute}
-    result = precache.build(source, store, recipe, **options)
-    after = [proc_sum("io", name) for name in ("rchar", "wchar")]
-    return _Built(result, after[0] - before[0], after[1] - before[1])
-
-
-Change = tuple[_Built, float]
+Change = tuple[BuildResult, float]
 """A build, and the CPU-seconds that it is held against."""
 
 
@@ -495,20 +456,22 @@ class _Changing:
         ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
         return {"thumb": {"ops": ops, "codec": "image"}}
 
-    def _build(self, store: Path, fields: Json, **options: Any) -> _Built:
-        return in_clean_process(_build, self.source, store, fields, **options)
+    def _build(self, store: Path, fields: Json, **options: Any) -> BuildResult:
+        recipe = precache.Recipe.from_dict({"fields": fields})
+        options |= {"address": "serial", "max_failures": 0}
+        return in_clean_process(precache.build, self.source, store, recipe, **options)
 
     def _both(self, store: Path, fields: Json) -> Change:
         """The change, beside a full rebuild from the same row table."""
         other = _copy(store, self.folder / "recomputed")
         built = self._build(store, fields)
         full = self._build(other, fields, recompute=True)
-        _require_equal(built.result, full.result)
-        return built, full.result.cpu_seconds
+        _require_equal(built, full)
+        return built, full.cpu_seconds
 
     def _by_hand(self) -> float:
         folder, field = self.folder / "by hand", self._recipe("zstd")
-        return in_clean_process(_by_hand, self.first.result.path, folder, field).cpu_seconds
+        return in_clean_process(_by_hand, self.first.path, folder, field).cpu_seconds
 
     def codec(self, store: Path) -> Change:
         before = self._by_hand()
@@ -525,7 +488,7 @@ class _Changing:
         self._build(store, two | self._thumb(self.size // 2))
         thumb = self._thumb(self.size // 2 - 4)
         built, _ = self._both(store, two | thumb)
-        return built, self._build(self.folder / "alone", thumb).result.cpu_seconds
+        return built, self._build(self.folder / "alone", thumb).cpu_seconds
 
     def changed(self, store: Path) -> Change:
         """The samples of these files have other bytes for good: the last but one change."""
@@ -593,14 +556,6 @@ def _require_equal(one: BuildResult, full: BuildResult) -> None:
     alike = alike and objects.keys() == others.keys() and full.rows_reused == 0
     if not alike or any(objects[n].read_bytes() != others[n].read_bytes() for n in objects):
         raise SystemExit(f"{one.path} and {full.path} differ")
-
-
-def _linked(store: Path, built: _Built) -> int:
-    """Bytes of the version's objects that another version of the store has, too."""
-    own = built.result.version
-    earlier = {path.stat().st_ino for path in store.glob("*/*/c/**/*") if own not in path.parts}
-    stats = [path.stat() for path in _objects(built.result.path).values()]
-    return sum(each.st_size for each in stats if each.st_ino in earlier)
 
 
 def _by_hand(path: str, folder: Path, fields: Json) -> Cost:

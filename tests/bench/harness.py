@@ -323,10 +323,9 @@ def median_ratio(costs: Sequence[float], floors: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Turns:
-    """Costs by competitor, one a round, and of the first round, which is not counted."""
+    """Costs by competitor, one a round."""
 
     costs: Mapping[str, list[Cost]]
-    first: Mapping[str, Cost]
 
     def each(self, name: str, figure: str = "cpu_ms_per_1000") -> list[float]:
         return [getattr(cost, figure) for cost in self.costs[name]]
@@ -345,19 +344,17 @@ class Turns:
 def in_turns(
     ways: Mapping[str, Epoch],
     rounds: int,
-    before: Callable[[str], object] = lambda name: None,
+    before: Callable[[str], object],
     *,
-    warm_up: bool = True,
     children: bool = False,
 ) -> Turns:
-    """Measure competitors in turns, round by round, each after a call of `before`."""
+    """Measure competitors in turns, after a round that warms up, each after a call of `before`."""
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
-    for _ in range(rounds + warm_up):
+    for number in range(rounds + 1):
         for name, way in ways.items():
             before(name)
-            costs[name].append(cost_of(way, children=children))
-    first = {name: each[0] for name, each in costs.items()}
-    return Turns({name: each[warm_up:] for name, each in costs.items()}, first)
+            costs[name] += [cost_of(way, children=children)] * (number > 0)
+    return Turns(costs)
 
 
 def rotated(ways: Sequence[Result], rounds: int) -> Iterator[Result]:

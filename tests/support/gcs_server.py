@@ -313,7 +313,6 @@ ROUTES = (
     ("POST", "/upload/storage/v1/b/*/o", "upload"),
     ("PUT", "/upload/storage/v1/b/*/o", "upload"),
     ("DELETE", "/upload/storage/v1/b/*/o", "cancel"),
-    ("GET", "/*/*", "media"),  # Google's XML API: bucket and object make up the path
 )
 """Method, path, and who answers; slashes of objects' names are quoted there."""
 

@@ -55,8 +55,6 @@ COLUMNS = (
     "\nsamples/s|,.0f",
     "cores of\nothers|.1f",
     "first epoch\nCPU-ms|,.1f",
-    "peak\nRSS, MB|,.0f",
-    "anonymous,\nMB|,.0f",
     "\nstored, MB|,.0f",
     "disk reads,\nMB an epoch|,.0f",
 )
@@ -78,8 +76,7 @@ def loaders(
     table = Table(
         f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, {state}",
         COLUMNS,
-        f"Medians of {rounds} epochs after the first. RSS counts mapped pages of the page cache,\n"
-        "too; what no file backs is anonymous.",
+        f"Medians of {rounds} epochs after the first.",
         measured=[],
     )
     for peer in (TAKE, *(peer for peer in PEERS if peer.name in only)):
@@ -119,8 +116,7 @@ def _figures(own: Measurement, floor: Measurement | str | None) -> Iterator[floa
     yield median(own.each("samples_per_s"))
     yield median(cost.others_seconds / cost.wall_seconds for cost in own.costs[1:])
     yield own.costs[0].cpu_ms_per_1000
-    for nbytes in (own.resident_bytes, own.anonymous_bytes, own.stored_bytes):
-        yield nbytes / 1e6
+    yield own.stored_bytes / 1e6
     yield median(own.each("disk_bytes")) / 1e6
 
 

@@ -108,20 +108,10 @@ class ChildError(Exception):
 
 @dataclass
 class Measurement:
-    """What one peer costs.
-
-    Attributes
-    ----------
-    costs
-        Of epochs: the first opens the store.
-    resident_bytes, anonymous_bytes
-        At the peak: all memory that is resident, and what no file backs.
-    """
+    """Bytes of a peer's store, and costs of epochs, of which the first opens it."""
 
     stored_bytes: int
     costs: list[Cost] = field(default_factory=list)
-    resident_bytes: int = 0
-    anonymous_bytes: int = 0
 
     def each(self, figure: str) -> list[float]:
         """Of the epochs after the first."""
@@ -247,8 +237,7 @@ class Bench:
 
     def _ask(self, request: str, child: Child, found: Any, store: Path) -> None:
         if request == "check":
-            for name, nbytes in child.ask(request).items():
-                setattr(found, name, nbytes)
+            child.ask(request)
             return
         if self.cold:
             child.ask("evict")
