@@ -276,7 +276,7 @@ def plan(
     )
     shards, first, cost, peak = in_clean_process(_plan, rows, shard_samples)
     table.add(shards, first, cost.wall_seconds, cost.cpu_seconds, peak / 1e6)
-    table.costs["build"] = {"driver": [cost]}
+    table.measured["build"] = {"driver": [cost]}
     return table
 
 
@@ -643,8 +643,7 @@ def sources(
         ("source", "listing: s|.2f", "CPU-s|.2f", "MB|.0f", "building: CPU-ms|.2f",
          "beside the folder|.3f", "least|.3f", "most|.3f", "fetched again|d"),
         "A ratio is to be 1.15 or less, but for what the format's own library takes.",
-        costs={"listing": {kind: [cost] for kind, (cost, _) in costs.items()}},
-        measured=beside_folder,
+        measured={"listing": costs, "building": beside_folder},
     )  # fmt: skip
     own = [(floor, floor) for pairs in beside_folder.values() for _, floor in pairs]
     for kind, (cost, nbytes) in costs.items():

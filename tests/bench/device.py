@@ -570,7 +570,6 @@ def _table(
         if fed := feeding.get(name):
             cells[:2] = fed.opened, fed.costs[0].cpu_ms_per_1000
             cells[2:4] = fed.median("cpu_ms_per_1000"), fed.median("samples_per_s")
-            table.costs[name] = {"epochs": fed.costs}
         if turns := trained.get(name):
             cells[4:] = _trained(turns, trained[STILL], sizes.batch)
         targets = (WAYS[name].target, 1.02) if name in WAYS else (None, None)
@@ -667,7 +666,7 @@ def ranks(
         speed = samples / max(cost.wall_seconds for cost in costs)
         cpu = sum(cost.cpu_seconds for cost in costs) * 1e6 / samples
         table.add(name, speed, cpu, min(locked) / 1e6, max(locked) / 1e6)
-        table.measured = {**(table.measured or {}), name: costs}
+        table.measured[name] = costs
     return table
 
 

@@ -125,7 +125,7 @@ def warm(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         for name in turns.costs:
             target = TARGETS.get((codec, name))
             table.add(codec, name, *turns.figures(name, floor), target)
-        table.costs[codec] = turns.costs
+        table.measured[codec] = turns.costs
         if TWO in turns.costs:
             best = [max(turns.each(name, "samples_per_s")) for name in (TWO, ONE)]
             remark = f"{codec}: two threads {best[0] / best[1]:.2f} times as fast as one"
@@ -188,7 +188,6 @@ def first(work: Work, rows: Rows = 32 * BATCH, rounds: Rounds = 15) -> Iterator[
         f"The first batch of {BATCH} rows, shuffled, on the CPU, and the least it could take",
         ("codec", "threads|d", "slots|d", "CPU-ms|.1f", "median ms|.1f", "fastest ms|.1f",
          "ratio|.2f", "at most|g"),
-        measured={},
     )  # fmt: skip
     epochs = Table(
         f"CPU-ms per 1,000 of {rows:,} rows",
@@ -207,7 +206,7 @@ def first(work: Work, rows: Rows = 32 * BATCH, rounds: Rounds = 15) -> Iterator[
         spent = sorted(cost.cpu_ms_per_1000 for cost in ones)
         second = statistics.median(cost.cpu_ms_per_1000 for cost in twos)
         epochs.add(codec, spent[len(spent) // 4], spent[0], spent[-1], second)
-        epochs.costs[codec] = {"first": ones, "second": twos}
+        epochs.measured[codec] = {"first": ones, "second": twos}
     yield from (batches, epochs)
 
 
@@ -297,7 +296,7 @@ def small(work: Work, rows: Rows = 50_000, rounds: Rounds = 7) -> Table:
         for name in turns.costs:
             target = 3 if name == "Loader" else None
             table.add(codec, shuffle, name, *turns.figures(name, "np.take"), target)
-        table.costs[f"{codec}, {shuffle}"] = turns.costs
+        table.measured[f"{codec}, {shuffle}"] = turns.costs
     return table
 
 
@@ -354,7 +353,7 @@ def cold(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
             read = turns.median(name, "disk_bytes") / stored
             megabytes = speed(name) * stored / rows / 1e6
             table.add(codec, name, speed(name), megabytes, turns.median(name), read, *ratios)
-        table.costs[codec] = turns.costs
+        table.measured[codec] = turns.costs
         remark = f"{codec}: at most {resident:.2%} resident before an epoch"
         if codec == "raw":
             ratio = turns.ratio(FULL, floor, "samples_per_s")
@@ -456,7 +455,7 @@ def datasets(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, warm",
         ("DataLoader over", *columns),
         "CPU-ms per 1,000 rows",
-        costs={name: turns.costs for name, turns in found.items()},
+        measured=found,
     )
     for name in found["no workers"].costs:
         cells = ((each.median(name), each.ratio(name, MEMMAP)) for each in found.values())
@@ -515,7 +514,7 @@ def checksums(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         turns = in_clean_process(_checksums, work.crops(codec, rows), codec, rounds)
         for name in turns.costs:
             table.add(codec, name, turns.median(name), turns.ratio(name, ONCE))
-        table.costs[codec] = turns.costs
+        table.measured[codec] = turns.costs
     return table
 
 
@@ -576,7 +575,7 @@ def transforms(
     table = Table(
         f"{rows:,} rows, batches of {STEP_BATCH}, steps of {step_ms:g} ms",
         ("transforms", "stalled|.1%", "CPU-ms per 1,000|.0f"),
-        costs={"epochs": turns.costs},
+        measured=turns.costs,
     )
     for name in turns.costs:
         table.add(name, statistics.median(stalled[name][1:]), turns.median(name))

@@ -141,8 +141,7 @@ def training(work: Work, rows: Rows = 800, rounds: Rounds = 3) -> Table:
         ("work", *(f"samples/s at {delay * 1000:.0f} ms|,.0f" for delay in DELAYS), "ratio|.2f",
          "CPU-ms per 1,000|,.0f", "requests|,d", "MB|,.1f"),
         "The target of the ratio is 0.7.",
-        costs={f"{delay * 1000:.0f} ms": {n: c for (n, d), c in costs.items() if d == delay}
-               for delay in DELAYS},
+        measured={f"{name}, {delay * 1000:.0f} ms": each for (name, delay), each in costs.items()},
     )  # fmt: skip
     for name, counted in traffic.items():
         every = [costs[name, delay] for delay in DELAYS]
@@ -197,7 +196,7 @@ def requests(work: Work, rows: Rows = 1000) -> Table:
                 folder.put(name, [data])
             cost = in_clean_process(_fetched, service, options, names)
             table.add(service, cost.samples_per_s, cost.cpu_ms_per_1000 / 1000)
-            table.costs[service] = {"read": [cost]}
+            table.measured[service] = {"read": [cost]}
     return table
 
 
@@ -271,7 +270,7 @@ def listing(
         cost, peak = in_clean_process(_listed, service, count, keys, latency)
         name = f"{count:,} x {keys:,}" if count else f"{keys:,}, flat"
         table.add(name, cost.wall_seconds, cost.cpu_seconds, peak / MIB)
-        table.costs[name] = {"list": [cost]}
+        table.measured[name] = {"list": [cost]}
     return table
 
 
@@ -382,7 +381,7 @@ def containers(
             ratio = traffic.nbytes / nbytes
             sizes = traffic.requests, -(-nbytes // unit), traffic.nbytes / MIB, nbytes / MIB
             table.add(kind, step, *sizes, ratio, cost.wall_seconds, cost.cpu_seconds)
-        table.costs[kind] = {step: [cost] for step, cost in zip(steps, costs, strict=True)}
+        table.measured[kind] = {step: [cost] for step, cost in zip(steps, costs, strict=True)}
     return table
 
 

@@ -290,7 +290,6 @@ def _driver(work: Work, scale: float) -> Table:
          "of a core's time|.1%", "CPU-s in all|.1f"),
         "In the time that shard tasks run. All CPU time is the driver's then, and the workers'.\n"
         "Target: below 2%.",
-        measured={},
     )  # fmt: skip
     alone = in_clean_process(_ray_alone)
     table.add("empty tasks, Ray alone", alone, 1.0, None, None, None)

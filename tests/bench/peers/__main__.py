@@ -77,15 +77,14 @@ def loaders(
         f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, {state}",
         COLUMNS,
         f"Medians of {rounds} epochs after the first.",
-        measured=[],
     )
     for peer in (TAKE, *(peer for peer in PEERS if peer.name in only)):
         log.print(f"{peer.name} …")
         # Cold, a floor in between would bring its own pages back.
         both = bench.in_turns([peer] if cold or peer is TAKE else [TAKE, peer])
-        table.measured.append(both)
+        table.measured[peer.title] = both
         _add(table, peer, both[peer.name], lambda own, both=both: _figures(own, both.get("take")))
-    table.remarks += [f"{n}: {', '.join(each.requirements)}" for n, each in ENVIRONMENTS.items()]
+    table.remarks += [f"{n}: {', '.join(each)}" for n, each in ENVIRONMENTS.items()]
     return table
 
 
@@ -104,7 +103,6 @@ def _add(
         table.remarks.append(f"{peer.title}: {found}")
     else:
         table.add(peer.title, *figures(found))
-        table.costs[peer.title] = {peer.name: found.costs}
 
 
 def _figures(own: Measurement, floor: Measurement | str | None) -> Iterator[float | None]:
@@ -146,6 +144,7 @@ def crops(
             "kB a\nphoto|,.0f",
         ),
         f"Medians of {rounds} epochs after the first, and of the ratios of neighbours in time.",
+        measured=measured,
     )
 
     def figures(own: Measurement) -> Iterator[float]:
