@@ -27,7 +27,7 @@ from tests.support.building import (
     environment,
     write_jpegs,
 )
-from tests.support.servers import Handler, HTTPServer
+from tests.support.servers import Handler, answering
 
 OTHER = precache.Recipe.image(resize=16, crop=16)
 
@@ -169,9 +169,8 @@ def endless() -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
 
-    server = HTTPServer(Endless)
-    yield f"http://127.0.0.1:{server.port}/p/"
-    server.stop()
+    with answering(Endless) as url:
+        yield f"{url}/p/"
 
 
 def test_a_file_without_an_end_is_a_hole(endless: str, tmp_path: Path) -> None:

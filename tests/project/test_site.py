@@ -20,7 +20,7 @@ import pytest
 
 import precache
 from tests.support.browser import CHROMIUM, chromium
-from tests.support.servers import HTTPServer
+from tests.support.servers import answering
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "docs/site/mkdocs.yml"
@@ -141,9 +141,8 @@ def test_the_site_is_built_strictly_and_needs_no_network(site: Path) -> None:
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
-    server = HTTPServer(handler)
-    yield f"http://127.0.0.1:{server.port}/"
-    server.stop()
+    with answering(handler) as url:
+        yield f"{url}/"
 
 
 @pytest.mark.heavy

@@ -215,7 +215,9 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-class _Files(Handler, SimpleHTTPRequestHandler):
+class FileHandler(Handler, SimpleHTTPRequestHandler):
+    """Sends the files of a folder, and lists it."""
+
     ranges = True
     silent = False
     query = ""
@@ -278,6 +280,18 @@ class Certificate:
 
 
 @contextlib.contextmanager
+def answering(
+    handler: Callable[..., BaseHTTPRequestHandler], certificate: Certificate | None = None
+) -> Iterator[str]:
+    """A web server with this handler; its URL."""
+    server = HTTPServer(handler, certificate)
+    try:
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.port}"
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
 def web_server(
     folder: Path,
     held: Mapping[str, threading.Event] = MappingProxyType({}),
@@ -303,12 +317,9 @@ def web_server(
         End of the URLs that it answers, such as a signature.
     """
     own = {"held": held, "ranges": ranges, "silent": silent, "query": query}
-    kind = type("Handler", (_Files,), own)
-    server = HTTPServer(functools.partial(kind, directory=str(folder)), certificate)
-    try:
-        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.port}"
-    finally:
-        server.stop()
+    kind = type("Handler", (FileHandler,), own)
+    with answering(functools.partial(kind, directory=str(folder)), certificate) as url:
+        yield url
 
 
 class FaultProxy(HTTPServer):
