@@ -213,7 +213,7 @@ class _Handler(Handler):
 
     def _json(self, document: dict[str, Any], status: int = 200) -> None:
         headers = {"Content-Type": "application/json; charset=UTF-8"}
-        self.answer(status, json.dumps(document).encode(), headers)
+        self.send(status, json.dumps(document).encode(), headers)
 
     def _insert_bucket(self) -> None:
         name = json.loads(self.body)["name"]
@@ -251,18 +251,18 @@ class _Handler(Handler):
             wanted = byte_range(self.headers.get("Range"), size)
         except UnsatisfiableError:
             said = b"The requested range cannot be satisfied."
-            return self.answer(416, said, {"Content-Range": f"bytes */{size}"})
+            return self.send(416, said, {"Content-Range": f"bytes */{size}"})
         if wanted is None:
-            return self.answer(200, found.data, headers)
+            return self.send(200, found.data, headers)
         start, stop = wanted
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        return self.answer(206, found.data[start:stop], headers)
+        return self.send(206, found.data[start:stop], headers)
 
     def _delete(self, bucket: str, name: str) -> None:
         with self.server.lock:
             self.server.get(bucket, name)
             del self.server.buckets[bucket][name]
-        self.answer(204, b"")
+        self.send(204, b"")
 
     def _rewrite(self, bucket: str, name: str, to: str, target: str) -> None:
         """A copy, at once."""
@@ -280,7 +280,7 @@ class _Handler(Handler):
             number = self.server.begin(bucket, name, self.creates)
             there = f"http://{self.headers['Host']}{urlsplit(self.path).path}"
             location = f"{there}?uploadType=resumable&upload_id={number}"
-            self.answer(200, b"", {"Location": location})
+            self.send(200, b"", {"Location": location})
         elif self.query.get("uploadType") == "multipart":
             name, data = _related(self.headers["Content-Type"], self.body)
             self._json(self.server.insert(bucket, name, data, self.creates).resource)
@@ -295,11 +295,11 @@ class _Handler(Handler):
         if isinstance(there, _Object):
             self._json(there.resource)
         else:
-            self.answer(308, b"", {"Range": f"bytes=0-{there - 1}"})
+            self.send(308, b"", {"Range": f"bytes=0-{there - 1}"})
 
     def _cancel(self, bucket: str) -> None:
         self.server.uploads.pop(self.query.get("upload_id", ""), None)
-        self.answer(499, b"")
+        self.send(499, b"")
 
 
 ROUTES = (

@@ -162,11 +162,11 @@ class _Handler(Handler):
             after = after or query.get("start-after", "")
         given = (query.get(name, "") for name in ("prefix", "delimiter"))
         data = self.server.answer(*given, after, query.get("encoding-type", ""))
-        self.answer(200, data.encode(), XML)
+        self.send(200, data.encode(), XML)
 
     def do_HEAD(self) -> None:
         bucket = "/" not in urlsplit(self.path).path.strip("/")
-        self.answer(200 if bucket else 404, b"", XML)
+        self.send(200 if bucket else 404, b"", XML)
 
 
 XML = {"Content-Type": "application/xml"}

@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def answer(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """A whole answer, of the length of its body."""
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
@@ -241,12 +241,12 @@ class FileHandler(Handler, SimpleHTTPRequestHandler):
         try:
             wanted = byte_range(self.headers["Range"], len(data))
         except UnsatisfiableError:
-            return self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         if wanted is None:
             return super().do_GET()
         start, stop = wanted
         span = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-        return self.answer(206, data[start:stop], span)
+        return self.send(206, data[start:stop], span)
 
     def send_header(self, keyword: str, value: str) -> None:
         if not (self.silent and keyword == "Last-Modified"):
