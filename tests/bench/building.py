@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from unittest import mock
@@ -49,7 +48,7 @@ from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.shards.shard_task import ShardTask
 from precache_workers.sources.base import Columns
 from precache_workers.sources.kinds import open_source
-from tests.bench.costs import Cost, cost_of, files_of, peak_bytes, proc_sum
+from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
 from tests.bench.harness import (
     CROP,
     RESIZE,
@@ -124,31 +123,18 @@ def photos(
         found[name].append((result, floor))
     table = Table(
         f"{rows:,} photos, resized to {RESIZE}, cropped to {CROP}",
-        ("", "CPU-ms|.2f", "per CPU-s|,.0f", "ratio|.2f", *(f"{stage}|.3f" for stage in STAGES)),
-        f"CPU-ms a photo, and wall-ms by stage in its task; medians of {rounds} rounds.\n"
-        "The ratio to decoding alone is to be 0.6 or more.",
+        ("", "CPU-ms|.2f", "per CPU-s|,.0f", "ratio|.2f"),
+        f"CPU-ms a photo; medians of {rounds} rounds. The ratio to decoding alone is to be 0.6.",
         measured={"decode_seconds": decoded, "builds": found},
     )
     alone = statistics.median(decoded)
-    table.add("decoding alone", alone / rows * 1e3, rows / alone, 1.0, *[None] * len(STAGES))
+    table.add("decoding alone", alone / rows * 1e3, rows / alone, 1.0)
     low, high = (end / rows * 1e3 for end in (min(decoded), max(decoded)))
     table.remarks.append(f"decoding alone: {low:.2f} to {high:.2f} CPU-ms in the course of the run")
     for name, pairs in found.items():
-        results = [result for result, _ in pairs]
-
-        def timing(key: str, results: Sequence[BuildResult] = results) -> float:
-            return statistics.median(each.timings[key] for each in results)
-
-        rate = statistics.median(each.samples / each.cpu_seconds for each in results)
+        rate = statistics.median(each.samples / each.cpu_seconds for each, _ in pairs)
         ratio = statistics.median(floor / each.cpu_seconds for each, floor in pairs)
-        stages = (timing(stage) / rows * 1e3 for stage in STAGES)
-        table.add(name, 1e3 / rate, rate, ratio, *stages)
-        wall = statistics.median(each.seconds for each in results)
-        table.remarks.append(
-            f"{name}: {wall:.1f} s in all, of which {timing('list'):.2f} s to list and "
-            f"{timing('start'):.1f} s to start; apart, {timing('imports'):.1f} CPU-s of imports in "
-            f"the workers; stored {results[0].ratio:.2f} times smaller"
-        )
+        table.add(name, 1e3 / rate, rate, ratio)
     return table
 
 
@@ -282,15 +268,15 @@ def plan(
     if rows < 1000:
         raise SystemExit(f"--rows {rows}: give at least 1,000")
     names = ("shards|,d", "s to the first task|.1f", "s in all|.1f", "CPU-s in all|.1f",
-             "peak MB|,.0f", "KB a task|.0f")  # fmt: skip
+             "peak MB|,.0f")  # fmt: skip
     table = Table(
         f"A driver with {rows:,} samples, tasks pretended",
         names,
         "1 GB at most, and the first task within a minute, are asked.",
     )
-    shards, first, cost, peak, nbytes = in_clean_process(_plan, rows, shard_samples)
-    table.add(shards, first, cost.wall_seconds, cost.cpu_seconds, peak / 1e6, nbytes / 1e3)
-    table.costs["build"] = {"driver": [cost]}
+    shards, first, cost, peak = in_clean_process(_plan, rows, shard_samples)
+    table.add(shards, first, cost.wall_seconds, cost.cpu_seconds, peak / 1e6)
+    table.measured["build"] = {"driver": [cost]}
     return table
 
 
@@ -299,7 +285,6 @@ class _Engine:
 
     def __init__(self) -> None:
         self._ended: list[tuple[Hashable, Done | Lost]] = []
-        self.tasks = self.bytes = 0
         self.first = 0.0
 
     def slots(self) -> int:
@@ -312,8 +297,7 @@ class _Engine:
             answers: list[Any] = [MeasuredRows({"image": ROW}, {"image": 80_000.0})]
         else:
             self.first = self.first or time.perf_counter()
-            self.tasks += len(items)
-            self.bytes += len(pickle.dumps([dataclasses.replace(item, job=None) for item in items]))
+            pickle.dumps([dataclasses.replace(item, job=None) for item in items])
             answers = [_receipt(item) for item in items]
         name = object()
         self._ended.append((name, Done(answers, 100.0 * len(items))))
@@ -343,8 +327,8 @@ def _receipt(task: ShardTask) -> Receipt:
     )
 
 
-def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int, float]:
-    """Shards, seconds to the first task, the driver's cost and peak bytes, mean bytes of a task."""
+def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int]:
+    """Shards, seconds to the first task, the driver's cost and peak bytes."""
     engine = _Engine()
 
     @contextlib.contextmanager
@@ -367,8 +351,7 @@ def _plan(samples: int, shard_samples: int) -> tuple[int, float, Cost, int, floa
 
         began = time.perf_counter()
         cost = cost_of(build)
-    nbytes = engine.bytes / engine.tasks
-    return results[0].shards, engine.first - began, cost, peak_bytes(), nbytes
+    return results[0].shards, engine.first - began, cost, peak_bytes()
 
 
 # --- building again -----------------------------------------------------------------------------
@@ -415,12 +398,9 @@ def recaching(
         raise SystemExit("give at least 1,000 rows, of size 160, 64 or 224, and no keys below 0")
     table = Table(
         f"{rows:,} rows",
-        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g", "by hand|.3f",
-         "MB read|,.0f", "MB written|,.0f", "MB linked|,.0f"),
+        ("change", "size|d", "CPU-s|.2f", "of|.2f", "share|.3f", "to reach|g"),
         "CPU-seconds of the tasks, against a full rebuild's; another codec, against\n"
         "decoding, encoding and putting the rows alone; one field, against that field alone.\n"
-        "By hand: the base's rows decoded, cropped, encoded and put, and no sums, by one loop.\n"
-        "Objects of the earlier version that are mapped do not count as read.",
     )  # fmt: skip
     for size in sizes:
         changing = _Changing(work, size, rows)
@@ -433,37 +413,16 @@ def recaching(
         ):
             log.print(f"{size} x {size}: {name}")
             store = _copy(changing.store, changing.folder / "changed")
-            built, floor, by_hand = change(store)
-            spent = built.result.cpu_seconds
-            sizes_mb = (n / 1e6 for n in (built.read, built.written, _linked(store, built)))
-            share = by_hand and by_hand / floor
-            table.add(name, size, spent, floor, spent / floor, goal, share, *sizes_mb)
+            built, floor = change(store)
+            spent = built.cpu_seconds
+            table.add(name, size, spent, floor, spent / floor, goal)
     if keys:
         table.remarks.append(_nothing(work.folder, keys))
     return table
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A build, and the bytes that its process read and wrote."""
-
-    result: BuildResult
-    read: int
-    written: int
-
-
-def _build(source: Path, store: Path, fields: Json, recompute: bool = False) -> _Built:
-    """To be called in a clean process."""
-    before = [proc_sum("io", name) for name in ("rchar", "wchar")]
-    recipe = precache.Recipe.from_dict({"fields": fields})
-    options = {"address": "serial", "max_failures": 0, "recompute": recompute}
-    result = precache.build(source, store, recipe, **options)
-    after = [proc_sum("io", name) for name in ("rchar", "wchar")]
-    return _Built(result, after[0] - before[0], after[1] - before[1])
-
-
-Change = tuple[_Built, float, float | None]
-"""A build, the CPU-seconds that it is held against, and those of the same work by hand."""
+Change = tuple[BuildResult, float]
+"""A build, and the CPU-seconds that it is held against."""
 
 
 class _Changing:
@@ -497,32 +456,30 @@ class _Changing:
         ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
         return {"thumb": {"ops": ops, "codec": "image"}}
 
-    def _build(self, store: Path, fields: Json, **options: Any) -> _Built:
-        return in_clean_process(_build, self.source, store, fields, **options)
+    def _build(self, store: Path, fields: Json, **options: Any) -> BuildResult:
+        recipe = precache.Recipe.from_dict({"fields": fields})
+        options |= {"address": "serial", "max_failures": 0}
+        return in_clean_process(precache.build, self.source, store, recipe, **options)
 
     def _both(self, store: Path, fields: Json) -> Change:
         """The change, beside a full rebuild from the same row table."""
         other = _copy(store, self.folder / "recomputed")
         built = self._build(store, fields)
         full = self._build(other, fields, recompute=True)
-        _require_equal(built.result, full.result)
-        return built, full.result.cpu_seconds, None
+        _require_equal(built, full)
+        return built, full.cpu_seconds
 
-    def _by_hand(self, codec: str, crop: int = 0) -> float:
-        folder, field = self.folder / "by hand", self._recipe(codec)
-        path = self.first.result.path
-        return in_clean_process(_by_hand, path, folder, field, crop).cpu_seconds
+    def _by_hand(self) -> float:
+        folder, field = self.folder / "by hand", self._recipe("zstd")
+        return in_clean_process(_by_hand, self.first.path, folder, field).cpu_seconds
 
     def codec(self, store: Path) -> Change:
-        before = self._by_hand("zstd")
-        built, _, _ = self._both(store, self._recipe("zstd"))
-        return built, (before + self._by_hand("zstd")) / 2, None
+        before = self._by_hand()
+        built, _ = self._both(store, self._recipe("zstd"))
+        return built, (before + self._by_hand()) / 2
 
     def crop(self, store: Path) -> Change:
-        crop = self._of(192)
-        before = self._by_hand("image", crop)
-        built, full, _ = self._both(store, self._recipe(crop=crop))
-        return built, full, (before + self._by_hand("image", crop)) / 2
+        return self._both(store, self._recipe(crop=self._of(192)))
 
     def field(self, store: Path) -> Change:
         mean: Json = {"op": "function", "function": "tests.bench.building:mean_of", "version": "1"}
@@ -530,8 +487,8 @@ class _Changing:
         two = {**self._recipe(), "mean": {"ops": [{"op": "decode"}, mean], "codec": "zstd"}}
         self._build(store, two | self._thumb(self.size // 2))
         thumb = self._thumb(self.size // 2 - 4)
-        built, _, _ = self._both(store, two | thumb)
-        return built, self._build(self.folder / "alone", thumb).result.cpu_seconds, None
+        built, _ = self._both(store, two | thumb)
+        return built, self._build(self.folder / "alone", thumb).cpu_seconds
 
     def changed(self, store: Path) -> Change:
         """The samples of these files have other bytes for good: the last but one change."""
@@ -601,44 +558,27 @@ def _require_equal(one: BuildResult, full: BuildResult) -> None:
         raise SystemExit(f"{one.path} and {full.path} differ")
 
 
-def _linked(store: Path, built: _Built) -> int:
-    """Bytes of the version's objects that another version of the store has, too."""
-    own = built.result.version
-    earlier = {path.stat().st_ino for path in store.glob("*/*/c/**/*") if own not in path.parts}
-    stats = [path.stat() for path in _objects(built.result.path).values()]
-    return sum(each.st_size for each in stats if each.st_ino in earlier)
-
-
-def _by_hand(path: str, folder: Path, fields: Json, crop: int) -> Cost:
-    """Decode, crop, encode and put the rows of a version, nothing else; in a clean process."""
+def _by_hand(path: str, folder: Path, fields: Json) -> Cost:
+    """Decode, encode and put the rows of a version, nothing else; in a clean process."""
     version = precache.open(path)
     array = ArrayReader(version, "image").array
-    size = array.row_shape[1]
     field = precache.Recipe.from_dict({"fields": fields}).fields["image"]
     encode = encoder(field.stored_as, "uint8")
     rows = np.empty((TOGETHER // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
-    per_shard = array.object_rows
-    shape = RowShape((3, crop or size, crop or size), "uint8")
-    step = shape.chunk_rows(per_shard)
-    inner = slice((size - shape.shape[1]) // 2, (size + shape.shape[1]) // 2)
+    chunks = array.object_chunks
     target, frames = open_folder(folder), frames_of(Path(path))
 
     def run() -> int:
         for file, extents in itertools.groupby(frames, key=lambda frame: frame[0]):
             data, index = memoryview(file.read_bytes()), list(extents)
-            writer = ShardWriter((step, *shape.shape), "uint8", per_shard // step, encode)
+            writer = ShardWriter(array.chunk_shape, "uint8", chunks, encode)
             for start in range(0, len(index), len(rows)):
                 some = index[start : start + len(rows)]
                 for (_, offset, length), chunk in zip(some, rows, strict=False):
                     array.decoder.decode(data[offset : offset + length], chunk)
                 undo_image(rows[: len(some)])
                 for chunk in rows[: len(some)]:
-                    if not crop:
-                        writer.extend(chunk)
-                        continue
-                    for row in chunk:
-                        np.copyto(writer.row, row[:, inner, inner])
-                        writer.advance()
+                    writer.extend(chunk)
             target.put(str(file.relative_to(path)), writer.finish()[0])
         return version.rows
 
@@ -703,8 +643,7 @@ def sources(
         ("source", "listing: s|.2f", "CPU-s|.2f", "MB|.0f", "building: CPU-ms|.2f",
          "beside the folder|.3f", "least|.3f", "most|.3f", "fetched again|d"),
         "A ratio is to be 1.15 or less, but for what the format's own library takes.",
-        costs={"listing": {kind: [cost] for kind, (cost, _) in costs.items()}},
-        measured=beside_folder,
+        measured={"listing": costs, "building": beside_folder},
     )  # fmt: skip
     own = [(floor, floor) for pairs in beside_folder.values() for _, floor in pairs]
     for kind, (cost, nbytes) in costs.items():

@@ -82,28 +82,22 @@ def busy_seconds() -> float:
 
 def disk_bytes(children: bool = False) -> int:
     """Bytes that this process, or its descendants too, have read from disks."""
-    return proc_sum("io", "read_bytes", children=children)
+    pids = (os.getpid(), *(_descendants(os.getpid()) if children else ()))
+    return sum(_number(pid, "io", "read_bytes") for pid in pids)
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
-    return proc_sum("status", "RssAnon") * 1024
+def peak_bytes(pid: int | None = None) -> int:
+    """Most memory that a process, by default this one, has had at a time."""
+    return _number(pid or os.getpid(), "status", "VmHWM") * 1024
 
 
-def peak_bytes() -> int:
-    """Most memory that this process has had at a time."""
-    return proc_sum("status", "VmHWM") * 1024
-
-
-def proc_sum(file: str, *names: str, children: bool = False) -> int:
-    """Sum of numbers in ``/proc/PID/file`` over this process, and its descendants."""
-    total = 0
-    for pid in (os.getpid(), *(_descendants(os.getpid()) if children else ())):
-        with contextlib.suppress(OSError):  # it has ended
-            for line in Path(f"/proc/{pid}/{file}").read_text("utf-8").splitlines():
-                name, _, value = line.partition(":")
-                total += int(value.split()[0]) if name in names else 0
-    return total
+def _number(pid: int, file: str, name: str) -> int:
+    """A number in ``/proc/PID/file``, 0 of a process that has ended: proc(5)."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/{file}").read_text("utf-8").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _descendants(pid: int) -> Iterator[int]:

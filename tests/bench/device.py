@@ -9,13 +9,13 @@ import logging
 import multiprocessing
 import os
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,8 +59,6 @@ WARM_STEPS = 6
 """Of a turn, that are not measured: the loader begins, the clocks rise."""
 BATCHES_AHEAD = 8
 """At most, in preparation when a turn ends."""
-LEAST_SHOWN = 0.02
-"""CPU-ms of a step, of a thread that is shown."""
 JPEGS = 4_096
 """Photographs that a `DataLoader` decodes in an epoch, which takes it seconds."""
 STILL, NORMALIZED = "resident batch", "resident batch, normalised"
@@ -131,9 +129,9 @@ def ways(
     First what each way costs the host's CPUs and how many samples/s it brings, with nothing else to
     do, beside what it could not do without: rows copied by hand, frames decompressed, and rows that
     kvikio reads. Then how long a ResNet-50 step takes (bf16, channels-last) that is fed by each,
-    and what each thread has to do meanwhile, beside the same step on one batch that never leaves
-    the device, in turns. In one of the turns that batch is normalised in each step, as the others
-    are. With --compile the step leaves the host idle.
+    beside the same step on one batch that never leaves the device, in turns. In one of the turns
+    that batch is normalised in each step, as the others are. With --compile the step leaves the
+    host idle.
     """
     device, own = _device(rehearse), REHEARSAL if rehearse else SIZES
     given = {"rows": rows, "batch": batch, "steps": steps, "rounds": rounds, "epochs": epochs}
@@ -205,23 +203,6 @@ class _Marks:
         return [mark.elapsed_time(later) for mark, later in itertools.pairwise(self._marks)]
 
 
-def _cpu_ms_by_thread() -> dict[str, float]:
-    """CPU-ms of this process so far, by the name of a thread: Python's, else the system's.
-
-    Threads of one pool count together, those that have ended do not. The times are those of
-    ``schedstat`` (sched-stats.rst).
-    """
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            name = names.get(int(task.name)) or (task / "comm").read_text("utf-8").strip()
-            spent = int((task / "schedstat").read_text("ascii").split()[0]) / 1e6
-            pool = name.rstrip("0123456789").rstrip("-_ ")
-            found[pool] = found.get(pool, 0.0) + spent
-    return found
-
-
 # --- feeding ------------------------------------------------------------------------------------
 
 
@@ -247,32 +228,19 @@ class Feeding:
         return statistics.median(getattr(cost, figure) for cost in self.costs[1:])
 
 
-class _Warnings(logging.Handler):
-    """Keeps the warnings of a block."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-    def __enter__(self) -> "_Warnings":
-        logging.getLogger("precache").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("precache").removeHandler(self)
-
-
 def feed(make: Callable[[], Fed], epochs: int) -> Feeding:
     """Run epochs of a way, one more than `epochs`, and do nothing with its batches."""
-    with _Warnings() as warnings:
+    log_of_precache, warnings = logging.getLogger("precache"), BufferingHandler(1000)
+    warnings.setLevel(logging.WARNING)
+    log_of_precache.addHandler(warnings)
+    try:
         started = time.perf_counter()
         with make() as epoch:
             opened = time.perf_counter() - started
             costs = tuple(cost_of(epoch, children=True) for _ in range(epochs + 1))
-    fed = Feeding(opened, tuple(warnings.lines), costs)
+    finally:
+        log_of_precache.removeHandler(warnings)
+    fed = Feeding(opened, tuple(record.getMessage() for record in warnings.buffer), costs)
     cpu, speed = fed.median("cpu_ms_per_1000"), fed.median("samples_per_s")
     log.print(f"  {cpu:.1f} CPU-ms per 1,000, {speed:,.0f} samples/s")
     return fed
@@ -449,13 +417,12 @@ def _loaded(
 
 @dataclass(frozen=True)
 class Steps:
-    """A turn of training: ms a step, CPU-ms a step of the host, all together and by thread, and the
-    share of the device's time between steps: by events around each, and by the loader's own clock.
+    """A turn of training: ms a step, CPU-ms a step of the host, and the share of the device's time
+    between steps: by events around each, and by the loader's own clock.
     """
 
     ms: float
     cpu_ms: float
-    threads: Mapping[str, float]
     between: float
     stall_ratio: float | None = None
 
@@ -522,7 +489,7 @@ def _turn(
         step(image, label)
     finish(device)
     begun()
-    threads, started, cpu = _cpu_ms_by_thread(), time.perf_counter(), time.process_time()
+    started, cpu = time.perf_counter(), time.process_time()
     marks, queued = _Marks(device), deque[Any]()
     for image, label in itertools.islice(batches, sizes.steps):
         marks.mark()
@@ -533,11 +500,9 @@ def _turn(
             queued.popleft().synchronize()
     finish(device)
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
-    spent = _cpu_ms_by_thread()
-    by_thread = {name: (ms - threads.get(name, 0.0)) / sizes.steps for name, ms in spent.items()}
     passed = marks.between()
     between = sum(passed[1::2]) / sum(passed)
-    return Steps(wall / sizes.steps * 1e3, cpu / sizes.steps * 1e3, by_thread, between)
+    return Steps(wall / sizes.steps * 1e3, cpu / sizes.steps * 1e3, between)
 
 
 def _normalized(
@@ -597,7 +562,7 @@ def _table(
         "then a step, its ratio to that on the resident batch, cores that were busy, CPU-ms per\n"
         "1,000 beyond those of the step, the share of the device's time between steps, and the\n"
         "loader's own stall ratio.",
-        remarks=[*remarks, "CPU-ms of a step by thread:"],
+        remarks=[*remarks],
         measured={"sizes": sizes, "feeding": feeding, "training": trained},
     )  # fmt: skip
     for name in {**feeding, **trained}:
@@ -605,10 +570,8 @@ def _table(
         if fed := feeding.get(name):
             cells[:2] = fed.opened, fed.costs[0].cpu_ms_per_1000
             cells[2:4] = fed.median("cpu_ms_per_1000"), fed.median("samples_per_s")
-            table.costs[name] = {"epochs": fed.costs}
         if turns := trained.get(name):
             cells[4:] = _trained(turns, trained[STILL], sizes.batch)
-            table.remarks.append(f"  {name}: {_by_thread(turns)}")
         targets = (WAYS[name].target, 1.02) if name in WAYS else (None, None)
         table.add(name, *cells, *targets)
     return table
@@ -623,13 +586,6 @@ def _trained(turns: Sequence[Steps], still: Sequence[Steps], batch: int) -> Iter
     yield median(turn.between for turn in turns)
     stalled = [turn.stall_ratio for turn in turns if turn.stall_ratio is not None]
     yield median(stalled) if stalled else None
-
-
-def _by_thread(turns: Sequence[Steps]) -> str:
-    names = {name for turn in turns for name in turn.threads}
-    spent = {n: statistics.median(turn.threads.get(n, 0.0) for turn in turns) for n in names}
-    most_first = sorted(spent.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {ms:.2f}" for name, ms in most_first if ms >= LEAST_SHOWN)
 
 
 def _pieces(stores: Mapping[str, Path], device: torch.device, sizes: Sizes) -> dict[str, float]:
@@ -710,7 +666,7 @@ def ranks(
         speed = samples / max(cost.wall_seconds for cost in costs)
         cpu = sum(cost.cpu_seconds for cost in costs) * 1e6 / samples
         table.add(name, speed, cpu, min(locked) / 1e6, max(locked) / 1e6)
-        table.measured = {**(table.measured or {}), name: costs}
+        table.measured[name] = costs
     return table
 
 

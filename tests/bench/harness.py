@@ -18,6 +18,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -72,12 +73,10 @@ class Table:
     ----------
     columns
         Each a name, and after ``|`` the format of its numbers.
-    costs
-        All costs that were measured, by group and competitor.
     remarks
         Lines below the table.
     measured
-        Whatever else was measured, for programs.
+        All costs and whatever else was measured, for programs.
     """
 
     title: str
@@ -85,15 +84,10 @@ class Table:
     caption: str = ""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    costs: dict[str, Mapping[str, Sequence[Cost]]] = field(default_factory=dict)
-    measured: Any = None
+    measured: dict[str, Any] = field(default_factory=dict)
 
     def add(self, *cells: Any) -> None:
         self.rows.append(cells)
-
-    @property
-    def every_cost(self) -> list[Cost]:
-        return [cost for group in self.costs.values() for each in group.values() for cost in each]
 
     def rich(self) -> RichTable:
         """For people: leading texts that repeat are left out."""
@@ -122,7 +116,6 @@ class Table:
             "title": self.title,
             "rows": [dict(zip(names, cells, strict=False)) for cells in self.rows],
             "remarks": self.remarks,
-            "costs": self.costs,
             "measured": self.measured,
         }
 
@@ -131,13 +124,6 @@ def _shown(value: Any, spec: str) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, str) else f"{value:{spec}}"
-
-
-def share_of_others(costs: Iterable[Cost]) -> float:
-    """Share of the machine's cores that other processes had meanwhile."""
-    every = list(costs)
-    wall = sum(cost.wall_seconds for cost in every)
-    return sum(cost.others_seconds for cost in every) / wall / cores()
 
 
 # --- the command line ---------------------------------------------------------------------------
@@ -249,24 +235,17 @@ def _run(title: str, one: Part, options: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = WIDTH
     tables, machine = [], _machine()
-    watch = cost_of(lambda: 1)
     with work_folder(folder) as made:
-        work, busy, cpu = Work(made, photos), busy_seconds(), cpu_seconds()
-
-        def run() -> int:
-            returned = one.run(work, **options)
-            for table in [returned] if isinstance(returned, Table) else returned:
-                tables.append(table)
-                if not as_json:
-                    console.print(table.rich())
-                    for remark in table.remarks:
-                        console.print(remark, soft_wrap=True, markup=False)
-            return 1
-
-        watch = cost_of(run)
-        mine = cpu_seconds() - cpu
-        watch = dataclasses.replace(watch, others_seconds=max(0.0, busy_seconds() - busy - mine))
-    others = share_of_others([cost for table in tables for cost in table.every_cost] or [watch])
+        busy, cpu, began = busy_seconds(), cpu_seconds(), time.perf_counter()
+        returned = one.run(Work(made, photos), **options)
+        for table in [returned] if isinstance(returned, Table) else returned:
+            tables.append(table)
+            if not as_json:
+                console.print(table.rich())
+                for remark in table.remarks:
+                    console.print(remark, soft_wrap=True, markup=False)
+        by_others = max(0.0, busy_seconds() - busy - (cpu_seconds() - cpu))
+        others = by_others / (time.perf_counter() - began) / cores()
     if as_json:
         found = {
             "part": title, "options": options, "machine": machine, "others": others,
@@ -323,10 +302,9 @@ def median_ratio(costs: Sequence[float], floors: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Turns:
-    """Costs by competitor, one a round, and of the first round, which is not counted."""
+    """Costs by competitor, one a round."""
 
     costs: Mapping[str, list[Cost]]
-    first: Mapping[str, Cost]
 
     def each(self, name: str, figure: str = "cpu_ms_per_1000") -> list[float]:
         return [getattr(cost, figure) for cost in self.costs[name]]
@@ -345,19 +323,17 @@ class Turns:
 def in_turns(
     ways: Mapping[str, Epoch],
     rounds: int,
-    before: Callable[[str], object] = lambda name: None,
+    before: Callable[[str], object],
     *,
-    warm_up: bool = True,
     children: bool = False,
 ) -> Turns:
-    """Measure competitors in turns, round by round, each after a call of `before`."""
+    """Measure competitors in turns, after a round that warms up, each after a call of `before`."""
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
-    for _ in range(rounds + warm_up):
+    for number in range(rounds + 1):
         for name, way in ways.items():
             before(name)
-            costs[name].append(cost_of(way, children=children))
-    first = {name: each[0] for name, each in costs.items()}
-    return Turns({name: each[warm_up:] for name, each in costs.items()}, first)
+            costs[name] += [cost_of(way, children=children)] * (number > 0)
+    return Turns(costs)
 
 
 def rotated(ways: Sequence[Result], rounds: int) -> Iterator[Result]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from precache.store.row_table import RowTable
 from precache.transforms import Compose, HorizontalFlip, Normalize, RandomCrop
 from tests.bench.costs import (
     Cost,
-    anonymous_bytes,
     cost_of,
     evict,
     files_of,
@@ -117,7 +116,6 @@ def warm(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, on the CPU",
         ("codec", "read by", *COSTS, "at most|g"),
         f"CPU-ms per 1,000 rows, its ratio to the floor's above: medians of {rounds} epochs.",
-        measured={},
     )
     for codec in CODECS:
         store = work.crops(codec, rows)
@@ -127,29 +125,12 @@ def warm(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         for name in turns.costs:
             target = TARGETS.get((codec, name))
             table.add(codec, name, *turns.figures(name, floor), target)
-        first = turns.first["Loader"]
-        table.add(
-            codec, "Loader, 1st epoch", first.cpu_ms_per_1000, None, first.samples_per_s, None
-        )
-        table.costs |= {codec: turns.costs, f"{codec}, first epoch": _listed(turns.first)}
-        smaller = rows * ROW_NBYTES / sum(length for _, _, length in frames_of(store))
-        grown = in_clean_process(_memory, store)
-        disk = sum(cost.disk_bytes for each in turns.costs.values() for cost in each)
-        table.measured[codec] = {"ratio": smaller, "peak_bytes": grown, "disk_bytes": disk}
-        remark = (
-            f"{codec}: stored {smaller:.2f} times smaller; peak {grown / 1e6:.0f} MB beyond the "
-            f"page cache ({grown / BATCH / ROW_NBYTES:.1f} batches); {disk / 1e6:.1f} MB read from "
-            "the disk while warm"
-        )
+        table.measured[codec] = turns.costs
         if TWO in turns.costs:
             best = [max(turns.each(name, "samples_per_s")) for name in (TWO, ONE)]
-            remark += f"; two threads {best[0] / best[1]:.2f} times as fast as one"
-        table.remarks.append(remark)
+            remark = f"{codec}: two threads {best[0] / best[1]:.2f} times as fast as one"
+            table.remarks.append(remark)
     return table
-
-
-def _listed(first: Mapping[str, Cost]) -> dict[str, list[Cost]]:
-    return {name: [cost] for name, cost in first.items()}
 
 
 def _warm(store: Path, flat: Path | None, codec: str, rounds: int) -> Turns:
@@ -186,17 +167,6 @@ def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
     return loader
 
 
-def _memory(store: Path) -> int:
-    """Bytes that two epochs hold at most beyond the page cache."""
-    _loader(store, 1).close()  # imports are not the loader's memory
-    before = peak = anonymous_bytes()
-    with _loader(store) as loader:
-        for batch in itertools.chain(loader, loader):
-            peak = max(peak, anonymous_bytes())
-            del batch
-    return peak - before
-
-
 # --- the first batch, and the first epoch -------------------------------------------------------
 
 
@@ -218,7 +188,6 @@ def first(work: Work, rows: Rows = 32 * BATCH, rounds: Rounds = 15) -> Iterator[
         f"The first batch of {BATCH} rows, shuffled, on the CPU, and the least it could take",
         ("codec", "threads|d", "slots|d", "CPU-ms|.1f", "median ms|.1f", "fastest ms|.1f",
          "ratio|.2f", "at most|g"),
-        measured={},
     )  # fmt: skip
     epochs = Table(
         f"CPU-ms per 1,000 of {rows:,} rows",
@@ -237,7 +206,7 @@ def first(work: Work, rows: Rows = 32 * BATCH, rounds: Rounds = 15) -> Iterator[
         spent = sorted(cost.cpu_ms_per_1000 for cost in ones)
         second = statistics.median(cost.cpu_ms_per_1000 for cost in twos)
         epochs.add(codec, spent[len(spent) // 4], spent[0], spent[-1], second)
-        epochs.costs[codec] = {"first": ones, "second": twos}
+        epochs.measured[codec] = {"first": ones, "second": twos}
     yield from (batches, epochs)
 
 
@@ -302,9 +271,8 @@ def small(work: Work, rows: Rows = 50_000, rounds: Rounds = 7) -> Table:
 
     Small rows share chunks, and a batch of them is little work: what counts is how often a chunk is
     decoded, and how much Python there is for a row. For each codec and kind of shuffle, a Loader,
-    one that is resident="host", and `np.take` of the same rows in the same order, from a memory map
-    of plain pixels into a reused buffer. Each chunk decoded once an epoch, without a row copied,
-    is shown beside them.
+    and `np.take` of the same rows in the same order, from a memory map of plain pixels into a
+    reused buffer.
     """
     table = Table(
         f"{rows:,} rows of {SIDE} x {SIDE} x 3, batches of {BATCH}, on the CPU",
@@ -324,27 +292,18 @@ def small(work: Work, rows: Rows = 50_000, rounds: Rounds = 7) -> Table:
     flat = flat_copy(stores["raw"], work.folder / f"small-{rows}.rows")
     for (codec, store), shuffle in itertools.product(stores.items(), ("full", "block")):
         log.print(f"{codec}, {shuffle}: reading {rounds} rounds")
-        turns = in_clean_process(_small, codec, store, flat, shuffle, rounds)
+        turns = in_clean_process(_small, store, flat, shuffle, rounds)
         for name in turns.costs:
             target = 3 if name == "Loader" else None
             table.add(codec, shuffle, name, *turns.figures(name, "np.take"), target)
-        table.costs[f"{codec}, {shuffle}"] = turns.costs
+        table.measured[f"{codec}, {shuffle}"] = turns.costs
     return table
 
 
-def _small(codec: str, store: Path, flat: Path, shuffle: str, rounds: int) -> Turns:
+def _small(store: Path, flat: Path, shuffle: str, rounds: int) -> Turns:
     loader = _loader(store, shuffle=shuffle)
-    held = _loader(store, shuffle=shuffle, resident="host")
     order = [batch["row"].numpy().copy() for batch in loader]
-    ways = {
-        "np.take": take_epoch(flat, SMALL_NBYTES, order),
-        "Loader": _loader_epoch(loader),
-        "Loader, resident": _loader_epoch(held),
-    }
-    if codec != "raw":
-        chunks = np.arange(len(frames_of(store)))
-        rows = flat.stat().st_size // SMALL_NBYTES
-        ways["each chunk once"] = _zstd_epoch(store, [chunks[i : i + 1] for i in chunks], rows)
+    ways = {"np.take": take_epoch(flat, SMALL_NBYTES, order), "Loader": _loader_epoch(loader)}
 
     def several(epoch: Epoch) -> Epoch:
         return lambda: sum(epoch() for _ in range(PASSES))
@@ -394,7 +353,7 @@ def cold(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
             read = turns.median(name, "disk_bytes") / stored
             megabytes = speed(name) * stored / rows / 1e6
             table.add(codec, name, speed(name), megabytes, turns.median(name), read, *ratios)
-        table.costs[codec] = turns.costs
+        table.measured[codec] = turns.costs
         remark = f"{codec}: at most {resident:.2%} resident before an epoch"
         if codec == "raw":
             ratio = turns.ratio(FULL, floor, "samples_per_s")
@@ -416,18 +375,17 @@ def _cold(store: Path, rounds: int) -> tuple[Turns, float]:
         f"preads, depth {depth}": functools.partial(_pread_epoch, frames, depth, empty)
         for depth in DEPTHS
     }
-    ways[FULL] = functools.partial(_cold_epoch, store, "full", empty)
-    ways[CACHED] = functools.partial(_cold_epoch, store, "full", lambda: touch(files))
-    ways["Loader, block"] = functools.partial(_cold_epoch, store, "block", empty)
+    ways[FULL] = functools.partial(_cold_epoch, store, empty)
+    ways[CACHED] = functools.partial(_cold_epoch, store, lambda: touch(files))
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for _, (name, way) in itertools.product(range(rounds), ways.items()):
         costs[name].append(way())
-    return Turns(costs, {}), max(left)
+    return Turns(costs), max(left)
 
 
-def _cold_epoch(store: Path, shuffle: str, prepare: Callable[[], None]) -> Cost:
+def _cold_epoch(store: Path, prepare: Callable[[], None]) -> Cost:
     """The first epoch of a new loader, which maps shards when it reads them, after `prepare`."""
-    with _loader(store, shuffle=shuffle) as loader:
+    with _loader(store) as loader:
         prepare()
         return cost_of(_loader_epoch(loader))
 
@@ -497,7 +455,7 @@ def datasets(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, warm",
         ("DataLoader over", *columns),
         "CPU-ms per 1,000 rows",
-        costs={name: turns.costs for name, turns in found.items()},
+        measured=found,
     )
     for name in found["no workers"].costs:
         cells = ((each.median(name), each.ratio(name, MEMMAP)) for each in found.values())
@@ -556,7 +514,7 @@ def checksums(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
         turns = in_clean_process(_checksums, work.crops(codec, rows), codec, rounds)
         for name in turns.costs:
             table.add(codec, name, turns.median(name), turns.ratio(name, ONCE))
-        table.costs[codec] = turns.costs
+        table.measured[codec] = turns.costs
     return table
 
 
@@ -617,7 +575,7 @@ def transforms(
     table = Table(
         f"{rows:,} rows, batches of {STEP_BATCH}, steps of {step_ms:g} ms",
         ("transforms", "stalled|.1%", "CPU-ms per 1,000|.0f"),
-        costs={"epochs": turns.costs},
+        measured=turns.costs,
     )
     for name in turns.costs:
         table.add(name, statistics.median(stalled[name][1:]), turns.median(name))
@@ -648,7 +606,6 @@ def _transforms(store: Path, step: float, rounds: int) -> tuple[Turns, dict[str,
 # --- the image codec ----------------------------------------------------------------------------
 
 TOGETHER = 32
-CHOSEN = "H", "and blocks of one channel"
 
 
 def _filter_h_and_w(rows: np.ndarray) -> np.ndarray:
@@ -681,58 +638,38 @@ def codec(
     work: Work,
     rows: Annotated[int, "photos at most"] = 1000,
     rounds: Rounds = 5,
-    interpolation: Annotated[Literal["bilinear", "bicubic"], "of the resize"] = "bilinear",
 ) -> Table:
-    """Filters and zstd parameters of the image codec.
+    """Filters of the image codec.
 
-    Every pair of them goes over the same photos: how small they get, and the CPU time to filter and
-    compress a row, to decompress it, and to undo the filter over many rows at once.
+    Each goes over the same photos: how small they get, and the CPU time to filter and compress a
+    row, to decompress it, and to undo the filter over many rows at once. A build filters along H.
     """
-    pixels = _resized(work.files()[1][:rows], interpolation)
+    pixels = _resized(work.files()[1][:rows])
     table = Table(
-        f"{len(pixels)} photos of {CROP} x {CROP} x 3 after a {interpolation} resize",
-        ("filter", "zstd", "ratio|.2f", "encode|.0f", "decode|.0f", "undo|.0f"),
-        "CPU-ms per 1,000 rows on one core; * marks what a build writes",
+        f"{len(pixels)} photos of {CROP} x {CROP} x 3",
+        ("filter", "ratio|.2f", "encode|.0f", "decode|.0f", "undo|.0f"),
+        "CPU-ms per 1,000 rows on one core",
     )
-    parameters = _parameters()
-    for way, name in itertools.product(FILTERS, parameters):
-        star = " *" if (way, name) == CHOSEN else ""
-        table.add(way, name + star, *_coded(pixels, way, parameters[name], rounds))
+    for way in FILTERS:
+        table.add(way, *_coded(pixels, way, rounds))
     return table
 
 
-def _parameters() -> dict[str, dict[int, int]]:
-    """What a build gives zstd, in steps."""
-    chosen = image_codec.image_parameters(CROP * CROP)
-    named = image_codec.import_zstd().CompressionParameter
-    level = {key: chosen[key] for key in (named.compression_level, named.checksum_flag)}
-    long = level | {key: chosen[key] for key in (named.min_match, named.hash_log)}
-    literal = image_codec.LITERAL_COMPRESSION_MODE
-    steps = {key: chosen[key] for key in (named.target_length, literal)}
-    return {
-        "level 1": level,
-        "long matches, small table": long,
-        "and steps of 64 bytes": long | steps,
-        "and blocks of one channel": chosen,
-    }
-
-
-def _resized(files: Sequence[Path], interpolation: str) -> np.ndarray:
+def _resized(files: Sequence[Path]) -> np.ndarray:
     """(n, C, H, W) uint8: the photos, resized and cropped as a build does it."""
     from precache_workers.ops.field_recipe import FieldRecipe
     from precache_workers.sources.base import Sample
 
-    declared = precache.Recipe.image(resize=RESIZE, crop=CROP, interpolation=interpolation)
+    declared = precache.Recipe.image(resize=RESIZE, crop=CROP)
     recipe = FieldRecipe("image", declared.fields["image"], 0)
     rows = [recipe(Sample({"bytes": path.read_bytes()}), path.name).copy() for path in files]
     return np.stack(rows)
 
 
-def _coded(
-    rows: np.ndarray, way: str, parameters: Mapping[int, int], rounds: int
-) -> tuple[float, ...]:
+def _coded(rows: np.ndarray, way: str, rounds: int) -> tuple[float, ...]:
     """How much smaller, and CPU-ms per 1,000 rows: encoding, decoding, undoing the filter."""
     apply, undo = FILTERS[way]
+    parameters = image_codec.image_parameters(CROP * CROP)
     compressor = image_codec.import_zstd().ZstdCompressor(options=parameters)
 
     def encode() -> list[bytes]:
@@ -761,7 +698,6 @@ def _coded(
 
 # --- how random an order is ---------------------------------------------------------------------
 
-FAR = 10
 PHOTO_NBYTES = 110_000
 """Bytes of a file, as of ImageNet's."""
 
@@ -779,24 +715,14 @@ def shuffling(
     Nothing is read: the order of an epoch is a function, and labels follow from it, for rows laid
     down in a listing's order, one class after another (--keep-order, the worst case), in the seeded
     order that builds use by default, and in the order for archives that have one class after
-    another. Rows of a window are exchangeable, so what matters is how the classes of a window
-    differ from those of all rows:
-
-    - in a batch, next batch, 10 on: how much likelier than chance two rows have the same class,
-      both in one batch, or one in the next batch or ten batches on; 0 is chance, 1 is certain
-      (Cohen's kappa).
-    - classes: distinct ones in a batch, on average; fewest: in the twentieth of batches with least.
-    - chi²: of the labels of a batch against those of all rows, per degree of freedom; 1 is chance.
-    - mates: of the other rows in a row's batch, those of its own shard, on average.
-    - span: batches from the first row of a shard to its last, on average.
+    another. Classes are distinct ones in a batch; mates are, of the other rows in a row's batch,
+    those of its own shard; both on average.
     """
-    if rows < 2 * FAR * BATCH or min(classes, shard_rows, *windows) < 1:
-        raise SystemExit(f"give at least {2 * FAR * BATCH} rows, and no number below 1")
-    measures = ("in a batch|.4f", "next batch|.4f", f"{FAR} on|.4f", "classes|.0f", "fewest|.0f",
-                "chi²|.2f")  # fmt: skip
+    if rows < BATCH or min(classes, shard_rows, *windows) < 1:
+        raise SystemExit(f"give at least {BATCH} rows, and no number below 1")
     table = Table(
         f"{rows:,} rows in {classes:,} classes, shards of {shard_rows:,}, batches of {BATCH}",
-        ("rows laid down in", "window", "GB mixed|.1f", *measures, "mates|.1f", "span|,.0f"),
+        ("rows laid down in", "window", "GB mixed|.1f", "classes|.0f", "mates|.1f"),
     )
     orders = {str(window): Shuffle("block", shard_rows, window) for window in windows}
     epochs = {}
@@ -806,9 +732,17 @@ def shuffling(
     for (layout, labels), name in itertools.product(_layouts(rows, classes).items(), epochs):
         epoch, window = epochs[name], rows if name == "full" else int(name) * shard_rows
         mixed = min(rows, window) * ROW_NBYTES / 1e9
-        near = _mates(epoch, shard_rows), _span(epoch, shard_rows)
-        table.add(layout, name, mixed, *_mixture(labels[epoch], classes), *near)
+        distinct = _shared(labels[epoch]).size * BATCH / len(epoch)
+        shared = _shared(epoch // shard_rows)
+        mates = float((shared * (shared - 1)).sum()) / len(epoch)
+        table.add(layout, name, mixed, distinct, mates)
     return table
+
+
+def _shared(kinds: np.ndarray) -> np.ndarray:
+    """How many rows of a batch are of one kind, for each batch and kind that is in it."""
+    places = kinds + np.arange(len(kinds)) // BATCH * (kinds.max() + 1)
+    return np.unique(places, return_counts=True)[1]
 
 
 def _layouts(rows: int, classes: int) -> dict[str, np.ndarray]:
@@ -834,41 +768,6 @@ def _layouts(rows: int, classes: int) -> dict[str, np.ndarray]:
     }
 
 
-def _mixture(labels: np.ndarray, classes: int) -> Iterator[float]:
-    """The measures of labels in the order of an epoch."""
-    batches = labels.reshape(-1, BATCH)
-    numbers = np.arange(len(batches))[:, None] * classes
-    counts = np.bincount((batches + numbers).reshape(-1), minlength=len(batches) * classes)
-    counts = counts.reshape(len(batches), classes)
-    shares = counts.sum(axis=0) / labels.size
-    chance, expected = float((shares**2).sum()), BATCH * shares
-    same = [(counts * (counts - 1)).sum(axis=1) / (BATCH * (BATCH - 1))]
-    same += [(counts[:-n] * counts[n:]).sum(axis=1) / BATCH**2 for n in (1, FAR)]
-    for pairs in same:
-        yield round(float((pairs.mean() - chance) / (1 - chance)), 4) + 0.0  # no -0.0
-    distinct = (counts > 0).sum(axis=1)
-    yield from (float(distinct.mean()), float(np.percentile(distinct, 5)))
-    yield float(((counts - expected) ** 2 / expected).sum(axis=1).mean() / (classes - 1))
-
-
-def _mates(order: np.ndarray, shard_rows: int) -> float:
-    """Other rows of the same shard in a row's batch, on average."""
-    shards = order // shard_rows
-    places = shards + np.arange(len(order)) // BATCH * (shards.max() + 1)
-    counts = np.unique(places, return_counts=True)[1]
-    return float((counts * (counts - 1)).sum()) / len(order)
-
-
-def _span(order: np.ndarray, shard_rows: int) -> float:
-    """Batches between the first and the last row of a shard in an epoch, on average."""
-    shards, positions = order // shard_rows, np.arange(len(order))
-    first = np.full(shards.max() + 1, len(order))
-    last = np.zeros(len(first), np.int64)
-    np.minimum.at(first, shards, positions)
-    np.maximum.at(last, shards, positions)
-    return float((last - first).mean()) / BATCH
-
-
 # --- states -------------------------------------------------------------------------------------
 
 HOLES, REPEATS = 1000, 200
@@ -880,33 +779,23 @@ def states(
 ) -> Table:
     """Saving and resuming, by rows of the store.
 
-    Nothing is read: loaders of a few real rows get the order of a store with many, since a state
+    Nothing is read: a loader of a few real rows gets the order of a store with many, since a state
     does not depend on what is stored. resume is the time to the row numbers of the next batch, from
-    a state saved in the middle of an epoch; for a mixture of two loaders it counts what each gave.
+    a state saved in the middle of an epoch.
     """
     group = str(work.folder / "states.zarr")
     root = zarr.open_group(group, mode="w", zarr_format=3)
     root.create_array("x", data=np.zeros((BATCH, 4), np.float32))
     times = ("save, ms|.3f", "load, ms|.3f", "resume, ms|.3f", "bytes|,d")
-    table = Table(
-        f"Batches of {BATCH}, {HOLES:,} holes: medians",
-        ("shuffle", "state of a", "rows|,d", *times),
-    )
+    table = Table(f"Batches of {BATCH}, {HOLES:,} holes: medians", ("shuffle", "rows|,d", *times))
     shuffles = {"full": Shuffle(), "block": Shuffle("block", 1000, 8)}
     for (shuffle, order_of), rows in itertools.product(shuffles.items(), sizes):
-        loaders = [_loader_of(group, rows, order_of) for _ in range(2)]
-        mixture = precache.mix(loaders, [0.7, 0.3])
-        order, schedule = loaders[0]._source.order, mixture._schedule
-        resumes: dict[str, tuple[Any, Callable[[], object]]] = {
-            "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches() // 2 * BATCH))),
-            "mixture": (mixture, lambda t=schedule: t.epoch(3)),
-        }
-        for name, (saved, resume) in resumes.items():
-            state = saved.state_dict()
-            load = functools.partial(saved.load_state_dict, state)
-            spent = _ms(saved.state_dict), _ms(load), _ms(resume, 5)
-            table.add(shuffle, name, rows, *spent, len(json.dumps(state)))
-        mixture.close()
+        with _loader_of(group, rows, order_of) as loader:
+            state, order = loader.state_dict(), loader._source.order
+            load = functools.partial(loader.load_state_dict, state)
+            resume = lambda o=order: next(o.epoch(3, o.batches() // 2 * BATCH))  # noqa: E731
+            spent = _ms(loader.state_dict), _ms(load), _ms(resume, 5)
+            table.add(shuffle, rows, *spent, len(json.dumps(state)))
     return table
 
 

@@ -4,7 +4,6 @@ What servers take comes from the same cores, so one latency is compared with ano
 requests and bytes are counted.
 """
 
-import asyncio
 import functools
 import io
 import itertools
@@ -13,7 +12,7 @@ import statistics
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,7 +24,6 @@ import numpy as np
 import precache
 from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk
 from precache.storage.open import open_folder
-from precache.storage.remote import RemoteFolder
 from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
 from tests.bench.harness import (
     BATCH,
@@ -143,8 +141,7 @@ def training(work: Work, rows: Rows = 800, rounds: Rounds = 3) -> Table:
         ("work", *(f"samples/s at {delay * 1000:.0f} ms|,.0f" for delay in DELAYS), "ratio|.2f",
          "CPU-ms per 1,000|,.0f", "requests|,d", "MB|,.1f"),
         "The target of the ratio is 0.7.",
-        costs={f"{delay * 1000:.0f} ms": {n: c for (n, d), c in costs.items() if d == delay}
-               for delay in DELAYS},
+        measured={f"{name}, {delay * 1000:.0f} ms": each for (name, delay), each in costs.items()},
     )  # fmt: skip
     for name, counted in traffic.items():
         every = [costs[name, delay] for delay in DELAYS]
@@ -180,30 +177,26 @@ IN_FLIGHT = 32
 
 @part("requests", needs=MOTO)
 def requests(work: Work, rows: Rows = 1000) -> Table:
-    """Small objects of a bucket, by each library.
+    """Small objects of a bucket.
 
-    The servers (moto's for S3, a fake of Google's) limit the requests a second; the CPU time of
-    this process is what is compared, the second time over.
+    The servers (moto's for S3, a fake of Google's) limit the requests a second; what counts is the
+    CPU time of this process, the second time over.
     """
     table = Table(
         f"{rows:,} objects of {NBYTES:,} bytes",
-        ("service", "library", "objects/s|,.0f", "CPU-ms|.2f"),
+        ("service", "objects/s|,.0f", "CPU-ms|.2f"),
         "CPU-ms an object",
     )
     names = [f"{number:05d}" for number in range(rows)]
     with serving(_serve_both) as pipe:
-        for service, (port, options) in pipe.recv().items():
+        for service, options in pipe.recv().items():
             folder = open_folder(f"{service}://bucket/x", options)
             data = np.random.default_rng(0).bytes(NBYTES)
             for name in names:
                 folder.put(name, [data])
-            ways = {"obstore": _by_obstore, "precache": _by_precache}
-            if service == "gs":
-                ways = {"gcsfs": _by_fsspec, **ways}
-            for library, fetch in ways.items():
-                cost = in_clean_process(_fetched, fetch, service, port, options, names)
-                table.add(service, library, cost.samples_per_s, cost.cpu_ms_per_1000 / 1000)
-                table.costs.setdefault(service, {})[library] = [cost]
+            cost = in_clean_process(_fetched, service, options, names)
+            table.add(service, cost.samples_per_s, cost.cpu_ms_per_1000 / 1000)
+            table.measured[service] = {"read": [cost]}
     return table
 
 
@@ -211,61 +204,22 @@ def _serve_both(pipe: Connection) -> None:
     servers = {"s3": S3Server(), "gs": GCSServer()}
     for server in servers.values():
         server.make_bucket("bucket")
-    pipe.send({name: (server.port, server.options()) for name, server in servers.items()})
+    pipe.send({name: server.options() for name, server in servers.items()})
     pipe.recv()
 
 
-def _fetched(fetch: Callable[..., Iterable[Any]], *given: Any) -> Cost:
-    names = given[-1]
+def _fetched(service: str, options: dict[str, Any], names: list[str]) -> Cost:
+    folder = open_folder(f"{service}://bucket/x", options)
 
     def work() -> int:
-        assert all(len(data) == NBYTES for data in fetch(*given))
+        for start in range(0, len(names), IN_FLIGHT):
+            some = names[start : start + IN_FLIGHT]
+            for data in folder.read_many(some, [NBYTES] * len(some)):
+                assert len(data) == NBYTES
         return len(names)
 
     work()
     return cost_of(work)
-
-
-def _groups(names: list[str]) -> list[list[str]]:
-    return [names[start : start + IN_FLIGHT] for start in range(0, len(names), IN_FLIGHT)]
-
-
-def _by_fsspec(service: str, port: int, options: dict[str, Any], names: list[str]) -> Iterator[Any]:
-    folder = open_folder(f"{service}://bucket/x", options)
-    assert isinstance(folder, RemoteFolder)
-    for some in _groups(names):
-        places = [(folder._at(name), 0, NBYTES) for name in some]
-        yield from folder._service.read(places, whole=False)
-
-
-def _by_precache(
-    service: str, port: int, options: dict[str, Any], names: list[str]
-) -> Iterator[Any]:
-    folder = open_folder(f"{service}://bucket/x", options)
-    for some in _groups(names):
-        yield from folder.read_many(some, [NBYTES] * len(some))
-
-
-def _by_obstore(service: str, port: int, options: dict[str, Any], names: list[str]) -> list[Any]:
-    import obstore
-    from obstore.store import GCSStore, S3Store
-
-    server, http = f"http://127.0.0.1:{port}", {"allow_http": True}
-    if service == "s3":
-        keys = {"access_key_id": "someone", "secret_access_key": "x", "region": "us-east-1"}
-        store = S3Store("bucket", prefix="x", endpoint=server, client_options=http, **keys)
-    else:
-        signed = {"skip_signature": True, "client_options": http}
-        store = GCSStore("bucket", prefix="x", base_url=server, **signed)
-
-    async def fetch() -> list[Any]:
-        found: list[Any] = []
-        for some in _groups(names):
-            ranges = [obstore.get_range_async(store, name, start=0, end=NBYTES) for name in some]
-            found += await asyncio.gather(*ranges)
-        return found
-
-    return asyncio.run(fetch())
 
 
 # --- listing ------------------------------------------------------------------------------------
@@ -300,66 +254,33 @@ def listing(
 ) -> Table:
     """Listing a bucket of a million keys.
 
-    The bucket is a server that answers as S3 does, or Azure, after a latency for each page. What
-    follows the listing until the first shard task is measured as well.
+    The bucket is a server that answers as S3 does, or Azure, after a latency for each page.
     """
     if min(prefixes) < 0 or rows < max(prefixes):
         raise SystemExit("give at least 0 prefixes, and a key for each prefix")
     page = SERVICES[service][1]
     table = Table(
-        f"From {service}:// to a plan, {latency * 1e3:.0f} ms a page of {page:,} keys",
-        ("bucket", "step", "s|.2f", "CPU-s|.2f", "peak MiB|,.0f"),
-        "The peak is of the whole process, by the end of the step.",
+        f"Listing {service}://, {latency * 1e3:.0f} ms a page of {page:,} keys",
+        ("bucket", "s|.2f", "CPU-s|.2f", "peak MiB|,.0f"),
+        "The peak is of the whole process.",
     )
     for count in prefixes:
         log.print(f"listing {rows:,} keys below {count:,} prefixes")
         keys = rows // max(1, count)
-        costs, memory, stored = in_clean_process(_listed, service, count, keys, latency)
+        cost, peak = in_clean_process(_listed, service, count, keys, latency)
         name = f"{count:,} x {keys:,}" if count else f"{keys:,}, flat"
-        table.add(name, "before", None, None, memory.pop("before") / MIB)
-        for step, cost in costs.items():
-            table.add(name, step, cost.wall_seconds, cost.cpu_seconds, memory[step] / MIB)
-        wall = sum(cost.wall_seconds for cost in costs.values())
-        cpu = sum(cost.cpu_seconds for cost in costs.values())
-        table.add(name, f"all; {stored:.1f} bytes a row stored", wall, cpu, None)
-        table.costs[name] = {step: [cost] for step, cost in costs.items()}
+        table.add(name, cost.wall_seconds, cost.cpu_seconds, peak / MIB)
+        table.measured[name] = {"list": [cost]}
     return table
 
 
-def _listed(
-    service: str, prefixes: int, keys: int, latency: float
-) -> tuple[dict[str, Cost], dict[str, int], float]:
-    """From the bucket to what is known before the first task: cost and peak memory of each step,
-    and bytes a row of the stored row table."""
-    from precache_workers.planning.rows import order_rows, sample_for_probe
+def _listed(service: str, prefixes: int, keys: int, latency: float) -> tuple[Cost, int]:
+    """The cost of listing a bucket, and peak bytes."""
     from precache_workers.sources.kinds import open_source
 
     with bucket(service, prefixes, keys, latency) as pipe:
         source = open_source(f"{service}://bucket", pipe.recv())
-        held: dict[str, Any] = {}
-
-        def list_source() -> int:
-            held["table"] = source.list(lambda found: None).table
-            return len(held["table"])
-
-        def order() -> int:
-            held["table"] = order_rows(held["table"], keep_order=False)
-            return len(held["table"])
-
-        def plan() -> int:
-            held["digest"] = held["table"].digest
-            sample_for_probe(held["table"], 24)
-            return len(held["table"])
-
-        def freeze() -> int:
-            held["stored"] = len(held["table"].to_parquet())
-            return len(held["table"])
-
-        costs, memory = {}, {"before": peak_bytes()}
-        for step in (list_source, order, plan, freeze):
-            costs[step.__name__] = cost_of(step)
-            memory[step.__name__] = peak_bytes()
-        return costs, memory, held["stored"] / len(held["table"])
+        return cost_of(lambda: len(source.list(lambda found: None).table)), peak_bytes()
 
 
 # --- the disk cache -----------------------------------------------------------------------------
@@ -460,7 +381,7 @@ def containers(
             ratio = traffic.nbytes / nbytes
             sizes = traffic.requests, -(-nbytes // unit), traffic.nbytes / MIB, nbytes / MIB
             table.add(kind, step, *sizes, ratio, cost.wall_seconds, cost.cpu_seconds)
-        table.costs[kind] = {step: [cost] for step, cost in zip(steps, costs, strict=True)}
+        table.measured[kind] = {step: [cost] for step, cost in zip(steps, costs, strict=True)}
     return table
 
 

@@ -23,6 +23,7 @@ from precache_workers.cluster import executor as cluster
 from precache_workers.cluster.process_engine import START
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.shards.shard_task import run_shard
+from tests.bench.costs import peak_bytes
 from tests.bench.harness import (
     CROP,
     RESIZE,
@@ -32,6 +33,7 @@ from tests.bench.harness import (
     Work,
     in_clean_process,
     log,
+    median_ratio,
     multiply,
     part,
     rotated,
@@ -55,8 +57,7 @@ def scaling(
     """Workers, driver, memory, and the same work by the tools of others.
 
     workers  photos built serially, by a Ray of its own and on a cluster that is joined, with 1
-             and with 2 workers in turns: CPU time of the tasks, as they tell and as the machine
-             does
+             and with 2 workers in turns: CPU time of the tasks
     driver   the driver's own CPU time, at 1,000 shards of 5, 25 and 100 photos
     memory   what a worker holds at most, with ordinary photos and with the largest allowed
     tools    the same photos through Ray Data and img2dataset: CPU time of all processes
@@ -131,15 +132,7 @@ class Watch:
                 seen.worker |= START in process.cmdline()
                 times = process.cpu_times()
                 seen.cpu_seconds = times.user + times.system - seen.before
-                seen.peak_bytes = max(seen.peak_bytes, _peak_bytes(process.pid))
-
-
-def _peak_bytes(pid: int) -> int:
-    """VmHWM of ``/proc/PID/status``, 0 of a process that has ended: proc(5)."""
-    lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
-    return max(
-        (int(each.split()[1]) << 10 for each in lines if each.startswith("VmHWM")), default=0
-    )
+                seen.peak_bytes = max(seen.peak_bytes, peak_bytes(process.pid))
 
 
 @contextlib.contextmanager
@@ -170,8 +163,8 @@ class _Build:
         CPU time of the driver from beginning to end.
     loop_seconds, loop_cpu_seconds
         Wall time, and CPU time of the driver, while shard tasks ran.
-    worker_seconds, all_seconds
-        CPU time of the workers' processes and of all processes, as seen from outside.
+    worker_seconds, worker_peak_bytes
+        CPU time and most memory of the workers' processes, as seen from outside.
     """
 
     result: BuildResult
@@ -179,16 +172,12 @@ class _Build:
     loop_seconds: float
     loop_cpu_seconds: float
     worker_seconds: float = 0.0
-    all_seconds: float = 0.0
     worker_peak_bytes: int = 0
 
     @property
     def task_ms(self) -> float:
         """CPU-ms a photo of the tasks, as they tell it themselves."""
         return self.result.cpu_seconds / self.result.samples * 1e3
-
-    def ms(self, seconds: float) -> float:
-        return seconds / self.result.samples * 1e3
 
 
 @dataclass(frozen=True)
@@ -243,7 +232,6 @@ def _build(source: Path, folder: Path, way: _Way, **more: Any) -> _Build:
     return replace(
         made,
         worker_seconds=watch.cpu_seconds(workers=True),
-        all_seconds=watch.cpu_seconds(),
         worker_peak_bytes=max(peaks, default=0),
     )
 
@@ -278,28 +266,16 @@ def _workers(work: Work, rows: int, rounds: int) -> Table:
             found[way.title].append(_build(source, work.folder, way))
     table = Table(
         f"{rows:,} photos, resized to {RESIZE}, cropped to {CROP}, codec image",
-        ("", "tasks|.2f", "of serial|.2f", "of 1 worker|.2f", "workers' processes|.2f",
-         "all processes|.2f", "images/s|,.0f"),
+        ("", "tasks|.2f", "of serial|.2f", "images/s|,.0f"),
         "CPU-ms a photo; medians of all rounds, ratios of neighbours. Target: at most 1.1.",
         measured=found,
     )  # fmt: skip
     for title, made in found.items():
-        one = title.replace("2 workers", "1 worker")
-        table.add(
-            title,
-            _median(each.task_ms for each in made),
-            _of_neighbours(made, found[serial.title]),
-            _of_neighbours(made, found[one]) if one != title else None,
-            _median(each.ms(each.worker_seconds) for each in made) if title != "serial" else None,
-            _median(each.ms(each.all_seconds) for each in made),
-            _median(each.result.samples / each.loop_seconds for each in made),
-        )
+        times = [each.task_ms for each in made]
+        ratio = median_ratio(times, [each.task_ms for each in found[serial.title]])
+        rate = _median(each.result.samples / each.loop_seconds for each in made)
+        table.add(title, _median(times), ratio, rate)
     return table
-
-
-def _of_neighbours(over: Sequence[_Build], under: Sequence[_Build]) -> float:
-    """Median of the ratios of the CPU time of tasks in the same rounds."""
-    return _median(a.task_ms / b.task_ms for a, b in zip(over, under, strict=True))
 
 
 # --- the driver, and memory ---------------------------------------------------------------------
@@ -314,7 +290,6 @@ def _driver(work: Work, scale: float) -> Table:
          "of a core's time|.1%", "CPU-s in all|.1f"),
         "In the time that shard tasks run. All CPU time is the driver's then, and the workers'.\n"
         "Target: below 2%.",
-        measured={},
     )  # fmt: skip
     alone = in_clean_process(_ray_alone)
     table.add("empty tasks, Ray alone", alone, 1.0, None, None, None)

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -121,42 +121,48 @@ def test_a_training_node_needs_no_library_of_the_workers_at_import() -> None:
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
-
-def _loaded(run: Python, modules: str) -> set[str]:
-    return set(run(f"import sys, {modules}\nprint(*sys.modules)").stdout.split())
-
-
 PLANNING = ", ".join(
     f"precache_workers.{name}"
     for name in ("driver.build", "driver.build_plan", "planning.target_version", "sources.base")
 )
 LOADING = "precache.loading.loader, precache.loading.dataset, precache.store.open"
-
-
-@pytest.mark.parametrize(
-    ("modules", "absent"),
+ABSENT: Sequence[Sequence[tuple[str, set[str]]]] = [
     [
         ("precache", {"torch", "ray", "zarr", "PIL", "simplejpeg", "numpy", "pyarrow"}),
         (PLANNING, {"torch", "ray", "zarr", "PIL", "simplejpeg"}),
         ("precache_workers.shards.shard_task", {"torch"}),
-        (LOADING, {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"}),
     ],
-    ids=["precache", "planning", "what a driver hands out", "opening and loading"],
-)
-def test_an_import_loads_no_library_that_it_does_not_need(
-    run_python: Python, modules: str, absent: set[str]
-) -> None:
-    assert not _loaded(run_python, modules) & absent
+    [(LOADING, {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"})],
+]
+"""What a process imports, one after another, and what it has not loaded then."""
+
+NOTING = """
+import atexit, gc, os, sys
+made = []
+def noting(register):
+    def note(*functions, **more):
+        if sys._getframe(1).f_globals["__name__"].startswith("precache"):
+            made.append((functions, more))
+        return register(*functions, **more)
+    return note
+atexit.register, os.register_at_fork = noting(atexit.register), noting(os.register_at_fork)
+"""
+REGISTERED = """
+import precache.building, precache.loading.mixing, precache.metering.meter
+import precache.reading.disk_cache, precache.storage.remote, precache.transforms
+print(made, [c for c in gc.callbacks if "precache" in str(getattr(c, "__module__", c))])
+"""
 
 
-@pytest.mark.heavy
-def test_every_benchmark_can_be_loaded(
-    run_python: Python,
+@pytest.mark.parametrize("steps", ABSENT, ids=["building", "loading"])
+def test_an_import_loads_no_library_that_it_does_not_need_and_registers_nothing(
+    run_python: Python, steps: Sequence[tuple[str, set[str]]]
 ) -> None:
-    folder = ROOT / "tests/bench"
-    modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
-    modules += ["tests.bench.peers.__main__"]
-    assert set(modules) <= _loaded(run_python, ", ".join(modules))
+    code = "".join(f"import {modules}\nprint(*sys.modules)\n" for modules, _ in steps)
+    *loaded, registered = run_python(NOTING + code + REGISTERED).stdout.splitlines()
+    for line, (modules, absent) in zip(loaded, steps, strict=True):
+        assert not {*line.split()} & absent, modules
+    assert registered == "[] []"
 
 
 def test_the_docs_name_parts_and_options_that_benchmarks_have() -> None:
@@ -191,27 +197,6 @@ def test_a_benchmark_measures(line: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["machine"]
-
-
-def test_an_import_registers_nothing_with_the_interpreter(
-    run_python: Python,
-) -> None:
-    done = run_python(
-        """
-import atexit, gc, os, sys
-import torch, torch.utils.data, torch.distributed
-before = list(gc.callbacks)
-made = []
-def note(*functions, **more):
-    if sys._getframe(1).f_globals["__name__"].startswith("precache"):
-        made.append((functions, more))
-atexit.register = os.register_at_fork = note
-import precache.building, precache.loading.mixing, precache.metering.meter
-import precache.reading.disk_cache, precache.storage.remote, precache.transforms
-print(made, gc.callbacks == before)
-"""
-    )
-    assert done.stdout == "[] True\n"
 
 
 def test_commands_import_only_what_they_need(run_python: Python) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from tests.support.building import (
     environment,
     write_jpegs,
 )
+from tests.support.servers import Handler, answering
 
 OTHER = precache.Recipe.image(resize=16, crop=16)
 
@@ -153,9 +152,8 @@ def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> 
 def endless() -> Iterator[str]:
     """A page of six photos, of which the last has no length and does not end."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None:
-            pass
+    class Endless(Handler):
+        protocol_version = "HTTP/1.0"  # the end of a connection is that of its answer
 
         def do_GET(self) -> None:
             number = self.path.rpartition("/")[2].removesuffix(".jpg")
@@ -163,21 +161,16 @@ def endless() -> Iterator[str]:
             self.send_response(200)
             self.send_header("Content-Type", "image/jpeg" if number.isdigit() else "text/html")
             self.end_headers()
-            try:
-                self.wfile.write(encoded(cut(int(number))) if number.isdigit() else page)
-                while number == "5":
-                    self.wfile.write(bytes(65536))
-            except OSError:
-                pass
+            self.wfile.write(encoded(cut(int(number))) if number.isdigit() else page)
+            while number == "5":
+                self.wfile.write(bytes(65536))
 
         def do_HEAD(self) -> None:
             self.send_response(200)
             self.end_headers()
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/p/"
-        server.shutdown()
+    with answering(Endless) as url:
+        yield f"{url}/p/"
 
 
 def test_a_file_without_an_end_is_a_hole(endless: str, tmp_path: Path) -> None:

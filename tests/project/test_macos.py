@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ import xxhash
 
 import precache
 from tests.conftest import CODECS, BuiltStore
+from tests.support.building import environment
 from tests.support.servers import S3Server
-
-ROOT = Path(precache.__file__).parents[1]
 
 READ = """
 import json, sys
@@ -77,10 +75,9 @@ def _run(code: str, tmp_path: Path, *arguments: object) -> Any:
     """Run a script, whose last line of output is JSON, and return that."""
     script = tmp_path / "script.py"
     script.write_text(code)
-    places = os.pathsep.join([str(ROOT), str(ROOT / "workers")])
     done = subprocess.run(
         [sys.executable, "-W", "error", script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": places},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=110,

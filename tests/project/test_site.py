@@ -10,10 +10,9 @@ import pkgutil
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from html import unescape
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pytest
 
 import precache
 from tests.support.browser import CHROMIUM, chromium
+from tests.support.servers import answering
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "docs/site/mkdocs.yml"
@@ -141,12 +141,8 @@ def test_the_site_is_built_strictly_and_needs_no_network(site: Path) -> None:
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+    with answering(handler) as url:
+        yield f"{url}/"
 
 
 @pytest.mark.heavy

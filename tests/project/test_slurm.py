@@ -18,7 +18,15 @@ import pytest
 
 import precache
 from tests.support import building
-from tests.support.building import REPOSITORY, environment, free_ports, poll, running, write_jpegs
+from tests.support.building import (
+    HELD,
+    REPOSITORY,
+    environment,
+    free_ports,
+    poll,
+    running,
+    write_jpegs,
+)
 
 SCRIPT = REPOSITORY / "deploy/slurm.sbatch"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -50,17 +58,6 @@ SchedulerParameters=sched_interval=1,bf_interval=1
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[2]} CPUs=2
 PartitionName=spare Nodes=ALL Default=YES State=UP
-"""
-
-HELD = """\
-[[fields.image.ops]]
-op = "decode"
-
-[[fields.image.ops]]
-op = "function"
-function = "tests.support.building:hold"
-version = "1"
-params = {{ folder = "{folder}/held" }}
 """
 
 pytestmark = [
@@ -183,7 +180,8 @@ def test_a_job_builds_on_its_nodes_and_leaves_nothing(slurm: Slurm, tmp_path: Pa
 def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 12)
     (tmp_path / "held").mkdir()
-    (tmp_path / "held.toml").write_text(HELD.format(folder=tmp_path))
+    held = HELD.format(folder=tmp_path / "held", store=tmp_path / "store")
+    (tmp_path / "held.toml").write_text(held)
     options = ("--recipe", tmp_path / "held.toml", "--shard-samples", "2")
     with slurm.job(tmp_path, 1, *options, HOLD="1") as job:
         poll(

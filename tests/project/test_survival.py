@@ -252,29 +252,20 @@ def _change_row(store: BuiltStore, row: int) -> Path:
     return path
 
 
-def _cut(store: BuiltStore, row: int) -> Path:
-    path = store.shard_path(row // SHARD)
-    path.write_bytes(path.read_bytes()[:-1])
-    return path
+def _harm(change: Callable[[Path], object]) -> Callable[[BuiltStore, int], Path]:
+    def harm(store: BuiltStore, row: int) -> Path:
+        path = store.shard_path(row // SHARD)
+        change(path)
+        return path
 
-
-def _remove(store: BuiltStore, row: int) -> Path:
-    path = store.shard_path(row // SHARD)
-    path.unlink()
-    return path
-
-
-def _empty(store: BuiltStore, row: int) -> Path:
-    path = store.shard_path(row // SHARD)
-    path.write_bytes(b"")
-    return path
+    return harm
 
 
 HARMS: dict[str, Callable[[BuiltStore, int], Path]] = {
     "a byte changed": _change_row,
-    "a byte short": _cut,
-    "empty": _empty,
-    "gone": _remove,
+    "a byte short": _harm(lambda path: path.write_bytes(path.read_bytes()[:-1])),
+    "empty": _harm(lambda path: path.write_bytes(b"")),
+    "gone": _harm(Path.unlink),
 }
 
 

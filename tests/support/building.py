@@ -552,7 +552,7 @@ def build_here(
 
 def changes(source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]) -> int:
     """How often a build changes what lies below `store`."""
-    return _counted(store, lambda: build_here(source, store, recipe, options))
+    return _counted(store, build_here, source, store, recipe, options)
 
 
 def refresh_changes(store: Path) -> int:
@@ -560,16 +560,16 @@ def refresh_changes(store: Path) -> int:
     return _counted(store, lambda: precache.refresh(store, address="serial"))
 
 
-def _counted(store: Path, act: Callable[[], object]) -> int:
-    made = 0
+def changes_of_pull(store: Path, to: Path) -> int:
+    """How often a pull changes what lies below the other store."""
+    return _counted(to, precache.pull, store, to)
 
-    def count() -> None:
-        nonlocal made
-        made += 1
 
-    _on_change(store, count)
-    act()
-    return made
+def _counted(below: Path, act: Callable[..., object], *arguments: Any) -> int:
+    made: list[None] = []
+    _on_change(below, lambda: made.append(None))
+    act(*arguments)
+    return len(made)
 
 
 def build_until(
@@ -586,14 +586,6 @@ def collect_until(change: int, store: Path) -> None:
     precache.gc(store, keep=1, older_than=0)
 
 
-def changes_of_pull(store: Path, to: Path) -> int:
-    """How often a pull changes what lies below the other store."""
-    made: list[None] = []
-    _on_change(to, lambda: made.append(None))
-    precache.pull(store, to)
-    return len(made)
-
-
 def pull_until(change: int, store: Path, to: Path) -> None:
     """Pull a store, and be killed right before change number `change` of the other one."""
     _kill_at(change, to)
@@ -607,18 +599,11 @@ def refresh_until(change: int, store: Path) -> None:
 
 
 def _kill_at(change: int, store: Path) -> None:
-    left = change
-
-    def die_in_time() -> None:
-        nonlocal left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-
-    _on_change(store, die_in_time)
+    left = iter(range(change))
+    _on_change(store, lambda: next(left, None) is None and os.kill(os.getpid(), signal.SIGKILL))
 
 
-def _on_change(store: Path, act: Callable[[], None]) -> None:
+def _on_change(store: Path, act: Callable[[], object]) -> None:
     """Call `act` before each change of a file or folder; audit hooks live as long as a process."""
     below = os.fspath(store)
 

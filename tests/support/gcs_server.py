@@ -9,41 +9,39 @@ import base64
 import hashlib
 import itertools
 import json
-import threading
+import re
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.parser import BytesParser
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import google_crc32c
 
-from tests.support.servers import POLL, PatientServer, UnsatisfiableError, byte_range
-
-Answer = tuple[int, bytes, dict[str, str]]
-"""Status, body, headers."""
+from tests.support.servers import Handler, HTTPServer, UnsatisfiableError, byte_range
 
 
 @dataclass(frozen=True)
 class _Object:
     """One generation of an object."""
 
+    bucket: str
     name: str
     data: bytes
     generation: int
     updated: datetime
 
-    def resource(self, bucket: str) -> dict[str, Any]:
+    @property
+    def resource(self) -> dict[str, Any]:
         """Its metadata. Source: …/json_api/v1/objects#resource"""
         time = f"{self.updated:%Y-%m-%dT%H:%M:%S}.{self.updated.microsecond // 1000:03d}Z"
         return {
             "kind": "storage#object",
-            "id": f"{bucket}/{self.name}/{self.generation}",
-            "bucket": bucket,
+            "id": f"{self.bucket}/{self.name}/{self.generation}",
+            "bucket": self.bucket,
             "name": self.name,
             "generation": str(self.generation),
             "metageneration": "1",
@@ -84,7 +82,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class GCSServer:
+class GCSServer(HTTPServer):
     """Buckets in memory.
 
     Attributes
@@ -101,15 +99,10 @@ class GCSServer:
         self.page = 1000
         self.pages = 0
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-        self._buckets: dict[str, dict[str, _Object]] = {}
-        self._uploads: dict[str, _Upload] = {}
+        self.buckets: dict[str, dict[str, _Object]] = {}
+        self.uploads: dict[str, _Upload] = {}
         self._generations = itertools.count(1_700_000_000_000_000)
-        self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"store": self})
-        self._server = PatientServer(("127.0.0.1", 0), handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL], daemon=True)
-        self._thread.start()
+        super().__init__(_Handler)
 
     def options(self, port: int | None = None) -> dict[str, Any]:
         """Storage options of gcsfs, through a proxy's port or straight."""
@@ -124,50 +117,26 @@ class GCSServer:
         url = f"http://127.0.0.1:{self.port}/storage/v1/b?project=test"
         urllib.request.urlopen(urllib.request.Request(url, body, method="POST")).close()
 
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    # --- buckets and objects --------------------------------------------------------------------
-
-    def insert_bucket(self, name: str) -> dict[str, Any]:
-        with self._lock:
-            if name in self._buckets:
-                raise RefusedError(409, f"Your previous request to create {name} succeeded")
-            self._buckets[name] = {}
-        return self.bucket(name)
-
-    def bucket(self, name: str) -> dict[str, Any]:
-        self._objects(name)
-        return {"kind": "storage#bucket", "id": name, "name": name}
-
-    def _objects(self, bucket: str) -> dict[str, _Object]:
+    def objects(self, bucket: str) -> dict[str, _Object]:
         try:
-            return self._buckets[bucket]
+            return self.buckets[bucket]
         except KeyError:
             raise RefusedError(404, "The specified bucket does not exist.") from None
 
     def get(self, bucket: str, name: str, generation: str | None = None) -> _Object:
-        found = self._objects(bucket).get(name)
+        found = self.objects(bucket).get(name)
         if found is None or generation not in (None, str(found.generation)):
             raise RefusedError(404, f"No such object: {bucket}/{name}")
         return found
 
     def insert(self, bucket: str, name: str, data: bytes, create: bool) -> _Object:
         """A new generation; with `create`, only where there is none."""
-        with self._lock:
-            objects = self._objects(bucket)
+        with self.lock:
+            objects = self.objects(bucket)
             if create and name in objects:
                 raise RefusedError(412, "At least one of the pre-conditions did not hold.")
-            made = _Object(name, data, next(self._generations), self.clock())
-            objects[name] = made
-        return made
-
-    def delete(self, bucket: str, name: str) -> None:
-        with self._lock:
-            self.get(bucket, name)
-            del self._buckets[bucket][name]
+            objects[name] = _Object(bucket, name, data, next(self._generations), self.clock())
+            return objects[name]
 
     def list(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
         """One page; objects below a delimiter count as their common prefix."""
@@ -175,20 +144,20 @@ class GCSServer:
         after = base64.b64decode(query.get("pageToken", "")).decode()
         most = min(int(query.get("maxResults", self.page)), self.page)
         entries: dict[str, _Object | None] = {}
-        with self._lock:
+        with self.lock:
             self.pages += 1
-            for name, found in sorted(self._objects(bucket).items()):
+            for name, found in sorted(self.objects(bucket).items()):
                 if name.startswith(prefix):
                     inside, cut, _ = name[len(prefix) :].partition(delimiter or "\0")
                     entries[prefix + inside + cut] = None if cut else found
         start = query.get("startOffset", "")
         names = [name for name in entries if name > after and name >= start]
-        page: dict[str, Any] = {"kind": "storage#objects", "items": [], "prefixes": []}
-        for name in names[:most]:
-            if (each := entries[name]) is None:
-                page["prefixes"].append(name)
-            else:
-                page["items"].append(each.resource(bucket))
+        shown = [(name, entries[name]) for name in names[:most]]
+        page: dict[str, Any] = {
+            "kind": "storage#objects",
+            "items": [found.resource for _, found in shown if found],
+            "prefixes": [name for name, found in shown if found is None],
+        }
         if len(names) > most:
             page["nextPageToken"] = base64.b64encode(names[most - 1].encode()).decode()
         return page
@@ -197,96 +166,79 @@ class GCSServer:
 
     def begin(self, bucket: str, name: str, create: bool) -> str:
         """The id of a new upload."""
-        self._objects(bucket)
-        with self._lock:
+        self.objects(bucket)
+        with self.lock:
             number = f"upload-{next(self._generations)}"
-            self._uploads[number] = _Upload(bucket, name, create)
+            self.uploads[number] = _Upload(bucket, name, create)
         return number
 
-    def cancel(self, number: str) -> None:
-        self._uploads.pop(number, None)
-
-    def add(self, number: str, start: int, data: bytes, total: int | None) -> _Object | int:
+    def add(self, number: str, start: int, data: bytes, total: str) -> _Object | int:
         """The object once all its bytes are here; until then, how many are."""
-        upload = self._uploads.get(number)
+        upload = self.uploads.get(number)
         if upload is None:
             raise RefusedError(404, f"No such upload: {number}")
         if upload.done is None:
             if start > len(upload.data):
                 raise RefusedError(400, f"bytes from {len(upload.data)} on are missing")
             upload.data[start:] = data
-            if len(upload.data) != total:
+            if str(len(upload.data)) != total:
                 return len(upload.data)
             whole = bytes(upload.data)
             upload.done = self.insert(upload.bucket, upload.name, whole, upload.create)
         return upload.done
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    store: GCSServer
+class _Handler(Handler):
+    """Answers by methods whose names, and the names of buckets and objects, `ROUTES` has."""
 
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    server: GCSServer
+
+    def respond(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
+        self.query = dict(parse_qsl(url.query))
+        self.creates = self.query.get("ifGenerationMatch") == "0"
         try:
-            act = self._actions()[self.command, _shape(url.path)]
-        except KeyError:
-            act = _not_found
-        parts = [unquote(part) for part in url.path.strip("/").split("/")]
-        try:
-            status, data, headers = act(parts, dict(parse_qsl(url.query)), body)
+            for method, path, name in ROUTES:
+                found = re.fullmatch(path.replace("*", "([^/]+)"), url.path.rstrip("/"))
+                if method == self.command and found:
+                    getattr(self, f"_{name}")(*map(unquote, found.groups()))
+                    return
+            raise RefusedError(404, "Not Found")
         except RefusedError as error:
-            said = {"error": {"code": error.status, "message": str(error)}}
-            status, data, headers = error.status, *_json(said)[1:]
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+            said = {"code": error.status, "message": str(error)}
+            self._json({"error": said}, error.status)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer
+    do_GET = do_POST = do_PUT = do_DELETE = respond
 
-    def _actions(self) -> dict[tuple[str, str], Callable[..., Answer]]:
-        return {
-            ("POST", "storage/v1/b"): self._insert_bucket,
-            ("GET", "storage/v1/b/*"): self._bucket,
-            ("GET", "storage/v1/b/*/o"): self._list,
-            ("GET", "storage/v1/b/*/o/*"): self._get,
-            ("GET", "download/storage/v1/b/*/o/*"): self._download,
-            ("DELETE", "storage/v1/b/*/o/*"): self._delete,
-            ("POST", "storage/v1/b/*/o/*/rewriteTo/b/*/o/*"): self._rewrite,
-            ("POST", "upload/storage/v1/b/*/o"): self._upload,
-            ("PUT", "upload/storage/v1/b/*/o"): self._upload,
-            ("DELETE", "upload/storage/v1/b/*/o"): self._cancel,
-            ("GET", "*/*"): self._get_xml,
-        }
+    def _json(self, document: dict[str, Any], status: int = 200) -> None:
+        headers = {"Content-Type": "application/json; charset=UTF-8"}
+        self.send(status, json.dumps(document).encode(), headers)
 
-    def _insert_bucket(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        return _json(self.store.insert_bucket(json.loads(body)["name"]))
+    def _insert_bucket(self) -> None:
+        name = json.loads(self.body)["name"]
+        with self.server.lock:
+            if name in self.server.buckets:
+                raise RefusedError(409, f"Your previous request to create {name} succeeded")
+            self.server.buckets[name] = {}
+        self._bucket(name)
 
-    def _bucket(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        return _json(self.store.bucket(parts[3]))
+    def _bucket(self, bucket: str) -> None:
+        self.server.objects(bucket)
+        self._json({"kind": "storage#bucket", "id": bucket, "name": bucket})
 
-    def _list(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        return _json(self.store.list(parts[3], query))
+    def _list(self, bucket: str) -> None:
+        self._json(self.server.list(bucket, self.query))
 
-    def _get(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        if query.get("alt") == "media":
-            return self._media(self.store.get(parts[3], parts[5], query.get("generation")))
-        found = self.store.get(parts[3], parts[5], query.get("generation"))
-        return _json(found.resource(parts[3]))
+    def _get(self, bucket: str, name: str) -> None:
+        if self.query.get("alt") == "media":
+            self._media(bucket, name)
+        else:
+            self._json(self.server.get(bucket, name, self.query.get("generation")).resource)
 
-    def _download(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        return self._media(self.store.get(parts[4], parts[6], query.get("generation")))
-
-    def _get_xml(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        """Google's XML API: bucket and object make up the path."""
-        return self._media(self.store.get(*parts))
-
-    def _media(self, found: _Object) -> Answer:
+    def _media(self, bucket: str, name: str) -> None:
         """The bytes that the request's range wants. Source: RFC 9110, section 14."""
+        found = self.server.get(bucket, name, self.query.get("generation"))
         size = len(found.data)
         headers = {
             "Content-Type": "application/octet-stream",
@@ -299,75 +251,70 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = byte_range(self.headers.get("Range"), size)
         except UnsatisfiableError:
             said = b"The requested range cannot be satisfied."
-            return 416, said, {"Content-Range": f"bytes */{size}"}
+            return self.send(416, said, {"Content-Range": f"bytes */{size}"})
         if wanted is None:
-            return 200, found.data, headers
+            return self.send(200, found.data, headers)
         start, stop = wanted
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        return 206, found.data[start:stop], headers
+        return self.send(206, found.data[start:stop], headers)
 
-    def _delete(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        self.store.delete(parts[3], parts[5])
-        return 204, b"", {}
+    def _delete(self, bucket: str, name: str) -> None:
+        with self.server.lock:
+            self.server.get(bucket, name)
+            del self.server.buckets[bucket][name]
+        self.send(204, b"")
 
-    def _rewrite(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
+    def _rewrite(self, bucket: str, name: str, to: str, target: str) -> None:
         """A copy, at once."""
-        data = self.store.get(parts[3], parts[5], query.get("sourceGeneration")).data
-        create = query.get("ifGenerationMatch") == "0"
-        made = self.store.insert(parts[8], parts[10], data, create)
+        data = self.server.get(bucket, name, self.query.get("sourceGeneration")).data
+        made = self.server.insert(to, target, data, self.creates)
         found = {"objectSize": str(len(data)), "totalBytesRewritten": str(len(data))}
-        resource = made.resource(parts[8])
-        return _json(
-            {"kind": "storage#rewriteResponse", "done": True, **found, "resource": resource}
-        )
+        found |= {"kind": "storage#rewriteResponse", "done": True, "resource": made.resource}
+        self._json(found)
 
-    def _upload(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        bucket, create = parts[4], query.get("ifGenerationMatch") == "0"
-        if "upload_id" in query:
-            return self._continue(query["upload_id"], body)
-        if query.get("uploadType") == "resumable":
-            name = query.get("name") or json.loads(body)["name"]
-            number = self.store.begin(bucket, name, create)
+    def _upload(self, bucket: str) -> None:
+        if "upload_id" in self.query:
+            self._continue(bucket)
+        elif self.query.get("uploadType") == "resumable":
+            name = self.query.get("name") or json.loads(self.body)["name"]
+            number = self.server.begin(bucket, name, self.creates)
             there = f"http://{self.headers['Host']}{urlsplit(self.path).path}"
-            return 200, b"", {"Location": f"{there}?uploadType=resumable&upload_id={number}"}
-        if query.get("uploadType") != "multipart":
-            raise RefusedError(400, f"uploadType {query.get('uploadType')} is not known")
-        name, data = _related(self.headers["Content-Type"], body)
-        return _json(self.store.insert(bucket, name, data, create).resource(bucket))
+            location = f"{there}?uploadType=resumable&upload_id={number}"
+            self.send(200, b"", {"Location": location})
+        elif self.query.get("uploadType") == "multipart":
+            name, data = _related(self.headers["Content-Type"], self.body)
+            self._json(self.server.insert(bucket, name, data, self.creates).resource)
+        else:
+            raise RefusedError(400, f"uploadType {self.query.get('uploadType')} is not known")
 
-    def _continue(self, number: str, body: bytes) -> Answer:
+    def _continue(self, bucket: str) -> None:
         """Take bytes in. Source: …/storage/docs/performing-resumable-uploads"""
         span, _, total = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
         start = 0 if span == "*" else int(span.split("-")[0])
-        there = self.store.add(number, start, body, None if total == "*" else int(total))
+        there = self.server.add(self.query["upload_id"], start, self.body, total)
         if isinstance(there, _Object):
-            return _json(there.resource(self.path.split("/")[5]))
-        return 308, b"", {"Range": f"bytes=0-{there - 1}"}
+            self._json(there.resource)
+        else:
+            self.send(308, b"", {"Range": f"bytes=0-{there - 1}"})
 
-    def _cancel(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-        self.store.cancel(query.get("upload_id", ""))
-        return 499, b"", {}
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
+    def _cancel(self, bucket: str) -> None:
+        self.server.uploads.pop(self.query.get("upload_id", ""), None)
+        self.send(499, b"")
 
 
-def _shape(path: str) -> str:
-    """A path with a star for each name: of a bucket, or of an object, whose slashes are quoted."""
-    parts = path.strip("/").split("/")
-    if len(parts) == 2:
-        return "*/*"
-    first = parts.index("b") if "b" in parts else len(parts)
-    names = {first + place for place in (1, 3, 6, 8)}
-    return "/".join("*" if n in names else part for n, part in enumerate(parts))
-
-
-def _not_found(parts: list[str], query: dict[str, str], body: bytes) -> Answer:
-    raise RefusedError(404, "Not Found")
-
-
-def _json(document: dict[str, Any]) -> Answer:
-    return 200, json.dumps(document).encode(), {"Content-Type": "application/json; charset=UTF-8"}
+ROUTES = (
+    ("POST", "/storage/v1/b", "insert_bucket"),
+    ("GET", "/storage/v1/b/*", "bucket"),
+    ("GET", "/storage/v1/b/*/o", "list"),
+    ("GET", "/storage/v1/b/*/o/*", "get"),
+    ("GET", "/download/storage/v1/b/*/o/*", "media"),
+    ("DELETE", "/storage/v1/b/*/o/*", "delete"),
+    ("POST", "/storage/v1/b/*/o/*/rewriteTo/b/*/o/*", "rewrite"),
+    ("POST", "/upload/storage/v1/b/*/o", "upload"),
+    ("PUT", "/upload/storage/v1/b/*/o", "upload"),
+    ("DELETE", "/upload/storage/v1/b/*/o", "cancel"),
+)
+"""Method, path, and who answers; slashes of objects' names are quoted there."""
 
 
 def _related(content_type: str, body: bytes) -> tuple[str, bytes]:

@@ -9,11 +9,10 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from precache.errors import StorageError
-from precache.storage.base import Buffer, FileInfo, Folder, Part, Range, required
+from precache.storage.base import Buffer, FileInfo, Folder, LeaveOut, Part, ignore_left_out
 from tests.support.building import DEADLINE
 
 Found = TypeVar("Found")
@@ -42,8 +41,8 @@ class Memory:
             self.objects[name] = data
 
 
-class MemoryFolder:
-    """A `Folder` of a `Memory`; each call waits for its turn, and notes what it returns."""
+class MemoryFolder(Folder):
+    """A folder of a `Memory`; each call waits for its turn, and notes what it returns."""
 
     def __init__(
         self,
@@ -64,14 +63,6 @@ class MemoryFolder:
     def path(self, name: str) -> str:
         return f"memory:{self._at(name)}"
 
-    def local(self, name: str) -> Path | None:
-        return None
-
-    is_link, remove_if_empty = Folder.is_link, Folder.remove_if_empty
-
-    def open(self, name: str) -> int | None:
-        return None
-
     def folder(self, name: str) -> MemoryFolder:
         return MemoryFolder(self._memory, self._turn, self._learn, self._at(name))
 
@@ -84,73 +75,40 @@ class MemoryFolder:
 
     def _below(self, name: str) -> dict[str, bytes]:
         prefix = f"{self._at(name)}/" if self._at(name) else ""
-        held = self._memory.objects.items()
+        held = sorted(self._memory.objects.items())
         return {key[len(prefix) :]: data for key, data in held if key.startswith(prefix)}
 
-    def kind(self) -> str | None:
-        self._turn("kind", self._root)
-        return self._found("folder" if self._below("") else None)
-
-    def exists(self, name: str = "") -> bool:
-        self._turn("exists", self._at(name))
-        return self._found(self._at(name) in self._memory.objects or bool(self._below(name)))
-
-    def size(self, name: str) -> int | None:
-        self._turn("size", self._at(name))
+    def info(self, name: str) -> FileInfo | None:
+        self._turn("info", self._at(name))
         data = self._memory.objects.get(self._at(name))
-        return self._found(None if data is None else len(data))
+        return self._found(None if data is None else FileInfo(name, len(data), 1))
 
-    def read(self, name: str) -> bytes:
-        return required(self._one(name))
-
-    def get(self, name: str) -> bytes | None:
-        self._turn("get", self._at(name))
-        data = self._memory.objects.get(self._at(name))
-        self._learn(data and timeless(self._at(name), data))
-        return data
-
-    def read_small(self, names: Sequence[str]) -> Iterator[bytes | StorageError]:
-        return map(self._one, names)
-
-    def _one(self, name: str) -> bytes | StorageError:
-        data = self.get(name)
-        if data is not None:
-            return data
-        error = StorageError(f"cannot read {self.path(name)}: there is no such object")
-        error.__cause__ = FileNotFoundError(name)
-        return error
+    def is_folder(self, name: str = "") -> bool:
+        self._turn("is_folder", self._at(name))
+        return self._found(bool(self._below(name)))
 
     def read_parts(
         self, parts: Sequence[Part], least: Sequence[int], *, whole: bool = False
     ) -> list[bytes | StorageError]:
-        return [
-            data[start:end] if isinstance(data := self._one(name), bytes) else data
-            for name, start, end in parts
-        ]
+        return [self._read(*part) for part in parts]
 
-    def read_first(self, name: str, most: int) -> bytes:
-        return self.read(name)[:most]
-
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        found = [self._one(name) for name, _, _ in ranges]
-        return [
-            data[start : start + length] if isinstance(data, bytes) else data
-            for data, (_, start, length) in zip(found, ranges, strict=True)
-        ]
+    def _read(self, name: str, start: int, end: int | None) -> bytes | StorageError:
+        self._turn("read", self._at(name))
+        data = self._memory.objects.get(self._at(name))
+        self._learn(data and timeless(self._at(name), data))
+        if data is not None:
+            return data[start:end]
+        error = StorageError(f"cannot read {self.path(name)}: there is no such object")
+        error.__cause__ = FileNotFoundError(name)
+        return error
 
     def names(self, name: str = "", *, first: bool = False) -> list[str]:
         self._turn("names", self._at(name))
         return self._found(sorted({key.partition("/")[0] for key in self._below(name)}))
 
-    def sizes(self, name: str = "") -> dict[str, int]:
-        self._turn("sizes", self._at(name))
-        prefix = f"{name}/" if name else ""
-        held = self._below(name).items()
-        return self._found({prefix + key: len(data) for key, data in sorted(held)})
-
-    def walk(self) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         self._turn("walk", self._root)
-        held = sorted(self._below("").items())
+        held = self._below("").items()
         yield from self._found([FileInfo(key, len(data), 1) for key, data in held])
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
@@ -160,26 +118,23 @@ class MemoryFolder:
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         data = b"".join(parts)
         self._turn("create", self._at(name))
-        if self._at(name) in self._memory.objects:
-            return self._found(self._memory.objects[self._at(name)] == data)
-        self._memory.set(self._at(name), data)
-        return self._found(True)
+        held = self._memory.objects.get(self._at(name))
+        if held is None:
+            self._memory.set(self._at(name), data)
+        return self._found(held in (None, data))
 
     def copy(
         self,
         name: str,
-        origin: Any,
+        origin: Folder,
         source: str,
         scratch: str | None = None,
         *,
         create: bool = False,
     ) -> bool:
         data = origin.read(source)
-        if not create:
-            self.put(name, [data])
-            return True
         self._turn("copy", self._at(name))
-        if self._at(name) in self._memory.objects:
+        if create and self._at(name) in self._memory.objects:
             return False
         self._memory.set(self._at(name), data)
         return True
@@ -187,13 +142,10 @@ class MemoryFolder:
     def remove(self, name: str) -> None:
         # As in a bucket: one object after another.
         self._turn("remove", self._at(name))
-        for key in self._found(sorted(self._below(name))):
+        for key in self._found([*self._below(name)]):
             self._turn("remove", f"{self._at(name)}/{key}")
             self._memory.set(f"{self._at(name)}/{key}", None)
         self._memory.set(self._at(name), None)
-
-    def free_bytes(self) -> int | None:
-        return None
 
 
 def knowing_its_result(function: Callable[P, Found]) -> Callable[P, Found]:

@@ -6,23 +6,18 @@ import contextlib
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import requests
 
-from tests.support.building import DEADLINE, environment, gone, poll
-
-NODE = "127.0.0.2"
-"""Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
-
+from tests.support.building import DEADLINE, environment, free_ports, gone, poll
+from tests.support.raycluster import HEAD
 
 PATIENCE = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{DEADLINE:.0f}",
@@ -57,7 +52,7 @@ class JobHead:
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # sockets need a short path
         self.folder = Path(self._folder.name)
         self.token = token
-        self.address = f"http://127.0.0.1:{_free_port()}"
+        self.address = f"http://127.0.0.1:{free_ports(1)[0]}"
         auth = {"RAY_AUTH_MODE": "disabled"}
         if token:
             auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
@@ -79,7 +74,7 @@ class JobHead:
     def _start(self, auth: dict[str, str], plain: dict[str, str]) -> psutil.Popen:
         line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         line += ["--port=0", "--min-worker-port=0", "--max-worker-port=0"]
-        line += [f"--node-ip-address={NODE}", f"--temp-dir={self.folder}/ray", "--num-cpus=1"]
+        line += [f"--node-ip-address={HEAD}", f"--temp-dir={self.folder}/ray", "--num-cpus=1"]
         line += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
         line += [f"--dashboard-port={self.address.rpartition(':')[2]}"]
         line += ["--dashboard-agent-listen-port=0", f"--object-store-memory={80 << 20}"]
@@ -112,15 +107,11 @@ class JobHead:
     def get(self, path: str, method: str = "GET") -> bytes | None:
         """Return the job server's answer, None for 404."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        request = urllib.request.Request(self.address + path, headers=headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
-                data: bytes = answer.read()
-                return data
-        except urllib.error.HTTPError as error:
-            if error.code != 404:
-                raise
+        answer = requests.request(method, self.address + path, headers=headers, timeout=DEADLINE)
+        if answer.status_code == 404:
             return None
+        answer.raise_for_status()
+        return answer.content
 
     def job(self, job: str) -> dict[str, Any]:
         """Return a job as Ray lists it."""
@@ -150,8 +141,3 @@ class JobHead:
         for process in family:
             poll(lambda process=process: gone(process), f"{process} has ended")
         self._folder.cleanup()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -5,18 +5,16 @@ be read.
 from __future__ import annotations
 
 import base64
-import threading
 import time
-import urllib.parse
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import parse_qsl, quote_plus, urlsplit
 from xml.sax.saxutils import escape
 
 import xxhash
 
-from tests.support.servers import POLL, PatientServer
+from tests.support.servers import Handler, HTTPServer
 
 PAGE = 1000
 """Names in a page, as with S3."""
@@ -25,7 +23,7 @@ AZURES_PAGE = 5000
 """And with Azure."""
 
 
-class ListingServer:
+class ListingServer(HTTPServer):
     """A bucket of some names, in order; a page of a prefix takes `latency` seconds.
 
     Attributes
@@ -38,13 +36,9 @@ class ListingServer:
 
     def __init__(self, names: Sequence[str], page: int = PAGE, latency: float = 0.0) -> None:
         self.names, self.page, self.latency = names, page, latency
-        self.pages, self._lock = 0, threading.Lock()
+        self.pages = 0
         self.starts = True
-        handler = type("Handler", (_Handler,), {"bucket": self})
-        self._server = PatientServer(("127.0.0.1", 0), handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL], daemon=True)
-        self._thread.start()
+        super().__init__(_Handler)
 
     def options(self) -> dict[str, Any]:
         """Storage options."""
@@ -54,11 +48,6 @@ class ListingServer:
             "endpoint_url": f"http://127.0.0.1:{self.port}",
             "client_kwargs": {"region_name": "us-east-1"},
         }
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def answer(self, prefix: str, delimiter: str, after: str, encoding: str) -> str:
         """The XML of a page, of the names behind `after`."""
@@ -78,7 +67,7 @@ class ListingServer:
 
     def listed(self, prefix: str, delimiter: str, after: str) -> tuple[list[str], str]:
         """A page of the names behind `after`, and behind which the next one begins; or none."""
-        with self._lock:
+        with self.lock:
             self.pages += 1
         time.sleep(self.latency)
         found = list[str]()
@@ -159,38 +148,25 @@ def _blob(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    return escape(urllib.parse.quote_plus(name, "/"))
+    return escape(quote_plus(name, "/"))
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    bucket: ListingServer
+class _Handler(Handler):
+    server: ListingServer
 
     def do_GET(self) -> None:
-        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        query = dict(parse_qsl(urlsplit(self.path).query))
         token = query.get("continuation-token") or query.get("marker", "")
         after = base64.b64decode(token).decode()
-        if self.bucket.starts:
+        if self.server.starts:
             after = after or query.get("start-after", "")
-        data = self.bucket.answer(
-            query.get("prefix", ""),
-            query.get("delimiter", ""),
-            after,
-            query.get("encoding-type", ""),
-        )
-        self._answer(200, data.encode())
+        given = (query.get(name, "") for name in ("prefix", "delimiter"))
+        data = self.server.answer(*given, after, query.get("encoding-type", ""))
+        self.send(200, data.encode(), XML)
 
     def do_HEAD(self) -> None:
-        bucket = "/" not in urllib.parse.urlsplit(self.path).path.strip("/")
-        self._answer(200 if bucket else 404, b"")
+        bucket = "/" not in urlsplit(self.path).path.strip("/")
+        self.send(200 if bucket else 404, b"", XML)
 
-    def _answer(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
+XML = {"Content-Type": "application/xml"}

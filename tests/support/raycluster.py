@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -55,7 +56,7 @@ class Cluster:
         token.chmod(0o600)
         own = {"HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
         self.settings = {**SETTINGS, **own, **more}
-        with _set(self.settings):
+        with mock.patch.dict(os.environ, self.settings):
             from ray.cluster_utils import Cluster as Processes
 
             self._processes = Processes(
@@ -75,7 +76,7 @@ class Cluster:
     def add(self, cpus: int = 1, **how: Any) -> Any:
         """Add a node; return it, for `kill`."""
         self._started += 1
-        with _set(self.settings):
+        with mock.patch.dict(os.environ, self.settings):
             node = self._processes.add_node(
                 num_cpus=cpus,
                 node_ip_address=f"127.0.0.{self._started}",
@@ -111,23 +112,9 @@ class Cluster:
 
     def close(self) -> None:
         family = psutil.Process().children(recursive=True)
-        with _set(self.settings):
+        with mock.patch.dict(os.environ, self.settings):
             self._processes.shutdown()
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "ray" in " ".join(process.cmdline()):
                     process.send_signal(signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -33,6 +33,59 @@ POLL = 0.05
 """Seconds after which a server notices that it is to stop."""
 
 
+class PatientServer(ThreadingHTTPServer):
+    """Takes many connections at a time."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients hang up."""
+
+
+class HTTPServer(PatientServer):
+    """Serves on a thread of its own, until it is stopped; `server` of its handlers is this.
+
+    Parameters
+    ----------
+    certificate
+        Makes it one of ``https://``.
+    """
+
+    def __init__(self, handler: Callable[..., Any], certificate: Certificate | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.port = int(self.server_address[1])
+        self.lock = threading.Lock()
+        if certificate is not None:
+            self.socket = certificate.wrap(self.socket)
+        self._thread = threading.Thread(target=self.serve_forever, args=[POLL], daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Keeps connections, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """A whole answer, of the length of its body."""
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
 class S3Server:
     """moto's server, which keeps everything in memory.
 
@@ -162,11 +215,9 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-class FileHandler(SimpleHTTPRequestHandler):
+class FileHandler(Handler, SimpleHTTPRequestHandler):
     """Sends the files of a folder, and lists it."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     ranges = True
     silent = False
     query = ""
@@ -190,35 +241,16 @@ class FileHandler(SimpleHTTPRequestHandler):
         try:
             wanted = byte_range(self.headers["Range"], len(data))
         except UnsatisfiableError:
-            return self._send(416, b"", f"bytes */{len(data)}")
+            return self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         if wanted is None:
             return super().do_GET()
         start, stop = wanted
-        return self._send(206, data[start:stop], f"bytes {start}-{stop - 1}/{len(data)}")
+        span = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+        return self.send(206, data[start:stop], span)
 
     def send_header(self, keyword: str, value: str) -> None:
         if not (self.silent and keyword == "Last-Modified"):
             super().send_header(keyword, value)
-
-    def _send(self, status: int, data: bytes, span: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Range", span)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-class PatientServer(ThreadingHTTPServer):
-    """Takes many connections at a time."""
-
-    request_queue_size = 128
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients hang up."""
 
 
 @dataclass(frozen=True)
@@ -252,16 +284,11 @@ def answering(
     handler: Callable[..., BaseHTTPRequestHandler], certificate: Certificate | None = None
 ) -> Iterator[str]:
     """A web server with this handler; its URL."""
-    with PatientServer(("127.0.0.1", 0), handler) as server:
-        if certificate is not None:
-            server.socket = certificate.wrap(server.socket)
-        thread = threading.Thread(target=server.serve_forever, args=[POLL])
-        thread.start()
-        try:
-            yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    server = HTTPServer(handler, certificate)
+    try:
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.port}"
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager
@@ -295,7 +322,7 @@ def web_server(
         yield url
 
 
-class FaultProxy:
+class FaultProxy(HTTPServer):
     """Passes requests on to a server; those that `faults` names are answered otherwise.
 
     Attributes
@@ -322,21 +349,11 @@ class FaultProxy:
         self.ignored: frozenset[str] = frozenset()
         self.before: Callable[[str, str], None] = lambda method, path: None
         self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
-        self.lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = PatientServer(("127.0.0.1", 0), handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL], daemon=True)
-        self._thread.start()
+        super().__init__(_Handler)
 
     def requests(self, method: str, ending: str) -> int:
         """How many there were of a path's ending."""
         return sum(n for (m, path), n in self.seen.items() if m == method and path.endswith(ending))
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def take(self, method: str, path: str) -> Fault | None:
         with self.lock:
@@ -347,20 +364,18 @@ class FaultProxy:
             return self.choose(method, path)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    proxy: FaultProxy
+class _Handler(Handler):
+    server: FaultProxy
     upstream_headers: Mapping[str, str]
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
-        self.proxy.headers.append(self.headers)
-        self.proxy.before(self.command, path)
-        fault = self.proxy.take(self.command, path)
-        upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
-        ignored = {name.lower() for name in self.proxy.ignored}
+        self.server.headers.append(self.headers)
+        self.server.before(self.command, path)
+        fault = self.server.take(self.command, path)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
+        ignored = {name.lower() for name in self.server.ignored}
         headers = {n: each for n, each in self.headers.items() if n.lower() not in ignored}
         there = self.path
         if "://" in there:  # as a proxy of HTTP is asked, for any host
@@ -377,7 +392,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 
-    def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """A whole answer, of the length that its headers say."""
         self.send_head(status, len(data), headers or {})
         if self.command != "HEAD":
@@ -403,27 +418,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
 
 def status(code: int, retry_after: int | None = None) -> Fault:
     """An error of the service; the request itself was carried out or not, who knows."""
-
-    def fault(handler: _Handler, upstream: int, data: bytes) -> bool:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        handler.answer(code, b"<Error><Code>Fault</Code></Error>", headers)
-        return True
-
-    return fault
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return _refusal(code, "<Error><Code>Fault</Code></Error>", headers)
 
 
 def error_document(code: int, error: str) -> Fault:
     """An error as S3 tells one; the request itself was carried out or not, who knows."""
+    document = f"<Error><Code>{error}</Code><Message>no such luck</Message></Error>"
+    return _refusal(code, document, {"Content-Type": "application/xml"})
 
+
+def _refusal(code: int, document: str, headers: dict[str, str]) -> Fault:
     def fault(handler: _Handler, upstream: int, data: bytes) -> bool:
-        document = f"<Error><Code>{error}</Code><Message>no such luck</Message></Error>"
-        handler.answer(code, document.encode(), {"Content-Type": "application/xml"})
+        handler.answer(code, document.encode(), headers)
         return True
 
     return fault

@@ -9,8 +9,8 @@ What makes the figures fair:
 - Each peer runs in a process of its own, in an environment of its own (`environments`), with the
   settings that cost it least here. They stand in the docstring of its module, with the reason.
 - Its epochs take turns with `np.take` into a reused buffer, the floor, which runs in another
-  process; the ratio is between neighbours in time. The floor stands in the table three times,
-  too: at the beginning, in the middle and at the end, so that drift is seen.
+  process; the ratio is between neighbours in time. What the floor took meanwhile is shown beside
+  it, so that drift is seen.
 - CPU time is that of the peer's process, its threads and its children, from the end of one epoch to
   the end of the next, so that work ahead counts wherever it happens. Imports do not count.
 - Every epoch must yield each row once, in another order than the one before; in an epoch that is

@@ -1,12 +1,11 @@
 """The same rows through other loaders, and the picture of their figures."""
 
-import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 import tests.bench.peers
-from tests.bench.harness import Rounds, Rows, Table, Work, log, main, median_ratio, part
+from tests.bench.harness import Rounds, Rows, Table, Work, log, main, part
 from tests.bench.peers.child import LONGEST
 from tests.bench.peers.environments import ENVIRONMENTS
 from tests.bench.peers.measure import Bench, Measurement, Peer, make_photos, make_rows
@@ -52,11 +51,10 @@ COLUMNS = (
     "loader",
     "CPU-ms\nper 1,000|,.1f",
     "of the\nfloor|.2f",
+    "its\nfloor|.1f",
     "\nsamples/s|,.0f",
     "cores of\nothers|.1f",
     "first epoch\nCPU-ms|,.1f",
-    "peak\nRSS, MB|,.0f",
-    "anonymous,\nMB|,.0f",
     "\nstored, MB|,.0f",
     "disk reads,\nMB an epoch|,.0f",
 )
@@ -66,7 +64,7 @@ COLUMNS = (
 def loaders(
     work: Work,
     rows: Rows = 8000,
-    rounds: Rounds = 5,
+    rounds: Rounds = 15,
     only: Annotated[tuple[str, ...], "some of these"] = NAMES,
     cold: Annotated[bool, "evict the store before every epoch"] = False,
     install: Annotated[bool, "install peers into the folder"] = False,
@@ -78,41 +76,46 @@ def loaders(
     table = Table(
         f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, {state}",
         COLUMNS,
-        f"Medians of {rounds} or more epochs after the first. RSS counts mapped "
-        "pages of the page cache, too; what no file backs is anonymous.",
-        measured=[],
+        f"Medians of {rounds} epochs after the first.",
     )
-    for peer, measured in _run(bench, [peer for peer in PEERS if peer.name in only]):
-        table.measured.append({"name": peer.name, "measured": measured})
-        if isinstance(measured, str):
-            table.add(peer.title, *[None] * (len(COLUMNS) - 1))
-            table.remarks.append(f"{peer.title}: {measured}")
-            continue
-        table.add(peer.title, *measured.figures())
-        table.costs[f"{len(table.measured)}"] = {peer.name: measured.costs}
-    table.remarks += [f"{n}: {', '.join(each.requirements)}" for n, each in ENVIRONMENTS.items()]
+    for peer in (TAKE, *(peer for peer in PEERS if peer.name in only)):
+        log.print(f"{peer.name} …")
+        # Cold, a floor in between would bring its own pages back.
+        both = bench.in_turns([peer] if cold or peer is TAKE else [TAKE, peer])
+        table.measured[peer.title] = both
+        _add(table, peer, both[peer.name], lambda own, both=both: _figures(own, both.get("take")))
+    table.remarks += [f"{n}: {', '.join(each)}" for n, each in ENVIRONMENTS.items()]
     return table
 
 
 loaders.run.__doc__ = tests.bench.peers.__doc__
 
 
-def _run(bench: Bench, peers: Sequence[Peer]) -> Iterator[tuple[Peer, Measurement | str]]:
-    """Measure the peers, with the floor before, halfway and after them."""
-    half = len(peers) // 2
-    with contextlib.ExitStack() as stack:
-        floor = None
-        if not bench.cold:
-            # Cold, a floor in between would bring its own pages back.
-            store = bench.folder / "floor"
-            store.unlink(missing_ok=True)
-            stack.callback(store.unlink)
-            floor = stack.enter_context(bench.start(TAKE, store))
-            floor.ask("write")
-            floor.ask("epoch")
-        for peer in (TAKE, *peers[:half], TAKE, *peers[half:], TAKE):
-            log.print(f"{peer.name} …")
-            yield peer, bench.measure(peer, floor)
+def _add(
+    table: Table,
+    peer: Peer,
+    found: Measurement | str,
+    figures: Callable[[Measurement], Iterable[float | None]],
+) -> None:
+    """Add a line of figures, or a remark why there are none."""
+    if isinstance(found, str):
+        table.add(peer.title, *[None] * (len(table.columns) - 1))
+        table.remarks.append(f"{peer.title}: {found}")
+    else:
+        table.add(peer.title, *figures(found))
+
+
+def _figures(own: Measurement, floor: Measurement | str | None) -> Iterator[float | None]:
+    """In the order of the table's columns."""
+    median, beside = statistics.median, isinstance(floor, Measurement)
+    yield median(own.each("cpu_ms_per_1000"))
+    yield own.ratio(floor) if beside else None
+    yield median(floor.each("cpu_ms_per_1000")) if beside else None
+    yield median(own.each("samples_per_s"))
+    yield median(cost.others_seconds / cost.wall_seconds for cost in own.costs[1:])
+    yield own.costs[0].cpu_ms_per_1000
+    yield own.stored_bytes / 1e6
+    yield median(own.each("disk_bytes")) / 1e6
 
 
 @part("crops")
@@ -130,7 +133,7 @@ def crops(
     """
     bench = Bench(work.folder, make_photos(work, rows), rounds, cold=False, install=install)
     measured = bench.in_turns(CROPS)
-    peers = [peer for peer in CROPS[4:] if not isinstance(measured[peer.name], str)]
+    peers = [peer for peer in CROPS[4:] if isinstance(measured[peer.name], Measurement)]
     table = Table(
         f"{rows:,} photos up to {LONGEST} px: RandomResizedCrop(224), flip",
         (
@@ -141,18 +144,16 @@ def crops(
             "kB a\nphoto|,.0f",
         ),
         f"Medians of {rounds} epochs after the first, and of the ratios of neighbours in time.",
+        measured=measured,
     )
+
+    def figures(own: Measurement) -> Iterator[float]:
+        yield statistics.median(own.each("cpu_ms_per_1000"))
+        yield from (own.ratio(measured[peer.name]) for peer in peers)
+        yield from (own.costs[0].cpu_ms_per_1000, own.stored_bytes / rows / 1000)
+
     for peer in CROPS:
-        if isinstance(found := measured[peer.name], str):
-            table.add(peer.title, *[None] * (len(table.columns) - 1))
-            table.remarks.append(f"{peer.title}: {found}")
-            continue
-        (first, *later), nbytes = found
-        own = [cost.cpu_ms_per_1000 for cost in later]
-        others = [[c.cpu_ms_per_1000 for c in measured[p.name][0][1:]] for p in peers]  # type: ignore[union-attr]
-        ratios = [median_ratio(own, other) for other in others]
-        table.add(peer.title, statistics.median(own), *ratios, first.cpu_ms_per_1000, nbytes / 1000)
-        table.costs[peer.title] = {peer.name: [first, *later]}
+        _add(table, peer, measured[peer.name], figures)
     return table
 
 

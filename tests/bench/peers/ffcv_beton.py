@@ -30,21 +30,10 @@ from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, photos, read_rows
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, RowDataset, photos
 
 QUALITY = 90
 CORES = len(os.sched_getaffinity(0))
-
-
-class _RowDataset:
-    def __init__(self, rows: Path) -> None:
-        self._rows = read_rows(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.asarray(self._rows[index]), index
 
 
 class _PhotoDataset:
@@ -58,9 +47,15 @@ class _PhotoDataset:
         return np.asarray(Image.open(self._photos[index]).convert("RGB")), index
 
 
-def _copy(batch: Batch) -> Batch:
-    images, numbers = batch
-    return torch.from_numpy(images.numpy().copy()), numbers.clone()
+@dataclass(frozen=True)
+class Copied:
+    """Batches that stay what they are."""
+
+    loader: Iterable[Batch]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, numbers in self.loader:
+            yield torch.from_numpy(images.numpy().copy()), numbers.clone()
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,10 @@ class _Beton(Peer):
     def write(self, rows: Path, store: Path) -> None:
         image = RGBImageField(write_mode=self.mode, jpeg_quality=QUALITY)
         fields = {"image": image, "label": IntField()}
-        dataset = _PhotoDataset(rows) if self.cropped else _RowDataset(rows)
+        dataset = _PhotoDataset(rows) if self.cropped else RowDataset(rows)
         DatasetWriter(str(store), fields, num_workers=CORES).from_indexed_dataset(dataset)
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         images = [SimpleRGBImageDecoder()]
         if self.cropped:
             images = [RandomResizedCropRGBImageDecoder(ROW_SHAPE[:2]), RandomHorizontalFlip()]
@@ -96,8 +91,7 @@ class _Beton(Peer):
                 "label": [IntDecoder(), ToTensor(), Squeeze(1)],
             },
         )
-        while True:
-            yield map(_copy, loader) if self.copied else loader
+        return Copied(loader) if self.copied else loader
 
 
 RAW, COPIED, JPG = _Beton("raw"), _Beton("raw", copied=True), _Beton("jpg")

@@ -7,7 +7,7 @@ burn eight times as much.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,9 @@ class _Chunks(Peer):
             verbose=False,
         )
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         dataset = _RowDataset(str(store), shuffle=True, batch_decode=0, item_shuffle_window="full")
-        loader = StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=stack)
-        while True:
-            yield loader
+        return StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=stack)
 
 
 PEER = _Chunks()

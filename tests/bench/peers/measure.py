@@ -1,4 +1,4 @@
-"""Measure a peer: have it write the rows, then run epochs, in turns with the floor.
+"""Measure peers: have each write the rows, then run epochs, in turns.
 
 The rows are made first: each another crop of a photograph, as training draws them.
 """
@@ -9,12 +9,11 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -32,9 +31,6 @@ QUALITY = 90
 LIMIT_SECONDS = 900
 """For one request: a peer that hangs fails, and does not end the run."""
 FAREWELL_SECONDS = 10
-LEAST_SECONDS = 3
-MOST_EPOCHS = 50
-"""Epochs that are over sooner are run more often, but not without end."""
 
 
 @dataclass(frozen=True)
@@ -110,44 +106,20 @@ class ChildError(Exception):
     """A peer's process failed; the message is the last line it wrote."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurement:
-    """What one peer costs.
+    """Bytes of a peer's store, and costs of epochs, of which the first opens it."""
 
-    Attributes
-    ----------
-    written
-        Cost of writing the rows.
-    first, later
-        Epochs: the first opens the store.
-    ratio
-        CPU time of `later` over that of the floor in between; None where that did not run.
-    resident_bytes, anonymous_bytes
-        At the peak: all memory that is resident, and what no file backs.
-    """
-
-    written: Cost
     stored_bytes: int
-    first: Cost
-    later: tuple[Cost, ...]
-    ratio: float | None
-    resident_bytes: int
-    anonymous_bytes: int
+    costs: list[Cost] = field(default_factory=list)
 
-    @property
-    def costs(self) -> list[Cost]:
-        return [self.first, *self.later]
+    def each(self, figure: str) -> list[float]:
+        """Of the epochs after the first."""
+        return [getattr(cost, figure) for cost in self.costs[1:]]
 
-    def figures(self) -> Iterator[float | None]:
-        """In the order of the table's columns."""
-        yield statistics.median(cost.cpu_ms_per_1000 for cost in self.later)
-        yield self.ratio
-        yield statistics.median(cost.samples_per_s for cost in self.later)
-        yield statistics.median(cost.others_seconds / cost.wall_seconds for cost in self.later)
-        yield self.first.cpu_ms_per_1000
-        for nbytes in (self.resident_bytes, self.anonymous_bytes, self.stored_bytes):
-            yield nbytes / 1e6
-        yield statistics.median(cost.disk_bytes for cost in self.later) / 1e6
+    def ratio(self, other: "Measurement") -> float:
+        """Median of the ratios of CPU time to another peer's, of neighbours in time."""
+        return median_ratio(self.each("cpu_ms_per_1000"), other.each("cpu_ms_per_1000"))
 
 
 class Child:
@@ -235,8 +207,47 @@ class Bench:
     cold: bool
     install: bool
 
+    def in_turns(self, peers: Sequence[Peer]) -> dict[str, Measurement | str]:
+        """What each peer costs, whose epochs take turns; or in a line why that is not known."""
+        measured: dict[str, Measurement | str] = {}
+        children: dict[str, Child] = {}
+        with contextlib.ExitStack() as ends:
+            for peer in peers:
+                store = self.folder / "stores" / peer.name
+                store.parent.mkdir(exist_ok=True)
+                _remove(store)
+                ends.callback(_remove, store)
+                try:
+                    with self._start(peer, store) as child:
+                        child.ask("write")
+                    evict(files_of(store))  # what is measured finds it on the disk
+                    children[peer.name] = ends.enter_context(self._start(peer, store))
+                    nbytes = sum(path.stat().st_size for path in files_of(store))
+                    measured[peer.name] = Measurement(nbytes)
+                except (NotInstalledError, ChildError) as error:
+                    measured[peer.name] = str(error)
+            for request in (*["epoch"] * (1 + self.epochs), "check"):
+                for name, child in list(children.items()):
+                    try:
+                        self._ask(request, child, measured[name], self.folder / "stores" / name)
+                    except ChildError as error:
+                        measured[name] = str(error)
+                        del children[name]
+        return measured
+
+    def _ask(self, request: str, child: Child, found: Any, store: Path) -> None:
+        if request == "check":
+            child.ask(request)
+            return
+        if self.cold:
+            child.ask("evict")
+            evict(files_of(store))
+        else:
+            touch(files_of(store))
+        found.costs.append(Cost(**child.ask(request)))
+
     @contextlib.contextmanager
-    def start(self, peer: Peer, store: Path) -> Iterator[Child]:
+    def _start(self, peer: Peer, store: Path) -> Iterator[Child]:
         """A process for `peer`.
 
         Raises
@@ -250,77 +261,6 @@ class Bench:
         python = python_of(peer.environment, environments, ENVIRONMENTS, install=self.install)
         with Child(python, peer, store, self.rows, logs / f"{peer.name}.log") as child:
             yield child
-
-    def measure(self, peer: Peer, floor: Child | None) -> Measurement | str:
-        """Figures, or in a line why there are none."""
-        store = self.folder / "stores" / peer.name
-        store.parent.mkdir(exist_ok=True)
-        _remove(store)
-        try:
-            with self.start(peer, store) as child:
-                written = Cost(**child.ask("write"))
-            evict(files_of(store))  # what is measured finds it on the disk
-            with self.start(peer, store) as child:
-                return self._read(child, store, floor, written)
-        except (NotInstalledError, ChildError) as error:
-            return str(error)
-        finally:
-            _remove(store)
-
-    def in_turns(self, peers: Sequence[Peer]) -> dict[str, tuple[list[Cost], float] | str]:
-        """Costs of each peer's epochs, all of which take turns, and bytes stored of a row; or in a
-        line why there are none."""
-        measured: dict[str, Any] = {}
-        with contextlib.ExitStack() as ends:
-            children = {}
-            for peer in peers:
-                store = self.folder / "stores" / peer.name
-                store.parent.mkdir(exist_ok=True)
-                _remove(store)
-                ends.callback(_remove, store)
-                try:
-                    with self.start(peer, store) as child:
-                        count = Cost(**child.ask("write")).samples
-                    nbytes = sum(path.stat().st_size for path in files_of(store))
-                    children[peer.name] = ends.enter_context(self.start(peer, store))
-                    measured[peer.name] = ([], nbytes / count)
-                except (NotInstalledError, ChildError) as error:
-                    measured[peer.name] = str(error)
-            for request in (*["epoch"] * (1 + self.epochs), "check"):
-                for name, child in list(children.items()):
-                    try:
-                        answer = child.ask(request)
-                    except ChildError as error:
-                        measured[name] = str(error)
-                        del children[name]
-                        continue
-                    if request == "epoch":
-                        measured[name][0].append(Cost(**answer))
-        return measured
-
-    def _read(self, child: Child, store: Path, floor: Child | None, written: Cost) -> Measurement:
-        files = files_of(store)
-        costs: list[Cost] = []
-        floors: list[float] = []
-        while len(costs) <= self.epochs or _want_more(costs):
-            if self.cold:
-                child.ask("evict")
-                evict(files)
-            else:
-                touch(files)
-            if floor is not None:
-                floors.append(Cost(**floor.ask("epoch")).cpu_ms_per_1000)
-            costs.append(Cost(**child.ask("epoch")))
-        first, *later = costs
-        own = [cost.cpu_ms_per_1000 for cost in later]
-        ratio = None if floor is None else median_ratio(own, floors[1:])
-        stored = sum(path.stat().st_size for path in files)
-        return Measurement(written, stored, first, tuple(later), ratio, **child.ask("check"))
-
-
-def _want_more(costs: list[Cost]) -> bool:
-    seconds = sum(cost.wall_seconds for cost in costs[1:])
-    return seconds < LEAST_SECONDS and len(costs) <= MOST_EPOCHS
 
 
 def _remove(store: Path) -> None:

@@ -6,7 +6,7 @@ instead of waking up all along, which halves the cost. Its orders (`shuffle_algo
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -45,7 +45,7 @@ class _Mds(Peer):
             for number, row in enumerate(source):
                 writer.write({"image": np.asarray(row), "label": number})
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         clean_stale_shared_memory()
         dataset = _RowDataset(
             local=str(store),
@@ -53,9 +53,7 @@ class _Mds(Peer):
             batch_size=BATCH,
             predownload=len(read_rows(rows)),
         )
-        loader = DataLoader(dataset, BATCH, collate_fn=stack)
-        while True:
-            yield loader
+        return DataLoader(dataset, BATCH, collate_fn=stack)
 
 
 PEER = _Mds()

@@ -12,30 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import precache
 from precache.transforms import Compose, HorizontalFlip, RandomResizedCrop
-from tests.bench.peers.child import BATCH, LONGEST, ROW_SHAPE, Batch, Peer, photos, read_rows
+from tests.bench.peers.child import BATCH, LONGEST, ROW_SHAPE, Batch, Peer, RowDataset, photos
 
 ROWS_VARIABLE = "PRECACHE_BENCH_ROWS"
 
 
-class _RowDataset(Dataset[Batch]):
-    def __init__(self, rows: Path) -> None:
-        self._rows = read_rows(rows)
-        self.targets = range(len(self._rows))
+class LabelledRows(RowDataset):
+    """The rows in the folder that the environment names, as a dataset whose labels are known."""
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._rows[index], index
-
-
-def make_dataset() -> _RowDataset:
-    """What ``python:`` calls: the rows in the folder that the environment names."""
-    return _RowDataset(Path(os.environ[ROWS_VARIABLE]))
+    def __init__(self) -> None:
+        super().__init__(Path(os.environ[ROWS_VARIABLE]))
+        self.targets = range(len(self))
 
 
 @dataclass(frozen=True)
@@ -45,14 +36,12 @@ class _Store(Peer):
     def write(self, rows: Path, store: Path) -> None:
         os.environ[ROWS_VARIABLE] = str(rows)
         field = precache.Field(ops=(precache.Decode(),), codec=self.codec)
-        source = f"python:{__name__}:make_dataset"
+        source = f"python:{__name__}:LabelledRows"
         recipe = precache.Recipe(fields={"image": field})
         precache.build(source, store, recipe, address="serial", on_error="raise")
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        loader = precache.Loader(store, BATCH, device="cpu", output="tuple")
-        while True:
-            yield loader
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
+        return precache.Loader(store, BATCH, device="cpu", output="tuple")
 
 
 @dataclass(frozen=True)

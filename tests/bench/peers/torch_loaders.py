@@ -15,14 +15,15 @@ takes three to thirty times as long, indexed by whole batches seven times. `np.m
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, draw_crop, photos
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, draw_crop
 
 
 def stack(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
@@ -67,95 +68,70 @@ class _MemmapDataset(Dataset[Batch]):
 
 
 class _Memmap(Peer):
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         dataset = _MemmapDataset(store)
-        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=lambda batch: batch)
-        while True:
-            yield loader
+        return DataLoader(dataset, BATCH, shuffle=True, collate_fn=lambda batch: batch)
 
 
 class _Tensors(Peer):
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         images = torch.from_numpy(np.load(store))
         dataset = TensorDataset(images, torch.arange(len(images)))
-        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=stack_tensors)
-        while True:
-            yield loader
+        return DataLoader(dataset, BATCH, shuffle=True, collate_fn=stack_tensors)
 
 
-class _JpegDataset(Dataset[tuple[np.ndarray, int]]):
-    def __init__(self, store: Path) -> None:
-        self._photos = sorted(store.iterdir())
+@dataclass(frozen=True)
+class _PhotoDataset(Dataset[tuple[np.ndarray, int]]):
+    files: Sequence[Path]
+    decode: Callable[[Path, int], np.ndarray]
 
     def __len__(self) -> int:
-        return len(self._photos)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return draw_crop(self._photos[index], index), index
+        return self.decode(self.files[index], index), index
 
 
-class _Jpegs(Peer):
+@dataclass(frozen=True)
+class _Photos(Peer):
+    """Photos that as many workers as cores decode, each time that they are asked for."""
+
+    decode: Callable[[Path, int], np.ndarray]
+    exact: bool | None
+
     def write(self, rows: Path, store: Path) -> None:
         shutil.copytree(rows / "photos", store, copy_function=os.link)
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
+        dataset = _PhotoDataset(sorted(store.iterdir()), self.decode)
         workers = len(os.sched_getaffinity(0))
-        loader = DataLoader(
-            _JpegDataset(store),
-            BATCH,
-            shuffle=True,
-            num_workers=workers,
-            collate_fn=stack,
-            persistent_workers=True,
-        )
-        while True:
-            yield loader
-
-
-class _CropDataset(Dataset[tuple[np.ndarray, int]]):
-    """Random resized crops by Pillow, with torchvision's draws, mirrored or not."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        from PIL import Image
-
-        draw = np.random.default_rng([index, time.time_ns()])
-        image = Image.open(self._files[index]).convert("RGB")
-        box = (0, 0, image.width, image.height)
-        for _ in range(10):
-            area = draw.uniform(0.08, 1) * image.width * image.height
-            aspect = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
-            wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-            if 0 < wide <= image.width and 0 < tall <= image.height:
-                left = draw.integers(image.width - wide + 1)
-                top = draw.integers(image.height - tall + 1)
-                box = (left, top, left + wide, top + tall)
-                break
-        crop = image.resize(ROW_SHAPE[:2], Image.Resampling.BILINEAR, box=box)
-        if draw.random() < 0.5:
-            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.asarray(crop), index
-
-
-class _Crops(Peer):
-    exact = None
-
-    def write(self, rows: Path, store: Path) -> None:
-        shutil.copytree(rows / "photos", store, copy_function=os.link)
-
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        dataset, workers = _CropDataset(photos(rows)), len(os.sched_getaffinity(0))
-        loader = DataLoader(
+        return DataLoader(
             dataset, BATCH, shuffle=True, num_workers=workers, collate_fn=stack,
             persistent_workers=True,
         )  # fmt: skip
-        while True:
-            yield loader
 
 
-TAKE, MEMMAP, TENSORS, JPEGS, CROPS = _Take(), _Memmap(), _Tensors(), _Jpegs(), _Crops()
+def random_crop(path: Path, number: int) -> np.ndarray:
+    """A random resized crop by Pillow, with torchvision's draws, mirrored or not."""
+    from PIL import Image
+
+    draw = np.random.default_rng([number, time.time_ns()])
+    image = Image.open(path).convert("RGB")
+    box = (0, 0, image.width, image.height)
+    for _ in range(10):
+        area = draw.uniform(0.08, 1) * image.width * image.height
+        aspect = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
+        wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        if 0 < wide <= image.width and 0 < tall <= image.height:
+            left = draw.integers(image.width - wide + 1)
+            top = draw.integers(image.height - tall + 1)
+            box = (left, top, left + wide, top + tall)
+            break
+    crop = image.resize(ROW_SHAPE[:2], Image.Resampling.BILINEAR, box=box)
+    if draw.random() < 0.5:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(crop)
+
+
+TAKE, MEMMAP, TENSORS = _Take(), _Memmap(), _Tensors()
+JPEGS, CROPS = _Photos(draw_crop, True), _Photos(random_crop, None)

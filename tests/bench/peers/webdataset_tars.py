@@ -5,7 +5,7 @@ the buffer's size hardly changes the cost. Plain bytes instead of `.npy`, which 
 No workers: two burn half as much again and are no faster.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,6 @@ def _image(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(ROW_SHAPE)
 
 
-def _collate(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
-    return stack(samples)
-
-
 class _Tars(Peer):
     def write(self, rows: Path, store: Path) -> None:
         store.mkdir()
@@ -35,18 +31,16 @@ class _Tars(Peer):
                 sample = {"bin": row.tobytes(), "cls": str(number).encode()}
                 writer.write({"__key__": f"{number:06d}", **sample})
 
-    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+    def loader(self, rows: Path, store: Path) -> Iterable[Batch]:
         tars = sorted(map(str, store.glob("*.tar")))
         dataset = (
             webdataset.WebDataset(tars, shardshuffle=len(tars))
             .shuffle(WINDOW)
             .to_tuple("bin", "cls")
             .map_tuple(_image, int)
-            .batched(BATCH, collation_fn=_collate)
+            .batched(BATCH, collation_fn=stack)
         )
-        loader = webdataset.WebLoader(dataset, batch_size=None)
-        while True:
-            yield loader
+        return webdataset.WebLoader(dataset, batch_size=None)
 
 
 PEER = _Tars()
