@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import operator
 import threading
@@ -18,11 +19,11 @@ from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.loop import Arrived
-from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions
+from precache.loading.options import SHUFFLE_WINDOW, Block, Buckets, LoaderOptions, Weighted
 from precache.loading.rank_check import BLOCK
-from precache.loading.selection import Selection
+from precache.loading.selection import select
 from precache.loading.sequences import Sequences
-from precache.loading.shard_order import CommittedShards, ShardOrder
+from precache.loading.shard_order import ShardOrder
 from precache.loading.slots import map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.messages import printable, without_secrets
@@ -32,7 +33,6 @@ from precache.runtime.ordered_map import prefetch
 from precache.runtime.step_clock import Counters, FetchedObjects, ThreadTime
 from precache.sampling.order import POSITIONS_AT_ONCE, Order, Shuffle
 from precache.store.labels import has_label
-from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import (
     Draw,
@@ -78,8 +78,6 @@ class BatchSource:
         The version itself, if it is read so.
     marks_repeated
         Whether batches say which of their rows are repeated.
-    output
-        Fields of a batch that is a tuple; None for a dict.
     """
 
     def __init__(
@@ -90,55 +88,60 @@ class BatchSource:
         *,
         live: bool = False,
     ) -> None:
-        self._options = options
-        self._closed = closed
+        self._options, self._closed = options, closed
         self.live = uri if live and isinstance(uri, Version) else None
-        cache = None
         # A resident version needs no copy on a disk.
-        if options.cache and not options.resident:
-            cache = DiskCache(options.cache.folder, options.cache.limit)
-        self.reader = VersionReader(
+        where = None if options.resident else options.cache
+        cache = DiskCache(where.folder, where.limit) if where else None
+        self.reader = reader = VersionReader(
             uri, options.fields, options.storage_options, options.access, cache
         )
         steps = steps_of(options.transform)
+        self._declared = {} if self.version.foreign else self.version.attributes.recipe.fields
         self._followers = self._find_followers(crops(steps))
-        self._sequences = Sequences(self.reader, options.forms)
+        forms = {} if isinstance(options.output, str) else options.output
+        self._sequences = Sequences(reader, forms)
         self._require_no_sequences()
-        require_unblended(steps, self._masks())
+        masks = self._masks()
+        require_unblended(steps, masks)
         self._steps: Steps = steps
-        self._crops = bool(self.reader.ragged)
+        self._crops = bool(reader.ragged)
         if self._crops:
-            names = {name: ragged.array.dtype for name, ragged in self.reader.ragged.items()}
-            where = self.version.path
-            dense = [n for n, (shape, _) in self.reader.shapes.items() if shape and n != "label"]
-            windows, self._steps = split_windows(steps, names, dense, where, self._followers)
+            names = {name: ragged.array.dtype for name, ragged in reader.ragged.items()}
+            path = self.version.path
+            dense = [n for n, (shape, _) in reader.shapes.items() if shape and n != "label"]
+            windows, self._steps = split_windows(steps, names, dense, path, self._followers)
             if options.resident:
                 raise UsageError(
-                    f"resident keeps rows of one shape, and {' and '.join(names)} of {where} have "
+                    f"resident keeps rows of one shape, and {' and '.join(names)} of {path} have "
                     "shapes of their own; leave resident out"
                 )
-            self.reader.crop(windows)
+            reader.crop(windows)
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
         self.marks_repeated = live or (options.world_size > 1 and not options.drop_last)
-        shuffle = _choose_shuffle(options, self.reader)
+        shuffle = self._choose_shuffle()
+        weights = options.shuffle.weights if isinstance(options.shuffle, Weighted) else None
         as_stored = options.shuffle is False
-        self._selection = Selection.of(
-            self.reader, options.rows, options.weights, as_stored=as_stored
-        )
+        self._selection = select(reader, options.rows, weights, as_stored=as_stored)
         self._mixing = label_mixing(self._steps)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
-        kinds = {n: (s, getattr(torch, d)) for n, (s, d) in self.reader.shapes.items()}
-        require_fitting(self._steps, kinds, self._sequences.tried(self.reader), self._followers)
-        require_one_draw(steps, self._masks())
+        kinds = {n: (s, getattr(torch, d)) for n, (s, d) in reader.shapes.items()}
+        require_fitting(self._steps, kinds, self._sequences.tried(reader), self._followers)
+        require_one_draw(steps, masks)
         self.order = self._make_order(shuffle)
-        self._require_rows()
-        self.output = _choose_output(options.output, self.reader)
-        if self.output is not None and options.rank == 0:
-            self._warn_of_missing_labels()
-        if "label" in self.reader.shapes and options.rank == 0:
+        self._tuple = ("image", "label") if options.output == "tuple" else ()
+        missing = ", ".join(sorted({*self._tuple} - {*reader.shapes}))
+        if missing:
+            raise UsageError(
+                f"output='tuple' gives (image, label), and {missing} is not among "
+                f"{', '.join(reader.shapes)}; use output='dict'"
+            )
+        if options.rank == 0 and "label" in reader.shapes:
+            if self._tuple:
+                self._warn_of_missing_labels()
             compare_classes(self.version)
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
@@ -147,13 +150,12 @@ class BatchSource:
             and is_drawn(self._steps)
         )
         self.stream = self._make_stream()
-        self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
-        self._row_nbytes += sum(field.mean_nbytes for field in self.reader.sequences.values())
+        self._row_nbytes = sum(row_nbytes(*column) for column in reader.shapes.values())
+        self._row_nbytes += sum(field.mean_nbytes for field in reader.sequences.values())
         self._transform_time = ThreadTime()
-        self._repeated = 0
-        self._warned_of_mark = False
-        if self.reader.cached:  # last: an error above must leave nothing behind
-            self.reader.cached.join()
+        self._repeated, self._warned_of_mark = 0, False
+        if reader.cached:  # last: an error above must leave nothing behind
+            reader.cached.join()
 
     @property
     def version(self) -> Version:
@@ -200,19 +202,15 @@ class BatchSource:
             Place in the epoch that is read from.
         """
         identity, options = self.identity(), self._options
+        if options.refresh and not start:
+            identity["version"] = "current"  # as rank 0 decides
         shuffle = identity.pop("shuffle") or {"kind": options.shuffle}
         if identity.pop("order") == BY_SHARD:
             shuffle = {"kind": BY_SHARD}
-        if options.refresh and not start:
-            identity["version"] = "current"  # as rank 0 decides
         window = {}
         if shuffle["kind"] == "block":
-            nodes, size = shuffle["nodes"], shuffle["block"]
-            window = {
-                "window of the shuffle": shuffle["window"],
-                "nodes of the shuffle": nodes,
-                BLOCK: size,
-            }
+            window = {f"{name} of the shuffle": shuffle[name] for name in ("window", "nodes")}
+            window[BLOCK] = shuffle["block"]
         elif isinstance(options.shuffle, Buckets):
             window = {"buckets of the shuffle": shuffle["window"]}
         rows, holes = "all", self.version.hole_rows if self.version.committed else ()
@@ -238,9 +236,8 @@ class BatchSource:
 
     def batches(self, epoch: int, first: int) -> Generator[Arrived, None, None]:
         """Yield the batches of an epoch from a position on."""
-        starts = range(first, self.order.stop(first), self.order.global_batch)
-        begun, following = iter(starts), iter(starts[1:])
-        start, ready = first, self.stream.ready
+        step, ready = self.order.global_batch, self.stream.ready
+        begun, starts = itertools.count(first, step), itertools.count(first, step)
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         for rows in self._runs(epoch, first):
             batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, begun)
@@ -248,15 +245,14 @@ class BatchSource:
                 for decoded in batches:
                     if self._closed.is_set():
                         return
-                    batch = map_tensors(decoded, copy) if self._copied else decoded
-                    early = self._transforms_early
-                    made = batch if early else self._finish(epoch, start, batch)
-                    count, repeated, mark, output = made
-                    del decoded, batch, made  # what the caller drops is gone
-                    self._repeated += repeated
-                    nbytes, after = count * self._row_nbytes, next(following, None)
-                    yield Arrived(after, count, nbytes, ready, mark, output)
-                    start, ready = after or 0, self.stream.ready
+                    batch, start = decoded, next(starts)
+                    if self._copied:
+                        batch = map_tensors(batch, copy)
+                    arrived = batch if self._transforms_early else self._finish(epoch, start, batch)
+                    del decoded, batch  # what the caller drops is gone
+                    self._repeated += arrived.again
+                    yield arrived._replace(ready=ready)
+                    ready = self.stream.ready
 
     def _runs(self, epoch: int, first: int) -> Iterator[Rows]:
         """Yield the rows of batches, in runs that can be read without waiting for a build."""
@@ -279,32 +275,34 @@ class BatchSource:
 
     def _checked(self, rows: Rows) -> Rows:
         """Yield the same rows; their labels may have been fetched with the samples."""
-        with contextlib.closing(rows):
-            for numbers in rows:
-                self._require_labels(numbers)
-                yield numbers
+        for numbers in rows:
+            self._require_labels(numbers)
+            yield numbers
 
-    def _finish(self, epoch: int, first: int, batch: Any) -> tuple[int, int, Any, list[Any]]:
-        """Apply the transform, and shape the output.
-
-        Returns the rows that were read, how many of them are repeated, the mark of these in what
-        the transform returns, and the output.
-        """
-        rows = len(batch["row"])
-        repeated = self.order.repeated(first)
-        mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
-        if mark is not None:
+    def _finish(self, epoch: int, first: int, batch: Any) -> Arrived:
+        """Apply the transform to the batch from a position on, and shape the output."""
+        count, repeated = len(batch["row"]), self.order.repeated(first)
+        again, mark = 0 if repeated is None else int(repeated.sum()), None
+        if self.marks_repeated:
+            mark = _mark(repeated, batch["row"])
             batch = {**batch, "repeated": mark}
         if self._steps:
             draw = self._draw(epoch, first, batch["row"])
             with self._transform_time.counted():
                 batch = run_all(self._steps, batch, draw)
-        count = 0 if repeated is None else int(repeated.sum())
         if mark is not None:
             mark = batch.get("repeated") if isinstance(batch, Mapping) else None
-            if count and mark is None:
+            if again and mark is None:
                 self._warn_of_mark()
-        return rows, count, mark, [batch if self.output is None else self._tuple_of(batch)]
+        following = first + self.order.global_batch
+        return Arrived(
+            place=following if following < self.order.stop(first) else None,
+            rows=count,
+            nbytes=count * self._row_nbytes,
+            again=again,
+            repeated=mark,
+            output=[self._tuple_of(batch)],
+        )
 
     def _draw(self, epoch: int, first: int, rows: torch.Tensor) -> Draw:
         """Return the random numbers of the batch from a position on, by its row numbers."""
@@ -316,18 +314,17 @@ class BatchSource:
         return Draw((self.order.seed, epoch), step, rows, self._followers)
 
     def _tuple_of(self, batch: Any) -> Any:
-        """Return a dict as a tuple; anything else as it is."""
-        if not isinstance(batch, Mapping):
+        """Return a dict as a tuple, if that was asked for; anything else as it is."""
+        if not self._tuple or not isinstance(batch, Mapping):
             return batch
-        wanted = self.output or ()
-        missing = [name for name in wanted if name not in batch]
+        missing = [name for name in self._tuple if name not in batch]
         if missing:
             raise UsageError(
-                f"output='tuple' gives ({', '.join(wanted)}), and the transform returns a dict of "
-                f"{', '.join(map(str, batch)) or 'nothing'}, without {missing[0]!r}: return it as "
-                "well, return a tuple of your own, or use output='dict'"
+                f"output='tuple' gives ({', '.join(self._tuple)}), and the transform returns a dict"
+                f" of {', '.join(map(str, batch)) or 'nothing'}, without {missing[0]!r}: return it "
+                "as well, return a tuple of your own, or use output='dict'"
             )
-        return tuple(batch[name] for name in wanted)
+        return tuple(batch[name] for name in self._tuple)
 
     def _warn_of_mark(self) -> None:
         """Log once that the transform left out the mark of repeated rows."""
@@ -337,30 +334,24 @@ class BatchSource:
                 "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
                 "returns batches without 'repeated', which marks them: a metric counts them twice; "
                 "return batch['repeated'] as well",
-                self._options.rank,
-                self.version.path,
+                *(self._options.rank, self.version.path),
             )
 
     def _masks(self) -> dict[str, bool]:
         """Return the fields that their recipe decodes as masks -> True, or only resizes so."""
-        if self.version.foreign:
-            return {}
-        fields = self.version.attributes.recipe.fields
-        read = {*self.reader.shapes, *self.reader.ragged} & fields.keys()
-        decoded = {name: fields[name].specs()[-1].kind == "mask" for name in read}
-        return {
-            name: is_mask
-            for name, is_mask in decoded.items()
-            if is_mask
-            or any(getattr(op, "interpolation", None) == "nearest" for op in fields[name].ops)
-        }
+        masks = {}
+        for name, field in self._declared.items():
+            if name in self.reader.shapes or name in self.reader.ragged:
+                is_mask = field.specs()[-1].kind == "mask"
+                nearest = (getattr(op, "interpolation", None) == "nearest" for op in field.ops)
+                if is_mask or any(nearest):
+                    masks[name] = is_mask
+        return masks
 
     def _find_followers(self, cropped: bool) -> dict[str, Follower]:
         """Return the fields that belong to pictures or boxes, as their recipe declares."""
-        if self.version.foreign:
-            return {}
         followers = {}
-        for name, field in self.version.attributes.recipe.fields.items():
+        for name, field in self._declared.items():
             if name in self.reader.arrays and field.follow is not None:
                 *boxes, picture = field.follow.names
                 arrays = self.reader.arrays
@@ -411,49 +402,64 @@ class BatchSource:
 
     # --- opening ---
 
-    def _make_order(self, shuffle: Shuffle | None) -> Order | ShardOrder:
-        options, weights, valid = self._options, self._selection.weights, self._selection.valid
-        if self.live:
-            return ShardOrder(
-                self.live if isinstance(self.live, LiveVersion) else CommittedShards(self.live),
-                options.batch_size,
-                options.seed,
-                options.drop_last,
-                options.rank,
-                options.world_size,
-                self._closed,
+    def _choose_shuffle(self) -> Shuffle | None:
+        options, reader = self._options, self.reader
+        chosen, ranks = options.shuffle, options.world_size
+        if chosen == "block" or (chosen is True and reader.cached is not None):
+            chosen = Block()
+        if isinstance(chosen, Buckets):
+            if chosen.field not in reader.sequences:
+                those = ", ".join(reader.sequences) or "none"
+                raise UsageError(
+                    f"shuffle is {chosen}, and the fields that are read whose rows differ in "
+                    f"length are: {those}"
+                )
+            return Shuffle(f"buckets {chosen.field}", options.batch_size * ranks, chosen.count)
+        if not isinstance(chosen, Block):
+            return None if chosen is False else Shuffle()
+        if options.batch_size * ranks % chosen.nodes:
+            raise UsageError(
+                f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read "
+                f"{options.batch_size} rows each a step; choose a batch_size that deals out evenly"
             )
+        window, cache = chosen.window or SHUFFLE_WINDOW, options.cache
+        # Free space must not change the order: each rank has a disk of its own.
+        if chosen.window is None and reader.cached and cache and cache.limit is not None:
+            window = reader.cached.window(SHUFFLE_WINDOW)
+        arrays = (reader.readers | reader.sequences).values()
+        shard_rows = [array.array.object_rows for array in arrays]
+        return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
+
+    def _make_order(self, shuffle: Shuffle | None) -> Order | ShardOrder:
+        """Make the order; raise `UsageError` if an epoch has no batch."""
+        options, selection = self._options, self._selection
+        size, ranks = options.batch_size, options.world_size
         lengths = None
         if isinstance(options.shuffle, Buckets):
-            rows = valid(np.arange(len(valid)))
+            rows = selection.valid(np.arange(len(selection.valid)))
             lengths = self.reader.sequences[options.shuffle.field].shapes[rows, 0]
-        return Order(
-            valid=valid,
-            batch_size=options.batch_size,
-            shuffle=shuffle,
-            seed=options.seed,
-            drop_last=options.drop_last,
-            weights=weights,
-            lengths=lengths,
-            rank=options.rank,
-            world_size=options.world_size,
-        )
-
-    def _require_rows(self) -> None:
-        """Raise `UsageError` if an epoch has no batch."""
-        count, size, ranks = self.order.count, self._options.batch_size, self._options.world_size
-        if self.order.batches():
-            return
-        if not count:
+        names = {"batch_size", "seed", "drop_last", "rank", "world_size"}
+        common: dict[str, Any] = options.model_dump(include=names)
+        order: Order | ShardOrder
+        if self.live:
+            order = ShardOrder(self.live, stopped=self._closed, **common)
+        else:
+            weights = selection.weights
+            order = Order(
+                selection.valid, shuffle=shuffle, weights=weights, lengths=lengths, **common
+            )
+        if order.batches():
+            return order
+        if not order.count:
             raise UsageError(
                 f"{self.version.path} has 0 valid rows; precache info says what failed, and a "
                 "build with --retry-failed tries again"
             )
         shared = f" for {ranks} ranks" if ranks > 1 else ""
-        most = f"give at most {count // ranks}, or leave out drop_last"
+        most = f"give at most {order.count // ranks}, or leave out drop_last"
         raise UsageError(
-            f"batch_size is {size}, and {self.version.path} has {count} valid rows{shared}, of "
-            f"which drop_last leaves none: {most if count >= ranks else 'leave it out'}"
+            f"batch_size is {size}, and {self.version.path} has {order.count} valid rows{shared}, "
+            f"of which drop_last leaves none: {most if order.count >= ranks else 'leave it out'}"
         )
 
     def _make_stream(self) -> BatchStream | resident.ResidentStream:
@@ -491,21 +497,17 @@ class BatchSource:
         labels = self.reader.small.get("label")
         if labels is None or labels.ndim != 1 or labels.dtype.kind not in "if":
             return  # of multi-hot labels, none of the classes is a label as well
-        rows = self._rows_with_labels()
+        rows, path = self._rows_with_labels(), self.version.path
         missing = rows[~has_label(labels[rows])]
-        if len(missing) and self.version.path not in _warned:
-            _warned.add(self.version.path)
-            floats = labels.dtype.kind == "f"
-            known = "~numpy.isnan({0})" if floats else "{0} >= 0"
-            first = int(missing[0])
+        if len(missing) and path not in _warned:
+            _warned.add(path)
+            floats, first = labels.dtype.kind == "f", int(missing[0])
+            none, known = ("NaN", "~numpy.isnan({0})") if floats else ("-1", "{0} >= 0")
+            named = f"row {first}" if self.version.foreign else self.version.keys[first]
             log.warning(
                 "%s of %s rows of %s have no label (%s), such as %s: leave them out with rows=%s, "
                 "have the loss ignore them, or use output='dict'",
-                f"{len(missing):,}",
-                f"{len(rows):,}",
-                self.version.path,
-                "NaN" if floats else "-1",
-                printable(f"row {first}" if self.version.foreign else self.version.keys[first]),
+                *(f"{len(missing):,}", f"{len(rows):,}", path, none, printable(named)),
                 known.format("precache.open(…).labels"),
             )
 
@@ -516,49 +518,9 @@ class BatchSource:
             self._mixing.require(labels[rows], rows, self.version.path)
 
 
-def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | None:
-    chosen, ranks = options.shuffle, options.world_size
-    if chosen == "block" or (chosen is True and reader.cached is not None):
-        chosen = Block()
-    if isinstance(chosen, Buckets):
-        if chosen.field not in reader.sequences:
-            those = ", ".join(reader.sequences) or "none"
-            raise UsageError(
-                f"shuffle is {chosen}, and the fields that are read whose rows differ in length "
-                f"are: {those}"
-            )
-        return Shuffle(f"buckets {chosen.field}", options.batch_size * ranks, chosen.count)
-    if not isinstance(chosen, Block):
-        return None if chosen is False else Shuffle()
-    if options.batch_size * ranks % chosen.nodes:
-        raise UsageError(
-            f"the shuffle has nodes={chosen.nodes}, and {ranks} ranks read {options.batch_size} "
-            "rows each a step; choose a batch_size that deals out evenly"
-        )
-    window, cache = chosen.window or SHUFFLE_WINDOW, options.cache
-    # Free space must not change the order: each rank has a disk of its own.
-    if chosen.window is None and reader.cached and cache and cache.limit is not None:
-        window = reader.cached.window(SHUFFLE_WINDOW)
-    arrays = (reader.readers | reader.sequences).values()
-    shard_rows = [array.array.object_rows for array in arrays]
-    return Shuffle("block", max(shard_rows, default=1), window, chosen.nodes)
-
-
 def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:
     """Return (n,) bool on the device of `rows`."""
     if repeated is None and rows.is_cuda:
         return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
     marks = np.zeros(len(rows), np.bool_) if repeated is None else repeated
     return torch.from_numpy(marks).to(rows.device, non_blocking=rows.is_cuda)
-
-
-def _choose_output(output: Any, reader: VersionReader) -> tuple[str, str] | None:
-    if output != "tuple":
-        return None
-    missing = {"image", "label"} - set(reader.shapes)
-    if missing:
-        raise UsageError(
-            f"output='tuple' gives (image, label), and {', '.join(sorted(missing))} is not "
-            f"among {', '.join(reader.shapes)}; use output='dict'"
-        )
-    return ("image", "label")

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import distributed
 from torch.utils.data import get_worker_info
 
 from precache.codecs.kernels import warn_if_slow
-from precache.errors import UsageError
+from precache.errors import PrecacheError, StoreError, UsageError
 from precache.loading.batch_source import BY_SHARD, BatchSource
 from precache.loading.class_numbers import require_numbers
 from precache.loading.loop import Arrived, Loop, end_all, require_same
@@ -30,12 +31,14 @@ from precache.loading.ranks import OUTSIDE, find_rank, require_rank
 from precache.loading.selection import row_numbers
 from precache.loading.sequences import Form
 from precache.loading.shard_order import ShardOrder
-from precache.loading.version_follower import VersionFollower
+from precache.messages import shown
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import Counters
 from precache.sampling.order import Order
+from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
+from precache.store.commit_log import ROOT, read_log, short
 from precache.store.live_version import LiveVersion
 from precache.store.open import split_uri
 from precache.store.version import Version
@@ -178,11 +181,10 @@ class Loader(Loop):
         self._given, self._counted_parts = (uri, parameters), False
         self._ranks = 1  # of the process that this is a copy from
         self._closed = threading.Event()
+        self._has_rank = rank is not None
         live = isinstance(uri, Version) and uri.followed and _supports_live(uri, options)
         name = uri if isinstance(uri, Version) else require_path(uri)
-        self._follower = None
-        if options.refresh:
-            self._follower = VersionFollower(os.fspath(name), options.storage_options)
+        self._store = _open_store(os.fspath(name), options) if options.refresh else None
         self._source = BatchSource(name, options, self._closed, live=live)
         self._earlier = Counters()  # of sources that were replaced
         super().__init__(options.device, options.rank, options.world_size, "loader")
@@ -220,7 +222,7 @@ class Loader(Loop):
     @property
     def follows(self) -> bool:
         """True if a later epoch may read another version: with `refresh`, or after ``follow``."""
-        return self._source.live is not None or self._follower is not None
+        return self._source.live is not None or self._store is not None
 
     @property
     def marks_repeated(self) -> bool:
@@ -291,10 +293,6 @@ class Loader(Loop):
             require_rank(self.rank, self.world_size)
         return super().__iter__()
 
-    @property
-    def _has_rank(self) -> bool:
-        return self._given[1]["rank"] is not None
-
     def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
         self._require_own_rows()
         return self._source_at(epoch, place).batches(epoch, place)
@@ -354,15 +352,44 @@ class Loader(Loop):
         """
         if self._source.live is not None and epoch:
             self._await_build()
-        elif self._follower and not place:
-            newer = self._follower.newer(self.version, self._following, self.world_size)
-            if newer is not None:
-                self._use(newer)
+        elif self._store and not place:
+            self._refresh(self._store)
         return self._source
 
-    def _following(self, uri: str) -> BatchSource:
-        """Open a later version, whose class numbers mean what they did."""
-        other = self._reopened(uri)
+    def _refresh(self, store: Folder) -> None:
+        """Read the current version from now on.
+
+        Where `torch.distributed` is initialised, rank 0 decides for all of its processes, which
+        must call this together. A version that it cannot open is skipped, and logged.
+        """
+        own = self.version.id
+        alone = not (distributed.is_available() and distributed.is_initialized())
+        if alone and self.world_size > 1:
+            raise UsageError(
+                f"refresh='epoch' with {self.world_size} ranks needs torch.distributed, by which "
+                "they agree on a version; initialise it before the first epoch"
+            )
+        newer, decision = None, [own]
+        if alone or distributed.get_rank() == 0:
+            try:
+                entry = read_log(store, newest=True).current
+                if entry is None:
+                    raise StoreError(f"{shown(str(self._given[0]))} has no commits, or is gone")
+                if entry.version != own:
+                    newer, decision = self._following(entry.version), [entry.version]
+                    log.info("version %s follows %s", short(decision[0], 12), short(own, 12))
+            except PrecacheError as error:
+                log.error("the next epoch reads version %s again: %s", short(own, 12), error)
+        if not alone:  # a rank may have opened another version than rank 0
+            distributed.broadcast_object_list(decision, src=0)
+        if newer is None and decision[0] != own:
+            newer = self._following(decision[0])
+        if newer is not None:
+            self._use(newer)
+
+    def _following(self, version: str) -> BatchSource:
+        """Open a later version of the store, whose class numbers mean what they did."""
+        other = self._reopened(f"{self._given[0]}@{version}")
         try:
             require_numbers(other.version, self.version)
         except UsageError:
@@ -399,8 +426,8 @@ class Loader(Loop):
 
     def _follow_to(self, version: str) -> None:
         """With `refresh`, read another version of the store."""
-        if self._follower and version != self.version.id:
-            self._use(self._reopened(self._follower.uri_of(version)))
+        if self._store and version != self.version.id:
+            self._use(self._reopened(f"{self._given[0]}@{version}"))
 
     def _use(self, source: BatchSource) -> None:
         self._earlier = self.counters
@@ -444,7 +471,7 @@ class Loader(Loop):
                 "a Loader that follows a build is neither copied nor pickled before the build has "
                 "ended: make another one where it is used; state_dict() has its position"
             )
-        if not (self._follower or isinstance(uri, Version) or self.version.foreign):
+        if not (self._store or isinstance(uri, Version) or self.version.foreign):
             options = parameters["storage_options"]
             base, _ = split_uri(uri, options)
             if str(open_folder(base, options)) != self.version.path:  # it is a store
@@ -466,11 +493,11 @@ class Loader(Loop):
         version = state.get("version")
         if self._source.live is not None and state.get("order") != BY_SHARD:
             self._await_build()  # a later epoch has another order
-        elif self._follower and isinstance(version, str):
+        elif self._store and isinstance(version, str):
             require_same({**self.identity(), "version": version}, state, "this loader")
             self._follow_to(version)
         require_same(self.identity(), state, "this loader")
-        epoch, place = self._position(state, lambda epoch: self.order.count)
+        epoch, place = self._position(state, self.order.count)
         if not self.order.batches(place):  # the rest is less than a batch
             epoch, place = epoch + 1, 0
         self._choose(epoch, place)
@@ -495,6 +522,16 @@ def _make(
     if begun is not None:
         loader._follow_to(begun)
     return loader
+
+
+def _open_store(uri: str, options: LoaderOptions) -> Folder:
+    """Open a store to follow its commits; raise `UsageError` if it is one version, or none."""
+    folder = open_folder(uri, options.storage_options)
+    if split_uri(uri, options.storage_options)[1] is not None or folder.exists(ROOT):
+        raise UsageError(
+            f"{shown(uri)} is one version, or no store of precache; refresh='epoch' follows a store"
+        )
+    return folder
 
 
 def _supports_live(version: Version, options: LoaderOptions) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import torch
@@ -32,20 +34,23 @@ class Arrived(NamedTuple):
     ----------
     place
         Where the one after it begins; None after the last of an epoch.
-    ready
-        Batches that were decoded when it was requested.
+    again
+        Its rows that only fill up the epoch.
     repeated
-        (N,) bool: its rows that only fill up the epoch; None where there is no such mark.
+        (N,) bool: True for those; None where there is no such mark.
     output
         A list that holds the batch alone, so that it can be dropped.
+    ready
+        Batches that were decoded when it was requested.
     """
 
     place: int | None
     rows: int
     nbytes: int
-    ready: float
+    again: int
     repeated: torch.Tensor | None
     output: list[Any]
+    ready: float = 0
 
 
 _first_epochs = set[str]()
@@ -58,6 +63,11 @@ class Loop(ABC):
     """Iterates over batches; one iterator is one epoch.
 
     A position is an epoch and a place in it, counted in the loop's `unit`.
+
+    Attributes
+    ----------
+    is_chosen
+        True if the user chose a position from which no iterator has begun.
     """
 
     unit: ClassVar[str]
@@ -71,11 +81,12 @@ class Loop(ABC):
         # At exit, while modules can still be used, and before what batches are made with is
         # finalized.
         weakref.finalize(self, end_all, self._iterators)
-        self._check = RankCheck(rank, world_size, what, self.unit)
+        self._rank, self._world_size = rank, world_size
+        self._check = RankCheck(rank, world_size, what, self.unit) if world_size > 1 else None
         self._clock = stall_clock(device)
         self._reported = Counters()
         self._reached = self._next = self._last = (0, 0)
-        self._is_chosen = False
+        self.is_chosen = False
         self._mark: torch.Tensor | None = None
 
     # --- of a kind of loop ---
@@ -127,35 +138,35 @@ class Loop(ABC):
         # With its first batch, not when it is made: some trainers make one that they never use.
         self._reached = epoch, place = self._next
         self._next = (epoch + 1, 0)
-        chosen, self._is_chosen = self._is_chosen, False
+        chosen, self.is_chosen = self.is_chosen, False
         check, turn = self._check, self._turn(epoch)
-        check.register(lambda: self.settings(place))
-        check.begin(turn, place, chosen=chosen)
+        passing: AbstractContextManager[None] = contextlib.nullcontext()
+        if check:
+            passing = check.passing(turn, place, chosen, functools.partial(self.settings, place))
         is_first = not (chosen or epoch or place)
         with (
+            passing,
             contextlib.closing(self.batches(epoch, place)) as batches,
-            check.passing(),
             self._reading_first(is_first),
         ):
             self._clock.begin()
-            for following, rows, nbytes, ready, mark, output in batches:
+            for following, rows, nbytes, _, self._mark, output, ready in batches:
                 self._last, place = (epoch, place), following or 0
-                if mark is not self._mark:
-                    self._mark = mark
                 self._clock.arrived(rows, nbytes, ready)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
-                if following is None:
+                if check and following is None:
                     check.finish(turn)
                 yield output.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
-                check.advance()
+                if check:
+                    check.advance()
 
     @contextlib.contextmanager
     def _reading_first(self, is_first: bool) -> Iterator[None]:
         """Log once that epoch 0 comes again, where a loop is made anew for each epoch."""
         settings = self.settings() if is_first else {"shuffle": False}
         worker, name = get_worker_info(), type(self).__name__
-        if not settings.get("shuffle", True) or self._check.rank or (worker and worker.id):
+        if not settings.get("shuffle", True) or self._rank or (worker and worker.id):
             yield
             return
         order, why = repr(settings), ""
@@ -233,7 +244,7 @@ class Loop(ABC):
     def _choose(self, epoch: int, place: int) -> None:
         self.require_position()
         self._reached = self._next = (whole("epoch", epoch, 0), place)
-        self._is_chosen = True
+        self.is_chosen = True
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: what it has received, not what is being read ahead."""
@@ -241,32 +252,20 @@ class Loop(ABC):
         epoch, place = self._reached
         return {**self.identity(), "epoch": epoch, self.unit: place}
 
-    @property
-    def is_chosen(self) -> bool:
-        """True if the user chose a position from which no iterator has begun."""
-        return self._is_chosen
-
-    def _position(self, state: Mapping[str, Any], length: Callable[[int], int]) -> tuple[int, int]:
-        """Return the epoch and the place of a state.
-
-        Parameters
-        ----------
-        length
-            Returns the places of an epoch.
-        """
+    def _position(self, state: Mapping[str, Any], length: int) -> tuple[int, int]:
+        """Return the epoch and the place of a state, of `length` places of an epoch."""
         epoch, place = state.get("epoch"), state.get(self.unit)
         with contextlib.suppress(UsageError):
             position = whole("epoch", epoch, 0), whole(self.unit, place, 0)
-            if position[1] < length(position[0]):
+            if position[1] < length:
                 return position
         raise UsageError(
-            f"the saved state is at epoch {epoch!r}, {self.unit} {place!r}; an epoch has "
-            f"{length(0)}"
+            f"the saved state is at epoch {epoch!r}, {self.unit} {place!r}; an epoch has {length}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle the options and the position; not the threads and the memory."""
-        chosen = self._is_chosen or self._reached != self._next
+        chosen = self.is_chosen or self._reached != self._next
         return _made_again, (*self._remake(), self._reached, chosen)
 
     # --- statistics ---
@@ -275,9 +274,8 @@ class Loop(ABC):
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
         before, self._reported = self._reported, self.counters
         new, steps = self._reported.plus(before, -1), self._clock.take()
-        return dataclasses.replace(
-            steps.stats(new), ranks=self._check.world_size, compared=self._check.count()
-        )
+        compared = self._check.count() if self._check else None
+        return dataclasses.replace(steps.stats(new), ranks=self._world_size, compared=compared)
 
 
 def _require_followed(name: str, value: Any, kind: type[Loop]) -> None:
@@ -296,7 +294,7 @@ def _made_again(
     """Make a loop for `copy` and `pickle`, whose first iterator goes on at a position."""
     loop = make(*arguments)
     loop._reached = loop._next = position
-    loop._is_chosen = chosen
+    loop.is_chosen = chosen
     return loop
 
 

@@ -231,7 +231,7 @@ class Mixture(Loop):
             )
         for number, (loader, source) in enumerate(zip(self.loaders, sources, strict=True)):
             require_same(_identity(loader), source, f"source {number} of this mixture")
-        self._choose(*self._position(state, lambda epoch: len(self)))
+        self._choose(*self._position(state, len(self)))
 
     def close(self) -> None:
         """End running iterators, and close the loaders, as `Loader.close` does."""

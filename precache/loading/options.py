@@ -184,48 +184,30 @@ class LoaderOptions(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _choose(cls, value: Any, info: ValidationInfo) -> Any:
+    def _convert(cls, value: Any, info: ValidationInfo) -> Any:
         """Take any value that equals a choice, such as one of NumPy's, as that choice."""
         name = str(info.field_name)
-        if isinstance(value, Block | Buckets | Weighted):
-            return value
+        if name == "cache":
+            cache = value if value is None or isinstance(value, Cache) else Cache(value)
+            if cache and not isinstance(cache.folder, str | os.PathLike):
+                raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
+            return cache
+        if name == "fields" and not isinstance(value, Iterable | None):
+            raise UsageError(f"fields is {value!r}; give names of fields, such as ['image']")
+        if name == "transform" and value is not None:
+            return require_step("transform", value)
         if name == "output" and isinstance(value, Mapping):
-            return value
+            forms = get_args(Form)
+            return {str(n): require_choice(f"output[{n!r}]", v, forms) for n, v in value.items()}
         choices = choices_of(cls, name)
-        return require_choice(name, value, choices) if choices else value
-
-    @field_validator("cache", mode="before")
-    @classmethod
-    def _as_cache(cls, value: Any) -> Any:
-        cache = value if value is None or isinstance(value, Cache) else Cache(value)
-        if cache and not isinstance(cache.folder, str | os.PathLike):
-            raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
-        return cache
-
-    @field_validator("output", mode="before")
-    @classmethod
-    def _require_forms(cls, output: Any) -> Any:
-        if not isinstance(output, Mapping):
-            return output
-        forms = get_args(Form)
-        return {str(n): require_choice(f"output[{n!r}]", v, forms) for n, v in output.items()}
-
-    @field_validator("fields")
-    @classmethod
-    def _require_fields(cls, fields: Any) -> Any:
-        if fields is not None and not isinstance(fields, Iterable):
-            raise UsageError(f"fields is {fields!r}; give names of fields, such as ['image']")
-        return fields
-
-    @field_validator("transform")
-    @classmethod
-    def _require_step(cls, transform: Any) -> Any:
-        return transform if transform is None else require_step("transform", transform)
+        if not choices or isinstance(value, Block | Buckets | Weighted):
+            return value
+        return require_choice(name, value, choices)
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        of_one_version = self.rows is not None or self.resident or self.weights is not None
-        if self.refresh and of_one_version:
+        weighted = isinstance(self.shuffle, Weighted)
+        if self.refresh and (self.rows is not None or self.resident or weighted):
             raise UsageError("rows, weights and resident need one version; leave out refresh")
         if self.resident == "device" and self.device.type not in ("cpu", "cuda"):
             raise UsageError(
@@ -233,16 +215,6 @@ class LoaderOptions(BaseModel):
                 "resident='host'"
             )
         return self
-
-    @property
-    def weights(self) -> Any:
-        """Weights by row, if rows are drawn by them."""
-        return self.shuffle.weights if isinstance(self.shuffle, Weighted) else None
-
-    @property
-    def forms(self) -> dict[str, Form]:
-        """Field -> form of its tensors, as far as one was chosen."""
-        return {} if isinstance(self.output, str) else self.output
 
 
 def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ _joining = threading.Lock()
 def _join_job(world_size: int) -> _Job | None:
     """Connect to the job whose ranks are those of a loader; None if there is no such job."""
     # Workers of a DataLoader share their process's rank, and come and go.
-    if world_size == 1 or get_worker_info() is not None:
+    if get_worker_info() is not None:
         return None
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
         return None
@@ -75,22 +75,16 @@ class RankCheck:
 
     No rank waits for another: the first that comes registers, and later ones compare. The place is
     the chain of lines that led to the loader; the nth loaders made at a place belong together.
-
-    With one rank it does nothing.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, what: str = "loader", unit: str = "sample"
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, what: str, unit: str) -> None:
         self.rank, self.world_size = rank, world_size
         self._unit = unit
-        self._name = self._what = ""
-        if world_size > 1:
-            chain, line = _place(sys._getframe(1))
-            self._what = f"the {what} made at {line}"
-            _made[chain] += 1
-            name = f"{chain}\n{_made[chain]}"
-            self._name = hashlib.sha256(name.encode()).hexdigest()[:32]
+        chain, line = _place(sys._getframe(1))
+        self._what = f"the {what} made at {line}"
+        _made[chain] += 1
+        name = f"{chain}\n{_made[chain]}"
+        self._name = hashlib.sha256(name.encode()).hexdigest()[:32]
         self._registered = self._ended = False
         self._job: _Job | None = None
         self._compared = 1
@@ -101,21 +95,42 @@ class RankCheck:
         self._epochs = set[int]()
         self._alone = 0
 
-    def register(self, settings: Callable[[], Mapping[str, Any]]) -> None:
-        """Compare what decides the rows of a loader, with its first batch.
+    @contextlib.contextmanager
+    def passing(
+        self, epoch: int, place: int, chosen: bool, settings: Callable[[], Mapping[str, Any]]
+    ) -> Iterator[None]:
+        """Compare a loader, and where a pass of it begins, with its first batch; record its end.
+
+        By the end of a pass, the other ranks have begun theirs.
 
         Parameters
         ----------
+        chosen
+            By the user, and not by the passes before it.
         settings
             Returns option -> value, of JSON. The store may differ where the version does not.
 
         Raises
         ------
         UsageError
-            Another rank has other settings, by name, or the same rank.
+            Another rank has other settings, by name, or the same rank, or chose another position.
         StoreError
             Another rank opened another version of the same store.
         """
+        self._register(settings)
+        self._begun, self._is_chosen = (epoch, place), chosen
+        if epoch not in self._epochs:
+            self._epochs.add(epoch)
+            self._add(f"epoch/{epoch}", 1)
+        if chosen:
+            self._compare(f"pass/{self._chosen_passes + 1}/0", epoch, place)
+        try:
+            yield
+        finally:
+            self._ended = True
+
+    def _register(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare what decides the rows of a loader."""
         if self._registered:
             return
         try:
@@ -141,7 +156,7 @@ class RankCheck:
 
     def _warn_of_worker(self) -> None:
         """Log, on rank 0 alone, that a loader in a worker of a `DataLoader` is not compared."""
-        if self.world_size > 1 and self.rank == 0 and get_worker_info() is not None:
+        if self.rank == 0 and get_worker_info() is not None:
             self._registered = True
             log.warning(
                 "%s is in a worker of a DataLoader, and no rank compares it with another's: ranks "
@@ -150,26 +165,6 @@ class RankCheck:
                 "or give num_workers=0",
                 self._what,
             )
-
-    def begin(self, epoch: int, place: int, *, chosen: bool) -> None:
-        """Compare where a pass begins, with its first batch.
-
-        Parameters
-        ----------
-        chosen
-            By the user, and not by the passes before it.
-
-        Raises
-        ------
-        UsageError
-            Another rank chose another position.
-        """
-        self._begun, self._is_chosen = (epoch, place), chosen
-        if epoch not in self._epochs:
-            self._epochs.add(epoch)
-            self._add(f"epoch/{epoch}", 1)
-        if chosen:
-            self._compare(f"pass/{self._chosen_passes + 1}/0", epoch, place)
 
     def advance(self) -> None:
         """Compare where a pass began, once it gets further than its first batch.
@@ -215,17 +210,9 @@ class RankCheck:
                 ALONE,
             )  # fmt: skip
 
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """Record the end of a pass: by then, the other ranks have begun theirs."""
-        try:
-            yield
-        finally:
-            self._ended = True
-
     def count(self) -> int | None:
         """Count the ranks that were compared, this one included; None before a pass has ended."""
-        if self.world_size == 1 or not self._ended:
+        if not self._ended:
             return None
         if self._compared < self.world_size:
             self._compared = self._add("compared", 0) or self._compared

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Selection:
     """
 
     valid: ValidRows | ChosenRows
-    weights: np.ndarray | None
+    weights: np.ndarray | None = None
     rows_digest: str | None = None
     weights_digest: str | None = None
 
@@ -41,43 +41,35 @@ class Selection:
         rows = self.valid(np.arange(len(self.valid)))
         return rows if self.weights is None else rows[self.weights > 0]
 
-    @classmethod
-    def of(
-        cls,
-        reader: VersionReader,
-        rows: np.ndarray | Sequence[int] | None,
-        weights: np.ndarray | Sequence[float] | None,
-        *,
-        as_stored: bool = False,
-    ) -> Selection:
-        """Select the rows that a user chose, without the holes.
 
-        Parameters
-        ----------
-        as_stored
-            They are read in ascending order.
+def select(reader: VersionReader, rows: Any, weights: Any, *, as_stored: bool) -> Selection:
+    """Select the rows that a user chose, without the holes.
 
-        Raises
-        ------
-        UsageError
-            There are no such rows, or none is valid; some come twice, or will be read in another
-            order; there is not one weight for each row of the version, or the weights make no
-            sense.
-        """
-        valid: ValidRows | ChosenRows = reader.valid
-        if rows is None and weights is None:
-            return cls(valid, None)
-        rows_digest = None
-        if rows is not None:
-            chosen = _chosen(reader, rows, as_stored)
-            rows_digest = xxhash.xxh3_64_hexdigest(chosen.tobytes())
-            valid = ChosenRows(chosen)
-        if weights is None:
-            return cls(valid, None, rows_digest)
-        by_index = _weights(reader, _array(weights))[valid(np.arange(len(valid)))]
+    Parameters
+    ----------
+    as_stored
+        They are read in ascending order.
+
+    Raises
+    ------
+    UsageError
+        There are no such rows, or none is valid; some come twice, or will be read in another
+        order; there is not one weight for each row of the version, or the weights make no sense.
+    """
+    selected = Selection(reader.valid)
+    if rows is not None:
+        chosen = _chosen(reader, rows, as_stored)
+        selected = Selection(ChosenRows(chosen), None, _digest(chosen))
+    if weights is not None:
+        by_index = _weights(reader, _array(weights))[selected.read]
         if not by_index.sum() > 0:
             raise UsageError("all weights are zero; give some row a weight above that")
-        return cls(valid, by_index, rows_digest, xxhash.xxh3_64_hexdigest(by_index.tobytes()))
+        selected = replace(selected, weights=by_index, weights_digest=_digest(by_index))
+    return selected
+
+
+def _digest(values: np.ndarray) -> str:
+    return xxhash.xxh3_64_hexdigest(values.tobytes())
 
 
 def row_numbers(version: Version, given: Any) -> np.ndarray:
@@ -118,7 +110,7 @@ def _array(values: Any) -> np.ndarray:
         return np.array(None)
 
 
-def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: bool) -> np.ndarray:
+def _chosen(reader: VersionReader, rows: Any, as_stored: bool) -> np.ndarray:
     given, version = row_numbers(reader.version, rows), reader.version
     unique, counts = np.unique(given, return_counts=True)
     if len(unique) < len(given):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Generator, Iterator
@@ -17,24 +18,6 @@ from precache.store.version import Version
 log = logging.getLogger(__name__)
 
 
-class CommittedShards:
-    """The shards of a committed version, as `LiveVersion` has those that are finished."""
-
-    def __init__(self, version: Version) -> None:
-        self.path, self.valid = version.path, version.valid
-        self.rows_per_shard = version.attributes.rows_per_shard
-        self.shards = self.finished = -(-version.rows // self.rows_per_shard)
-        removed = sum(why == REMOVED for _, why in version.holes.values())
-        self.planned = version.rows - removed
-
-    def advance(self) -> bool:
-        """Return False: nothing more is finished."""
-        return False
-
-    def await_shards(self, stopped: threading.Event) -> None:
-        """Return at once."""
-
-
 class ShardOrder(Steps):
     """Rows of each batch of an epoch, shard after shard.
 
@@ -45,6 +28,8 @@ class ShardOrder(Steps):
 
     Parameters
     ----------
+    version
+        A version that is built, or one that was: then nothing waits.
     stopped
         Ends all waiting once it is set.
     """
@@ -54,7 +39,7 @@ class ShardOrder(Steps):
 
     def __init__(
         self,
-        version: LiveVersion | CommittedShards,
+        version: Version,
         batch_size: int,
         seed: int,
         drop_last: bool,
@@ -63,15 +48,21 @@ class ShardOrder(Steps):
         stopped: threading.Event,
     ) -> None:
         self._version = version
+        self._live = version if isinstance(version, LiveVersion) else None
+        self._shard_rows = version.attributes.rows_per_shard
+        self._shards = -(-version.rows // self._shard_rows)
         self.batch_size, self.seed, self.drop_last = batch_size, seed, drop_last
         self.rank, self.world_size = rank, world_size
         self._stopped = stopped
         self._ends = np.empty(0, np.int64)
         self._logged = False
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
-        return self._version.planned
+        if self._live:
+            return self._live.planned
+        removed = sum(why == REMOVED for _, why in self._version.holes.values())
+        return self._version.rows - removed
 
     @property
     def once(self) -> int:
@@ -94,23 +85,25 @@ class ShardOrder(Steps):
         stop = self.stop(first)
         while first < stop:
             ready = self._ready(first)
-            while ready <= first:
-                self._version.await_shards(self._stopped)
+            while ready <= first and self._live:  # of a committed version all shards are there
+                self._live.await_shards(self._stopped)
                 if self._stopped.is_set():
                     return
                 ready = self._ready(first)
-            yield self._run(epoch, first, ready)
+            starts = range(first, ready, self.global_batch)
+            yield (self._rows(epoch, self.own(start)) for start in starts)
             first = ready
 
     def _ready(self, first: int) -> int:
         """Return the position up to which steps from `first` on have known rows."""
-        self._version.advance()
-        counted = len(self._ends)
-        sizes = [len(self._valid_rows(n)) for n in range(counted, self._version.finished)]
-        if sizes:
+        finished, counted = self._shards, len(self._ends)
+        if self._live:
+            self._live.advance()
+            finished = self._live.finished
+        if sizes := [len(self._valid_rows(number)) for number in range(counted, finished)]:
             before = self._ends[-1:] if counted else np.zeros(1, np.int64)
             self._ends = np.concatenate([self._ends, before + np.cumsum(sizes)])
-        if len(self._ends) < self._version.shards:
+        if len(self._ends) < self._shards:
             return first + max(0, self.once - first) // self.global_batch * self.global_batch
         if not self.once:
             raise BuildError(f"no sample of {self._version.path} could be decoded")
@@ -118,15 +111,14 @@ class ShardOrder(Steps):
         return self.stop(first)
 
     def _valid_rows(self, shard: int) -> np.ndarray:
-        start = shard * self._version.rows_per_shard
-        stop = start + self._version.rows_per_shard
-        return start + np.flatnonzero(self._version.valid[start:stop])
+        start = shard * self._shard_rows
+        return start + np.flatnonzero(self._version.valid[start : start + self._shard_rows])
 
     def _log_holes(self) -> None:
         """Log once, on rank 0 alone, how many rows come twice because of holes."""
-        holes = self._version.planned - self.once
+        holes = self.count - self.once
         if holes and self.rank == 0 and not self._logged:
-            again = max(0, min(self.stop(), self._version.planned) - self.once)
+            again = max(0, min(self.stop(), self.count) - self.once)
             log.warning(
                 "%d samples of %s turned out bad: in the first epoch, %d rows come twice so that "
                 "it keeps its %d batches",
@@ -136,10 +128,6 @@ class ShardOrder(Steps):
                 self.batches(),
             )
         self._logged = True
-
-    def _run(self, epoch: int, first: int, stop: int) -> Generator[np.ndarray, None, None]:
-        for start in range(first, stop, self.global_batch):
-            yield self._rows(epoch, self.own(start))
 
     def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Rows at positions, which begin again beyond the last row."""

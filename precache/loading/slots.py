@@ -62,7 +62,7 @@ def indexable(values: torch.Tensor) -> torch.Tensor:
     return values.view(SIGNED.get(values.dtype, values.dtype))
 
 
-def row_nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def row_nbytes(shape: tuple[int, ...], dtype: str | np.dtype) -> int:
     """Return the bytes of a row of a field."""
     return math.prod(shape) * np.dtype(dtype).itemsize
 
@@ -87,14 +87,11 @@ class Column:
 
     @functools.cached_property
     def row_nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return row_nbytes(self.shape, self.dtype)
 
     @functools.cached_property
     def tensor_dtype(self) -> torch.dtype:
         return torch.from_numpy(np.empty(0, self.dtype)).dtype
-
-    def nbytes(self, rows: int) -> int:
-        return rows * self.row_nbytes
 
 
 @dataclass(frozen=True)
@@ -110,20 +107,22 @@ class SlotLayout:
         columns, offset = {}, 0
         for name, (shape, dtype) in fields.items():
             columns[name] = Column(shape, np.dtype(dtype), offset)
-            offset = align(offset + columns[name].nbytes(batch_size))
+            offset = align(offset + batch_size * columns[name].row_nbytes)
         return cls(columns, offset)
 
     def arrays(self, slot: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         """Return field -> (rows, ...) view of the slot's memory."""
         return {
-            name: slot[c.offset : c.offset + c.nbytes(rows)].view(c.dtype).reshape(rows, *c.shape)
+            name: slot[c.offset : c.offset + rows * c.row_nbytes]
+            .view(c.dtype)
+            .reshape(rows, *c.shape)
             for name, c in self.columns.items()
         }
 
     def tensors(self, memory: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
         """Return field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
         return {
-            name: memory[c.offset : c.offset + c.nbytes(rows)]
+            name: memory[c.offset : c.offset + rows * c.row_nbytes]
             .view(c.tensor_dtype)
             .view(rows, *c.shape)
             for name, c in self.columns.items()

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,62 +56,6 @@ ROUND_NBYTES, ROUND_BATCHES = 4 << 20, 8
 """Most bytes, and most batches, that a thread decodes in one round."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Division of batches among the decoding threads.
-
-    Attributes
-    ----------
-    parts
-        Parts of a batch; each is decoded by one thread.
-    ahead
-        Rounds in preparation.
-    together
-        Batches of a round, which one thread makes before it wakes the consumer.
-    """
-
-    threads: int
-    parts: int
-    ahead: int
-    together: int
-
-    @classmethod
-    def plan(
-        cls,
-        batch_size: int,
-        batch_nbytes: int,
-        num_threads: int | None,
-        prefetch_batches: int | None,
-        *,
-        copying: bool,
-        divisible: bool,
-        in_rounds: bool,
-    ) -> Schedule:
-        """Choose the numbers that the user left open.
-
-        Parameters
-        ----------
-        copying
-            Reading is copying, so that one thread saturates memory.
-        divisible
-            Several threads may decode one batch.
-        in_rounds
-            A thread may make several batches at a time.
-        """
-        threads = num_threads or (1 if copying else min(4, cores()))
-        parts = max(1, min(threads, batch_size, batch_nbytes // PART_NBYTES)) if divisible else 1
-        ahead = prefetch_batches or -(-threads // parts) + 1
-        together = 1
-        if copying and in_rounds and parts == 1 and prefetch_batches is None:
-            together = min(ROUND_BATCHES, max(1, ROUND_NBYTES // max(1, batch_nbytes)))
-        return cls(threads, parts, ahead, together)
-
-    @property
-    def batches(self) -> int:
-        """Batches in preparation at a time, at most."""
-        return (self.ahead + 1) * self.together - 1
-
-
 @dataclass(eq=False)
 class _Batch:
     """A batch in preparation; it has a slot from when its first part is decoded.
@@ -149,19 +93,8 @@ class _Batch:
     result: Any = None
 
 
-class _Job(NamedTuple):
-    """Work of a thread.
-
-    Attributes
-    ----------
-    parts
-        Parts of batches, which are taken out and decoded one after another.
-    ends
-        Batches of which the last parts are among them.
-    """
-
-    parts: deque[tuple[_Batch, slice]]
-    ends: deque[_Batch]
+_Job = deque[tuple[_Batch, slice, bool]]
+"""Parts of batches, which one thread decodes one after another; True for the last of its batch."""
 
 
 @dataclass(eq=False)
@@ -199,22 +132,28 @@ class BatchStream:
     They are on the device if that is a CUDA device, else in the host's memory.
 
     If a batch is large enough, all threads decode the same batch, each a part of it: the first
-    batch comes sooner, and fewer are in preparation.
+    batch comes sooner, and fewer are in preparation. If it is small, a thread makes several at a
+    time before it wakes the consumer.
 
     Parameters
     ----------
     num_threads, prefetch_batches
-        As of `Loader`; None for the choice of `Schedule.plan`.
+        As of `Loader`.
     decompress
         ``host``, or ``device`` to decompress zstd frames there if possible.
     in_rounds
-        A thread may make several small batches at a time.
+        A thread may make several small batches at a time; with `finish`, it does not.
     finish
         Applied to batches on the CPU, on the thread that decoded their last part.
     draw
         Random numbers of batches whose rows are cropped while they are read.
     sequences
         Makes the parts of batches of which the rows differ in length.
+
+    Attributes
+    ----------
+    together
+        Batches that a thread makes at a time.
     """
 
     def __init__(
@@ -241,21 +180,24 @@ class BatchStream:
         if "label" in sizes and not reader.version.foreign:
             self._small.add("label")  # multi-hot ones may have any number of classes
         slots = DeviceSlots(reader, batch_size, framed, self._small) if cuda else None
-        self._schedule = Schedule.plan(
-            batch_size,
-            batch_size * sum(sizes.values()),
-            num_threads,
-            prefetch_batches,
-            copying=all(n in framed or r.copying for n, r in reader.readers.items()),
-            # Remote rows are requested, and frames joined, for a whole batch at a time.
-            divisible=reader.mapped and not framed,
-            in_rounds=in_rounds,
-        )
+        # Where reading is copying, one thread saturates memory.
+        copying = all(n in framed or r.copying for n, r in reader.readers.items())
+        batch_nbytes = max(1, batch_size * sum(sizes.values()))
+        self._threads = num_threads or (1 if copying else min(4, cores()))
+        # Remote rows are requested, and frames joined, for a whole batch at a time.
+        divisible = reader.mapped and not framed
+        most = min(self._threads, batch_size, batch_nbytes // PART_NBYTES) if divisible else 1
+        self._parts = max(1, most)
+        self._ahead = prefetch_batches or -(-self._threads // self._parts) + 1
+        self.together = 1
+        if copying and in_rounds and not (finish or prefetch_batches) and self._parts == 1:
+            self.together = min(ROUND_BATCHES, max(1, ROUND_NBYTES // batch_nbytes))
         shapes = {n: column for n, column in reader.shapes.items() if n not in self._small}
         self._layout = slots.layout if slots else SlotLayout.of(shapes, batch_size)
         nbytes = slots.nbytes if slots else self._layout.nbytes
         require_memory(batch_size, nbytes)
-        count = self._schedule.batches + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
+        in_preparation = (self._ahead + 1) * self.together - 1
+        count = in_preparation + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
         self._pool = SlotPool(nbytes, count, pinned_for=cuda)
         self._device: tuple[DeviceSlots, DeviceCopier] | None = None
         if slots and cuda:
@@ -269,11 +211,6 @@ class BatchStream:
         """Decoded batches that wait for the consumer."""
         return len(self._ready)
 
-    @property
-    def together(self) -> int:
-        """Batches that a thread makes at a time, so that they come in rounds."""
-        return 1 if self._finish else self._schedule.together
-
     def batches(
         self, rows: Rows, epoch: int = 0, starts: Iterable[int] = itertools.repeat(0)
     ) -> Generator[Any, None, None]:
@@ -286,7 +223,7 @@ class BatchStream:
         starts
             First position of each batch.
         """
-        reader, schedule, process = self._reader.at_epoch(epoch), self._schedule, os.getpid()
+        reader, process = self._reader.at_epoch(epoch), os.getpid()
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
@@ -298,15 +235,15 @@ class BatchStream:
                 feed = self._make_read_ahead(reader)
             own = _Pass(epoch, reader, feed, FrameFailures(reader.readers))
             self._ready = own.ready
-            coming = feed.around(rows, schedule.ahead * schedule.together)
+            coming = feed.around(rows, self._ahead * self.together)
             ends.enter_context(contextlib.closing(coming))
-            # Batches that wait for shards, or are transformed, must not delay others.
+            # Batches that wait for shards must not delay others.
             together = 1 if feed.waits else self.together
             jobs = prefetch(
                 functools.partial(self._decode, own),
                 self._jobs(zip(coming, starts), epoch, together),  # noqa: B905  # more starts
-                schedule.threads,
-                schedule.ahead * schedule.parts,
+                self._threads,
+                self._ahead * self._parts,
                 own.stop,
                 None if reader.mapped else reader.version.path,
             )
@@ -331,50 +268,48 @@ class BatchStream:
         self, placed: Iterator[tuple[np.ndarray, int]], epoch: int, together: int
     ) -> Iterator[_Job]:
         """Yield a job for each part of a batch, or one for several batches."""
-        while True:
-            batches = deque[_Batch]()
-            for rows, start in itertools.islice(placed, together):
+        while coming := list(itertools.islice(placed, together)):
+            job = _Job()
+            for rows, start in coming:
                 draw = self._draw and self._draw(epoch, start, torch.from_numpy(rows))
-                batches.append(_Batch(rows, start, draw))
-            if not batches:
-                return
-            if self._schedule.parts == 1:
-                yield _Job(deque((b, slice(0, len(b.rows))) for b in batches), batches)
-                continue
-            [batch] = batches
-            count = batch.parts_left = max(1, min(self._schedule.parts, len(batch.rows)))
-            bounds = [len(batch.rows) * part // count for part in range(count + 1)]
-            for number, pair in enumerate(itertools.pairwise(bounds), 1):
-                yield _Job(deque([(batch, slice(*pair))]), batches if number == count else deque())
+                batch = _Batch(rows, start, draw)
+                count = batch.parts_left = max(1, min(self._parts, len(rows)))
+                bounds = [len(rows) * part // count for part in range(count + 1)]
+                for number, pair in enumerate(itertools.pairwise(bounds), 1):
+                    job.append((batch, slice(*pair), number == count))
+                del batch  # which would hold what is handed out
+            if self._parts == 1:
+                yield job
+            else:
+                while job:
+                    yield _Job([job.popleft()])
 
     def _decode(self, own: _Pass, job: _Job) -> deque[_Batch]:
         """Decode parts of batches, and finish or send those that are complete; on a thread.
 
-        Returns the batches that are then complete, or have an error.
+        Returns the batches of which the last part was among them: once all jobs before are done,
+        too, they are complete, or have an error.
         """
-        while job.parts:
-            batch, part = job.parts.popleft()  # of which the job, which lives longer, holds none
+        ends = deque(batch for batch, _, is_last in job if is_last)
+        while job:
+            batch, part, _ = job.popleft()  # of which the job, which lives longer, holds none
             with self.thread_time.counted():
                 _attempt(batch, self._fill, own, batch, part)
                 with batch.lock:
                     batch.parts_left -= 1
-                    last = not batch.parts_left
-                if last:
+                    complete = not batch.parts_left
+                if complete:
                     own.feed.release(batch.rows)
-                if last and not (batch.error or own.stopped):
+                if complete and not (batch.error or own.stopped):
                     _attempt(batch, self._complete, own, batch)
-        return job.ends
+        return ends
 
     def _complete(self, own: _Pass, batch: _Batch) -> None:
         """Send a decoded batch to the device, or finish it."""
-        if not (self._device or self._finish):
-            batch.result = self._tensors(own.reader, batch)
-            own.ready.append(None)
-            return
-        with computing():
-            if self._device:
-                slots, copier = self._device
-                slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
+        if self._device:
+            slots, copier = self._device
+            slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
+            with computing():
                 parts = self._gathered(own.reader, batch)
 
                 def unpack(memory: torch.Tensor) -> dict[str, Any]:
@@ -382,10 +317,13 @@ class BatchStream:
                     return unpacked | copier.copied(parts)
 
                 batch.result = copier.send(slot, batch.filled.nbytes, unpack)
-            elif self._finish:
+        elif self._finish:
+            with computing():
                 tensors = self._tensors(own.reader, batch)
                 batch.result = self._finish(own.epoch, batch.start, tensors)
-                batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+            batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+        else:
+            batch.result = self._tensors(own.reader, batch)
         own.ready.append(None)
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:

@@ -230,7 +230,7 @@ def _first_batches(store: Path, rounds: int) -> tuple[int, int, list[float], lis
         with _loader(store, rows=np.sort(rows)) as loader:
             cpu.append(cost_of(_loader_epoch(loader)).cpu_seconds * 1e3)
     assert isinstance(stream, BatchStream)
-    return stream._schedule.threads, stream._pool._keep, wall[1:], cpu[1:]
+    return stream._threads, stream._pool._keep, wall[1:], cpu[1:]
 
 
 # --- small rows ---------------------------------------------------------------------------------

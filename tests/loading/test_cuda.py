@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import itertools
 import logging
 import threading
@@ -25,10 +24,10 @@ from precache.errors import DamageError
 from precache.loading.slots import STEPS_AHEAD, slots_of_a_block, undo_image_tensor
 from precache.runtime.machine import MachineReader
 from precache.store.layout import align
-from tests.bench.device import DirectRows
 from tests.conftest import BuiltStore
 from tests.support.building import flip
 from tests.support.kinds import put_rows, recipe, row
+from tests.support.loaders import arrays_of, assert_same_arrays
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,30 +35,16 @@ pytestmark = [
 ]
 needs_nvcomp = pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")
 
-WAYS: dict[str, dict[str, Any]] = {
-    "copied": {},
-    "decompressed there": {"decompress": "device"},
-}
+WAYS: dict[str, dict[str, Any]] = {"copied": {}, "decompressed there": {"decompress": "device"}}
 """Each where it can be had; else the host does it, and the log says so."""
 
 Epoch = list[dict[str, np.ndarray]]
 
 
-def _epoch(loader: precache.Loader) -> Epoch:
-    """Copies of all batches, so that none is held."""
-    return [{name: each.cpu().numpy().copy() for name, each in batch.items()} for batch in loader]
-
-
-def _assert_same(found: Epoch, expected: Epoch) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-
-
 @pytest.fixture
 def on_host(store: BuiltStore) -> Iterator[Epoch]:
     with precache.Loader(store.path, 4, seed=2, device="cpu") as loader:
-        yield _epoch(loader)
+        yield arrays_of(loader)
 
 
 @pytest.mark.parametrize("resident", [None, "device"])
@@ -69,7 +54,7 @@ def test_batches_on_the_device_are_those_of_the_host(
     with precache.Loader(store.path, 4, seed=2, device="cuda", resident=resident) as loader:
         assert all(each.is_cuda for batch in loader for each in batch.values())
         loader.set_epoch(0)
-        _assert_same(_epoch(loader), on_host)
+        assert_same_arrays(arrays_of(loader), on_host)
 
 
 @pytest.mark.parametrize("form", ["padded", "jagged", "list"])
@@ -91,20 +76,6 @@ def test_rows_that_differ_in_length_are_those_of_the_host(form: Any, tmp_path: P
     assert epochs[0] == epochs[1]
 
 
-def test_rows_that_kvikio_reads_are_those_of_the_host(stores: dict[str, BuiltStore]) -> None:
-    try:
-        importlib.import_module("kvikio")
-    except (ImportError, RuntimeError) as error:  # the latter where it finds no libcufile
-        pytest.skip(f"kvikio cannot be had: {error}")
-    store, numbers = stores["raw"], np.array([9, 0, 3, 22, 9])
-    with DirectRows(store.path) as rows:
-        shape = (len(numbers), rows.array.row_nbytes)
-        memory = torch.empty(shape, dtype=torch.uint8, device="cuda")
-        rows.read(numbers, memory)
-    found = memory.cpu().numpy().view(rows.array.dtype).reshape(-1, *rows.array.row_shape)
-    np.testing.assert_array_equal(found, store.rows()[numbers])
-
-
 @needs_nvcomp
 @pytest.mark.parametrize("codec", ["zstd", "image"])
 def test_frames_decompressed_on_the_device_give_the_same_batches(
@@ -112,10 +83,10 @@ def test_frames_decompressed_on_the_device_give_the_same_batches(
 ) -> None:
     path = stores[codec].path
     with precache.Loader(path, 4, seed=2, device="cpu") as loader:
-        expected = [_epoch(loader) for _ in range(3)]
+        expected = [arrays_of(loader) for _ in range(3)]
     with precache.Loader(path, 4, seed=2, device="cuda", decompress="device") as loader:
         for each in expected:
-            _assert_same(_epoch(loader), each)
+            assert_same_arrays(arrays_of(loader), each)
     assert not caplog.records
 
 
@@ -137,7 +108,7 @@ def test_without_nvcomp_frames_are_decompressed_on_the_host_and_the_log_says_so(
     with caplog.at_level(logging.WARNING, "precache"):
         loader = precache.Loader(stores["image"].path, 4, device="cuda", decompress="device")
     with loader:
-        assert len(_epoch(loader)) == 6
+        assert len(arrays_of(loader)) == 6
     [record] = caplog.records
     assert record.message.startswith("decompressing on the host: nvCOMP is not inst")
 
@@ -154,25 +125,18 @@ def test_the_filter_is_undone_exactly(channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_batches_that_are_kept_stay_what_they_were(
-    name: str, store: BuiltStore, on_host: Epoch
-) -> None:
-    with precache.Loader(store.path, 4, seed=2, device="cuda", **WAYS[name]) as loader:
-        kept = list(loader)
-        for _ in range(3):
-            for batch in loader:
-                torch.full_like(batch["image"], 7)  # takes freed memory, were there any
-        found = [{name: each.cpu().numpy() for name, each in batch.items()} for batch in kept]
-    _assert_same(found, on_host)
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_a_step_that_reads_its_batch_late_reads_the_right_one(
+def test_batches_that_are_kept_stay_what_they_were_and_a_late_step_reads_the_right_one(
     name: str, store: BuiltStore, on_host: Epoch
 ) -> None:
     """The host runs ahead of a slow device; no slot and no block may be used again too early."""
     sums = []
     with precache.Loader(store.path, 4, seed=2, device="cuda", **WAYS[name]) as loader:
+        kept = list(loader)
+        for _ in range(3):
+            for batch in loader:
+                torch.full_like(batch["image"], 7)  # takes freed memory, were there any
+        assert_same_arrays(arrays_of(kept), on_host)
+        loader.set_epoch(0)
         for batch in loader:
             torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # torch's own
             sums.append(batch["image"].long().sum())
@@ -203,53 +167,50 @@ def test_the_host_is_few_steps_ahead_of_the_device(store: BuiltStore) -> None:
         assert not done[-1].query()  # else the host waited for each step
 
 
+@contextlib.contextmanager
+def no_waiting(loader: precache.Loader) -> Iterator[None]:
+    """The host waits for nothing, after an epoch: what is made once may wait."""
+    for _ in loader:
+        pass
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 # It says of itself that it is a prototype.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", WAYS)
-def test_the_host_never_waits_for_the_device(name: str, store: BuiltStore) -> None:
+def test_the_host_never_waits_for_the_device_where_marks_of_repeated_rows_are_too(
+    name: str, store: BuiltStore
+) -> None:
     steps = [
-        T.RandomCrop(96, padding=8),
-        T.RandomResizedCrop(64),
-        T.HorizontalFlip(),
-        T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        T.MixUp(10),
+        T.RandomCrop(96, padding=8), T.RandomResizedCrop(64), T.HorizontalFlip(),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.MixUp(10),
         T.Normalize([120, 110, 100], [60, 60, 60], torch.bfloat16, channels_last=True),
-    ]
+    ]  # fmt: skip
     options = {"device": "cuda", "transform": T.Compose(steps), **WAYS[name]}
-    with precache.Loader(store.path, 4, **options) as loader:
-        for _ in loader:  # what is made once may wait
-            pass
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            assert len(list(loader)) == 6
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    with precache.Loader(store.path, 4, **options) as loader, no_waiting(loader):
+        assert len(list(loader)) == 6
+    ranks: dict[str, Any] = {"rank": 1, "world_size": 2}
+    with precache.Loader(store.path, 4, device="cpu", **ranks) as loader:
+        expected = [batch["repeated"].tolist() for batch in loader]
+    assert any(expected[-1])
+    with precache.Loader(store.path, 4, device="cuda", **ranks, **WAYS[name]) as loader:
+        with no_waiting(loader):
+            loader.set_epoch(0)
+            marks = [batch["repeated"] for batch in loader]
+        assert all(mark.is_cuda for mark in marks)
+        assert [mark.cpu().tolist() for mark in marks] == expected
 
 
 # As above.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("name", WAYS)
-def test_marks_of_repeated_rows_are_on_the_device(name: str, store: BuiltStore) -> None:
-    ranks: dict[str, Any] = {"rank": 1, "world_size": 2}
-    with precache.Loader(store.path, 4, device="cpu", **ranks) as loader:
-        expected = [batch["repeated"] for batch in loader]
-    assert expected[-1].any()
-    with precache.Loader(store.path, 4, device="cuda", **ranks, **WAYS[name]) as loader:
-        for _ in loader:  # what is made once may wait
-            pass
-        loader.set_epoch(0)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            marks = [batch["repeated"] for batch in loader]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert all(mark.is_cuda for mark in marks)
-        assert [mark.cpu().tolist() for mark in marks] == [mark.tolist() for mark in expected]
 
 
 def test_a_list_of_labels_keeps_no_images(store: BuiltStore) -> None:
     with precache.Loader(store.path, 4, device="cuda") as loader:
-        _epoch(loader)
+        arrays_of(loader)
         before = torch.cuda.memory_allocated()
         labels = [batch["label"] for batch in loader]
         torch.cuda.synchronize()
@@ -260,7 +221,7 @@ def test_a_list_of_labels_keeps_no_images(store: BuiltStore) -> None:
 def test_the_clock_tells_the_devices_time_from_the_hosts(store: BuiltStore) -> None:
     """A step that only launches work returns at once; what counts is how long the work takes."""
     with precache.Loader(store.path, 4, device="cuda") as loader:
-        _epoch(loader)
+        arrays_of(loader)
         torch.cuda.synchronize()
         loader.stats()
         for _ in loader:
@@ -291,7 +252,7 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
         after = _page_locked()
         assert after - before <= (-(-pool._keep // block) + 1) * rounded
     with precache.Loader(store.path, 4, device="cuda") as loader:
-        _epoch(loader)
+        arrays_of(loader)
     assert _page_locked() <= after  # it took what the first had given back
 
 
@@ -335,7 +296,7 @@ def test_a_graph_is_captured_while_batches_are_made(store: BuiltStore, on_host: 
             graph.replay()
             assert torch.equal(doubled[: len(batch["image"])], batch["image"].float() * 2)
             found.append({name: each.cpu().numpy() for name, each in batch.items()})
-    _assert_same(found, on_host)
+    assert_same_arrays(found, on_host)
 
 
 def _slept_on_device(seconds: float) -> Callable[[], None]:

@@ -28,6 +28,7 @@ from precache.errors import DamageError, StoreError, UsageError
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.support.building import flip
+from tests.support.loaders import assert_refused, valid_rows
 
 
 @pytest.fixture
@@ -74,59 +75,46 @@ ONE = r"an index is .*; give .*, np.flatnonzero\(mask\)"
 SEVERAL = r"the indices are .*; give \(n,\) whole numbers, or \(21,\)"
 
 
-@pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        *((index, f"{index}.* is outside of the 21 samples") for index in (21, -22, 10**12)),
-        *((index, ONE) for index in (1.5, "3", None, True, np.True_, torch.tensor(True))),
-        *((index, SEVERAL) for index in ([[1]], [1.5], ["a"], np.array([True, False]))),
-    ],
-)
-def test_what_is_no_index_is_refused(
-    dataset: precache.CachedDataset, index: Any, said: str
-) -> None:
-    outside = "outside" in said
-    ways: list[Callable[[], Any]] = [lambda: dataset[index]]
-    if outside:
-        ways += [lambda: dataset.__getitems__([0, index]), lambda: dataset.keys[index]]
-    elif said == ONE:
-        ways.append(lambda: Subset(dataset, [index])[0])
-    for number, way in enumerate(ways):
-        with pytest.raises(
-            IndexError if outside else UsageError, match=None if outside and number else said
-        ):
-            way()
+def test_what_is_no_index_is_refused(dataset: Any) -> None:
+    for index in (21, -22, 10**12):
+        said, several, keys = f"{index}.* is outside of the 21 samples", [0, index], dataset.keys
+        assert_refused((said, dataset.__getitem__, index), error=IndexError)
+        assert_refused(
+            ("", dataset.__getitems__, several), ("", keys.__getitem__, index), error=IndexError
+        )
+    for index in (1.5, "3", None, True, np.True_, torch.tensor(True)):
+        subset = Subset(dataset, [index])
+        assert_refused((ONE, dataset.__getitem__, index), (ONE, subset.__getitem__, 0))
+    for index in ([[1]], [1.5], ["a"], np.array([True, False])):
+        assert_refused((SEVERAL, dataset.__getitem__, index))
 
 
-@pytest.mark.parametrize(
-    "index",
-    [slice(3, 9, 2), [3, 5, 7], (3, 5, 7), np.array([3, 5, 7]), torch.tensor([3, 5, 7]),
-     [3, -16, -14], np.isin(np.arange(21), [3, 5, 7]),
-     torch.isin(torch.arange(21), torch.tensor([3, 5, 7]))],
-)  # fmt: skip
-def test_several_indices_give_their_batch(dataset: precache.CachedDataset, index: Any) -> None:
+def test_several_indices_give_their_batch(dataset: precache.CachedDataset) -> None:
     wanted = default_collate([dataset[number] for number in (3, 5, 7)])
-    assert _same(dataset[index], wanted)
-    sampler: Any = [index]
-    assert not isinstance(index, list) or _same(
-        next(iter(DataLoader(dataset, batch_size=None, sampler=sampler))), wanted
-    )
+    places = torch.tensor([3, 5, 7])
+    lists: list[Any] = [[3, 5, 7], [3, -16, -14]]
+    for index in (
+        *lists, slice(3, 9, 2), (3, 5, 7), places.numpy(), places,
+        np.isin(np.arange(21), [3, 5, 7]), torch.isin(torch.arange(21), places),
+    ):  # fmt: skip
+        assert _same(dataset[index], wanted)
+    for index in lists:
+        batches: DataLoader[Any] = DataLoader(dataset, batch_size=None, sampler=[index])
+        assert _same(next(iter(batches)), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [("transform", "Loader"), ("target_transform", "__getitem__"), ("targets", "--labels"),
-     ("labels", "--labels"), ("samples", "Subset"), ("variant", "set_epoch")],
-)  # fmt: skip
-def test_what_samples_would_not_follow_cannot_be_set(
-    name: str, way: str, dataset: precache.CachedDataset
-) -> None:
+def test_what_samples_would_not_follow_cannot_be_set(dataset: precache.CachedDataset) -> None:
     class Plain(precache.CachedDataset):
         pass
 
+    ways = {
+        "transform": "Loader", "target_transform": "__getitem__", "targets": "--labels",
+        "labels": "--labels", "samples": "Subset", "variant": "set_epoch",
+    }  # fmt: skip
     for holder in (dataset, random_split(dataset, [20, 1])[0].dataset, Plain(dataset.version.path)):
-        with pytest.raises(UsageError, match=f"^{name} was set on a .*, .*{way}"):
-            setattr(holder, name, len)
+        for name, way in ways.items():
+            with pytest.raises(UsageError, match=f"^{name} was set on a .*, .*{way}"):
+                setattr(holder, name, len)
     for own in ("transform", "labels", "classes"):
         of_class = type("OfClass", (precache.CachedDataset,), {own: property(len)})
         with pytest.raises(UsageError, match=f"{own} was set on a OfClass"):
@@ -142,32 +130,42 @@ def test_several_samples_come_in_the_order_asked_for_and_are_the_callers_own(
     samples = dataset.__getitems__([20, 0, -1, 7, 0])
     assert [int(s["row"]) for s in samples] == [int(dataset[i]["row"]) for i in (20, 0, 20, 7, 0)]
     assert list(dataset.__getitems__([])) == []
+    assert isinstance(samples[0], dict)
+    assert type(dataset[3]) is dict
+    for copied in (
+        copy.copy(samples[0]), copy.deepcopy(samples[0]), pickle.loads(pickle.dumps(samples[0])),
+        {**samples[0]}, samples[0].copy(),
+    ):  # fmt: skip
+        assert type(copied) is dict
+        assert list(copied) == ["image", "label", "row"]
+        assert _same(copied, dict(samples[0]))
+    copy.deepcopy(samples)[1]["image"].fill_(0)
     dataset[0]["image"].zero_()
+    np.testing.assert_array_equal(samples[1]["image"], dataset[0]["image"])
     samples[1]["image"].zero_()
     np.testing.assert_array_equal(samples[4]["image"], dataset[0]["image"])
     assert dataset[0]["label"].add_(5) != dataset[0]["label"]
+    assert samples[-1] is samples[4]
+    with pytest.raises(IndexError):
+        samples[5]
 
 
 def test_fields_can_be_chosen_and_labels_are_read_when_they_are_used(
-    dataset: precache.CachedDataset, image_store: BuiltStore
+    dataset: precache.CachedDataset, image_store: BuiltStore, tmp_path: Path
 ) -> None:
     fresh = precache.CachedDataset(image_store.path, fields=["label"])
     assert fresh.__dict__.keys() & {"labels", "keys"} == set()
     assert list(fresh[0]) == ["label", "row"]
     only_images = precache.CachedDataset(image_store.path, fields=["image"])
     assert np.array_equal(only_images.labels, dataset.labels)
-
-
-def test_what_cannot_be_opened_is_refused(tmp_path: Path, image_store: BuiltStore) -> None:
-    cases: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
-        (tmp_path / "nowhere", {}, StoreError, "there is no store"),
-        (image_store.path, {"access": "maybe"}, UsageError, "access is 'maybe'; choose one of"),
-        (image_store.path, {"fields": ["mask"]}, UsageError, "no field 'mask'; it has image, la"),
-        (image_store.path, {"variant": -1}, UsageError, "variant is -1; give a whole number from"),
-    ]
-    for path, options, error, said in cases:
-        with pytest.raises(error, match=said):
-            precache.CachedDataset(path, **options)
+    make: Any = functools.partial(precache.CachedDataset, image_store.path)
+    assert_refused(
+        ("access is 'maybe'; choose one of", lambda: make(access="maybe")),
+        ("no field 'mask'; it has image, la", lambda: make(fields=["mask"])),
+        ("variant is -1; give a whole number from", lambda: make(variant=-1)),
+    )
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.CachedDataset(tmp_path / "nowhere")
 
 
 # --- other processes ----------------------------------------------------------------------------
@@ -189,19 +187,15 @@ def test_a_pickle_is_small_and_opens_the_same_version(
 
 @pytest.mark.parametrize(("context", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
 def test_a_dataloader_reads_it_in_any_kind_of_worker(
-    context: str | None, workers: int, tile_stores: dict[str, BuiltStore]
+    context: str | None, workers: int, image_tiles: BuiltStore
 ) -> None:
-    store = tile_stores["image"]
-    dataset = precache.CachedDataset(store.path)
+    dataset, expected, rows = precache.CachedDataset(image_tiles.path), image_tiles.rows(), []
     _ = dataset[0]  # what a parent has mapped must serve its children too
-    loader = DataLoader(
-        dataset, batch_size=16, shuffle=True, num_workers=workers, multiprocessing_context=context
-    )
-    expected, rows = store.rows(), []
-    for batch in loader:
+    options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": context}
+    for batch in DataLoader(dataset, batch_size=16, shuffle=True, **options):
         rows += batch["row"].tolist()
         np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
-    assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
+    assert sorted(rows) == valid_rows(image_tiles)
 
 
 def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -210,24 +204,17 @@ def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tens
     return batch
 
 
-def test_a_plain_dataloader_yields_what_torch_would_stack(
+def test_a_plain_dataloader_yields_what_torch_would_stack_and_copies_nothing_that_lies_together(
     dataset: precache.CachedDataset,
 ) -> None:
     half, _ = random_split(dataset, [11, 10], torch.Generator().manual_seed(0))
-    for source in (dataset, Subset(dataset, range(20, 0, -2)), half):
+    for source in (dataset, Subset(dataset, range(20, 0, -2)), half, Subset(half, [3, 2, 1, 0])):
         stacked = DataLoader(source, 4, collate_fn=_stacked)
-        for way in (None, dataset.collate):
-            loader = DataLoader(source, 4, collate_fn=way)
-            for expected, found in zip(stacked, loader, strict=True):
+        for way in (default_collate, dataset.collate):
+            for expected, found in zip(stacked, DataLoader(source, 4, collate_fn=way), strict=True):
                 assert type(found) is dict
                 assert list(expected) == list(found)
-                assert all(torch.equal(expected[name], found[name]) for name in expected)
-
-
-def test_collating_copies_nothing_that_lies_together(dataset: precache.CachedDataset) -> None:
-    chosen, _ = random_split(dataset, [11, 10])
-    for source in (dataset, Subset(dataset, [5, 9, 2, 1]), chosen, Subset(chosen, [3, 2, 1, 0])):
-        for way in (default_collate, dataset.collate):
+                assert _same(expected, found)
             samples = source.__getitems__([3, 1, 2])
             batch = way(samples)
             assert batch["image"].data_ptr() == samples[0]["image"].data_ptr()
@@ -237,56 +224,27 @@ def test_collating_copies_nothing_that_lies_together(dataset: precache.CachedDat
             assert torch.equal(some["image"], batch["image"][[2, 0]])
 
 
-def test_samples_read_together_are_dicts_to_whoever_takes_them(
+CHANGES: list[Callable[[dict[str, torch.Tensor]], object]] = [
+    lambda sample: sample.update(label=sample["label"] * 2),
+    lambda sample: sample.update(weight=torch.tensor(0.5)),
+    lambda sample: sample.pop("row"),
+    lambda sample: sample["image"].fill_(7),
+    lambda sample: sample["image"].unsqueeze_(0),
+    lambda sample: setattr(sample["image"], "data", sample["image"].float() / 255),
+]
+
+
+def test_samples_that_were_changed_are_collated_as_they_are(
     dataset: precache.CachedDataset,
 ) -> None:
-    samples = dataset.__getitems__([3, 1, 2])
-    assert isinstance(samples[0], dict)
-    assert type(dataset[3]) is dict
-    for copied in (
-        copy.copy(samples[0]), copy.deepcopy(samples[0]), pickle.loads(pickle.dumps(samples[0])),
-        {**samples[0]}, samples[0].copy(),
-    ):  # fmt: skip
-        assert type(copied) is dict
-        assert list(copied) == ["image", "label", "row"]
-        assert all(torch.equal(copied[name], samples[0][name]) for name in copied)
-    copy.deepcopy(samples)[1]["image"].fill_(0)
-    np.testing.assert_array_equal(samples[1]["image"], dataset[1]["image"])
-    assert samples[-1] is samples[2]
-    with pytest.raises(IndexError):
-        samples[3]
-
-
-def _doubled(sample: dict[str, torch.Tensor]) -> None:
-    sample["label"] = sample["label"] * 2
-
-
-def _as_floats(sample: dict[str, torch.Tensor]) -> None:
-    sample["image"].data = sample["image"].float() / 255
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _doubled,
-        lambda sample: sample.update(weight=torch.tensor(0.5)),
-        lambda sample: sample.pop("row"),
-        lambda sample: sample["image"].fill_(7),
-        lambda sample: sample["image"].unsqueeze_(0),
-        _as_floats,
-    ],
-)
-def test_samples_that_were_changed_are_collated_as_they_are(
-    dataset: precache.CachedDataset, change: Callable[[dict[str, torch.Tensor]], None]
-) -> None:
-    samples, expected = dataset.__getitems__([3, 1, 2]), dataset.__getitems__([3, 1, 2])
-    plain = [dict(sample) for sample in expected]
-    for sample, same in zip(samples, plain, strict=True):
-        change(sample)
-        change(same)
-    found, stacked = default_collate(samples), default_collate(plain)
-    assert list(found) == list(stacked)
-    assert all(torch.equal(found[name], stacked[name]) for name in stacked)
+    for change in CHANGES:
+        samples, plain = (dataset.__getitems__([3, 1, 2]) for _ in range(2))
+        same = [dict(sample) for sample in plain]
+        for sample in (*samples, *same):
+            change(sample)
+        found, stacked = default_collate(samples), default_collate(same)
+        assert list(found) == list(stacked)
+        assert _same(found, stacked)
 
 
 def test_who_collates_tensors_otherwise_is_asked(
@@ -387,16 +345,13 @@ def test_a_loader_gets_the_samples_of_a_subclass(
     expected = [dataset[index] for index in range(len(dataset))]
     assert not _same(expected[0], precache.CachedDataset(stores["raw"].path)[0])
     half, _ = random_split(dataset, [11, len(dataset) - 11], torch.Generator().manual_seed(0))
-    chosen = [4, 0, 0, 20]
-    sources: list[tuple[Any, Sequence[int]]] = [
-        (dataset, range(len(dataset))), (Subset(dataset, chosen), chosen), (half, half.indices),
-        (ConcatDataset([Subset(dataset, chosen), dataset]), [*chosen, *range(len(dataset))]),
-    ]  # fmt: skip
-    for source, indices in sources:
-        for options in (
-            {"collate_fn": _list}, {},
-            *([{"collate_fn": _list, "num_workers": 1}] if source is dataset else []),
-        ):  # fmt: skip
+    chosen, whole = [4, 0, 0, 20], range(len(dataset))
+    of_workers = {"collate_fn": _list, "num_workers": 1}
+    for source, indices, *more in (
+        (dataset, whole, of_workers), (Subset(dataset, chosen), chosen), (half, half.indices),
+        (ConcatDataset([Subset(dataset, chosen), dataset]), [*chosen, *whole]),
+    ):  # fmt: skip
+        for options in ({"collate_fn": _list}, {}, *more):
             loader: DataLoader[Any] = DataLoader(source, batch_size=4, **options)
             wanted = [expected[index] for index in indices]
             batches = [wanted[start : start + 4] for start in range(0, len(wanted), 4)]
@@ -408,11 +363,9 @@ def test_a_loader_gets_the_samples_of_a_subclass(
 
 
 def test_a_class_that_reads_several_samples_in_its_own_way_is_refused() -> None:
-    several = {"__getitems__": lambda self, indices: [0]}
-    for bases, members in (
-        ((precache.CachedDataset,), several), ((Scaled,), several),
-        ((type("Mixin", (), several), Scaled), {}),
-    ):  # fmt: skip
+    own = {"__getitems__": lambda self, indices: [0]}
+    mixin, base = type("Mixin", (), own), precache.CachedDataset
+    for bases, members in (((base,), own), ((Scaled,), own), ((mixin, Scaled), {})):
         with pytest.raises(
             UsageError, match=r"Own has a __getitems__, .*make samples in __getitem"
         ):
@@ -466,12 +419,10 @@ def test_a_wrapper_that_passes_on_all_names_makes_its_own_samples(
 ) -> None:
     cached = precache.CachedDataset(stores["raw"].path)
     # A lookup without a frame of Python, as those of wrapt and Cython.
-    in_c = type(
-        "InC", (_Wrapper,), {"__getattr__": staticmethod(functools.partial(getattr, cached))}
-    )
-    for wrapper in (_Wrapper(cached), in_c(cached)):
+    lookup = {"__getattr__": staticmethod(functools.partial(getattr, cached))}
+    for wrapper in (_Wrapper(cached), type("InC", (_Wrapper,), lookup)(cached)):
         for dataset in (wrapper, Subset(wrapper, range(21))):
-            (images, labels), *_ = DataLoader(dataset, batch_size=21)
+            [(images, labels)] = DataLoader(dataset, batch_size=21)
             assert labels.tolist() == [int(label) + 100 for label in cached.labels]
             assert len(images) == 21
         [(stacked,)] = DataLoader(StackDataset(wrapper), batch_size=21)
@@ -501,23 +452,22 @@ def test_copies_and_pickles_keep_all_attributes_and_no_data(
 def test_rows_of_a_batch_are_read_together_for_a_subclass(
     stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads: list[int] = []
-    read = VersionReader.read
+    reads, read = list[int](), VersionReader.read
 
     def counted(self: VersionReader, rows: np.ndarray, *args: Any, **options: Any) -> None:
         reads.append(len(rows))
         read(self, rows, *args, **options)
 
     monkeypatch.setattr(VersionReader, "read", counted)
-    for kind, expected in (
-        (Scaled, [8, 8, 5]), (Mixed, [8, 8, 5]), (Reversed, [8, *[1] * 42]), (Slotted, [8, 8, 5])
-    ):  # fmt: skip
+    for kind in (Scaled, Mixed, Reversed, Slotted):
         reads.clear()
         list(DataLoader(_make(kind, stores["raw"]), 8, collate_fn=_list))
-        assert reads == expected, kind
+        assert reads == ([8, *[1] * 42] if kind is Reversed else [8, 8, 5]), kind
 
 
-def test_each_sample_of_a_subclass_is_its_own(stores: dict[str, BuiltStore]) -> None:
+def test_each_sample_of_a_subclass_is_its_own_and_it_may_handle_what_cannot_be_read(
+    copy_store: Callable[..., BuiltStore], stores: dict[str, BuiltStore]
+) -> None:
     class Zeroed(precache.CachedDataset):
         def __getitem__(self, index: int) -> Any:
             sample = super().__getitem__(index)
@@ -525,15 +475,6 @@ def test_each_sample_of_a_subclass_is_its_own(stores: dict[str, BuiltStore]) -> 
             sample["image"].zero_()
             return before
 
-    dataset: Any = Zeroed(stores["raw"].path)
-    plain = precache.CachedDataset(stores["raw"].path)
-    for image in dataset.__getitems__([2, 2]):
-        assert torch.equal(image, plain[2]["image"])
-
-
-def test_a_subclass_may_handle_what_cannot_be_read(
-    copy_store: Callable[..., BuiltStore], stores: dict[str, BuiltStore]
-) -> None:
     class Patient(precache.CachedDataset):
         def __getitem__(self, index: int) -> Any:
             try:
@@ -541,6 +482,9 @@ def test_a_subclass_may_handle_what_cannot_be_read(
             except DamageError:
                 return torch.tensor(-1)
 
+    zeroed: Any = Zeroed(stores["raw"].path)
+    image = precache.CachedDataset(stores["raw"].path)[2]["image"]
+    assert all(torch.equal(found, image) for found in zeroed.__getitems__([2, 2]))
     store = copy_store(stores["raw"])
     flip(store.shard_path(0), 1000)
     [rows] = DataLoader(Patient(store.path), 21)
@@ -563,13 +507,11 @@ def test_a_class_of_fewer_samples_chooses_them_by_the_indices_of_all(
     class Few(Chosen):
         __getitem__ = precache.CachedDataset.__getitem__
 
-    dataset: Any = Chosen(stores["raw"].path)
+    dataset, few, plain = (c(stores["raw"].path) for c in (Chosen, Few, precache.CachedDataset))
     dataset.chosen = [20, 3, -1, 11]
-    plain = precache.CachedDataset(stores["raw"].path)
     rows = [int(plain[index]["row"]) for index in dataset.chosen]
     assert [int(row) for row in dataset] == rows
     assert torch.cat([*DataLoader(dataset, 3)]).tolist() == rows
-    few: Any = Few(stores["raw"].path)
     assert len(list(few)) == 5
     assert [len(batch["row"]) for batch in DataLoader(few, 2)] == [2, 2, 1]
     assert int(few[-1]["row"]) == int(few[4]["row"])
@@ -578,27 +520,21 @@ def test_a_class_of_fewer_samples_chooses_them_by_the_indices_of_all(
 # --- labels -------------------------------------------------------------------------------------
 
 
-def test_rows_that_may_be_indices_are_said_where_there_are_holes(
+def test_holes_that_rows_and_indices_leave_out_are_said(
     stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
 ) -> None:
     version = precache.open(stores["raw"].path)
-    samples = np.flatnonzero(version.valid)
-    indices = [0, 5, len(samples) - 1]
-    for rows, is_said in ((indices, True), ([version.rows - 1, *indices], False)):
+    indices, hint = [0, 5, 20], "np.flatnonzero(version.valid)[indices]"
+    for rows, is_said in (
+        (indices, True), ([version.rows - 1, *indices], False), (version.labels == 0, False)
+    ):  # fmt: skip
         caplog.clear()
         with precache.Loader(version, batch_size=2, rows=rows, device="cpu") as loader:
             assert len(loader) > 0
-        assert ("np.flatnonzero(version.valid)[indices]" in caplog.text) is is_said
+        assert (hint in caplog.text) == ("holes" in caplog.text) == is_said
     caplog.clear()
-    with precache.Loader(version, batch_size=2, rows=version.labels == 0, device="cpu"):
-        assert "holes" not in caplog.text
-
-
-def test_holes_that_indices_leave_out_are_said_once(
-    stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
-) -> None:
     dataset = precache.CachedDataset(stores["raw"].path)
     pickle.loads(pickle.dumps(dataset))
-    [line] = [record.getMessage() for record in caplog.records]
+    [line] = caplog.messages
     rows = dataset.version.rows
     assert line.startswith(f"{rows - 21} of {rows} rows of {dataset.version.path} are holes, which")

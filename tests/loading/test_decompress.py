@@ -74,10 +74,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
 
 @pytest.mark.parametrize("codec", ["raw", "image"])
 def test_slots_of_each_epoch_have_its_variant(
-    codec: str,
-    photos: Path,
-    make_store: Callable[..., BuiltStore],
-    monkeypatch: pytest.MonkeyPatch,
+    codec: str, photos: Path, make_store: Callable[..., BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field = {
         "ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 90}],
@@ -104,10 +101,7 @@ def test_nvcomp_takes_frames_that_follow_each_other() -> None:
     class Alignments(ctypes.Structure):
         _fields_ = tuple((name, ctypes.c_size_t) for name in ("input", "output", "temporary"))
 
-    found, ask = (
-        Alignments(),
-        nvcomp._library().nvcompBatchedZstdDecompressGetRequiredAlignments,
-    )
+    found, ask = (Alignments(), nvcomp._library().nvcompBatchedZstdDecompressGetRequiredAlignments)
     ask.argtypes = (nvcomp._Options, ctypes.POINTER(Alignments))
     assert ask(nvcomp._Options(), ctypes.byref(found)) == 0
     assert (found.input, found.output) == (1, 1)

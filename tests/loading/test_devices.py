@@ -12,6 +12,7 @@ import torch
 import precache
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
+from tests.support.kinds import put_rows, recipe, row
 
 READ = """
 import sys
@@ -45,6 +46,22 @@ for options in (
     assert all(torch.equal(expected[name], there[name]) for name in expected), options
 assert not any(other_device.asynchronous)
 
+def rows(device, **options):
+    with precache.Loader(sys.argv[3], 5, seed=3, device=device, **options) as loader:
+        for batch in loader:
+            tensors = {n: v for n, v in batch.items() if n not in ("caption", "blob")}
+            tensors = {n: v if isinstance(v, list) else [v] for n, v in tensors.items()}
+            assert all(v.device.type == device for part in tensors.values() for v in part)
+            host = {n: [v.cpu() for v in part] for n, part in tensors.items()}
+            yield batch["caption"], batch["blob"], host
+
+for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
+    for one, other in zip(rows("cpu", **options), rows("other", **options)):
+        assert one[:2] == other[:2]
+        assert one[2].keys() == other[2].keys()
+        for name, part in one[2].items():
+            assert all(torch.equal(*pair) for pair in zip(part, other[2][name], strict=True))
+
 group = zarr.create_group(sys.argv[2])
 group.create_array("x", data=np.ones((8, 2)), chunks=(4, 2))
 for uri, options in (store, {"resident": "device"}), (sys.argv[2], {"fields": {"x": "x"}}):
@@ -58,7 +75,12 @@ for uri, options in (store, {"resident": "device"}), (sys.argv[2], {"fields": {"
 def test_batches_arrive_with_the_same_values(
     stores: dict[str, BuiltStore], run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
-    refusals = run_python(READ, stores["image"].path, tmp_path / "group").stdout
+    """And texts stay."""
+    source = put_rows(tmp_path / "rows.pickle", [row(number) for number in range(23)])
+    names = ("image", "caption", "blob", "tokens", "points", "boxes")
+    precache.build(source, tmp_path / "rows.store", recipe(*names), address="serial")
+    line = stores["image"].path, tmp_path / "group", tmp_path / "rows.store"
+    refusals = run_python(READ, *line).stdout
     assert "resident='device' needs a CUDA device, and device is 'other'" in refusals
     assert "field 'x' is float64, and device 'other' does not take it" in refusals
 

@@ -207,9 +207,7 @@ def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) ->
 
 
 @pytest.mark.parametrize(
-    "lost",
-    ["", pytest.param(LOST, marks=pytest.mark.heavy)],
-    ids=["open", "collected"],
+    "lost", ["", pytest.param(LOST, marks=pytest.mark.heavy)], ids=["open", "collected"]
 )
 def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore], lost: str) -> None:
     """A thread that is ended within torch aborts the process."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import logging
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from precache.sampling.order import Order, Shuffle, ValidRows
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
 from tests.support.building import own_threads
+from tests.support.loaders import assert_refused, flat, opened, rows_of, valid_rows
 
 # --- resuming with another global batch ---------------------------------------------------------
 
@@ -67,20 +67,18 @@ def test_rows_received_do_not_come_again_and_all_others_do(
 def test_a_state_goes_on_with_another_batch_size(
     image_store: BuiltStore, options: dict[str, Any]
 ) -> None:
-    def rows_of(loader: Any, count: int = 99) -> list[int]:
-        return [row for batch in itertools.islice(loader, count) for row in batch["row"].tolist()]
-
-    with precache.Loader(image_store.path, 4, **options) as loader:
-        seen = rows_of(loader, 3)
+    with opened(image_store, 4, **options) as loader:
+        seen = flat(itertools.islice(loader, 3))
         state = json.loads(json.dumps(loader.state_dict()))
         assert (state["epoch"], state["sample"], state["batch"]) == (0, 12, 3)
-    with precache.Loader(image_store.path, 5, **options) as loader:
+    drops = "drop_last" in options
+    with opened(image_store, 5, **options) as loader:
         loader.load_state_dict(state)
-        seen += rows_of(loader)
-        assert len(seen) == len(set(seen)) == (17 if options.get("drop_last") else 21)
-        assert len(rows_of(loader)) == (20 if options.get("drop_last") else 21)
-    with precache.Loader(image_store.path, 10, drop_last=True) as loader:
-        if options.get("drop_last"):
+        seen += flat(loader)
+        assert len(seen) == len(set(seen)) == (17 if drops else 21)
+        assert len(flat(loader)) == (20 if drops else 21)
+    if drops:
+        with opened(image_store, 10, drop_last=True) as loader:
             loader.load_state_dict(state)  # nine are left, less than a batch
             assert loader.state_dict()["epoch"] == 1
 
@@ -92,14 +90,12 @@ def test_a_set_smaller_than_a_batch_is_one_short_batch_and_marked_where_it_repea
     image_store: BuiltStore,
 ) -> None:
     for shuffle in (True, False, Weighted(np.arange(23))):
-        with precache.Loader(image_store.path, 256, shuffle) as loader:
+        with opened(image_store, 256, shuffle) as loader:
             assert [len(batch["row"]) for batch in loader] == [21]
             assert len(loader) == 1
-    row = int(np.flatnonzero(image_store.open().valid)[3])
-    marks = []
+    row, marks = valid_rows(image_store)[3], []
     for rank in range(2):
-        ranks: dict[str, Any] = {"rank": rank, "world_size": 2, "rows": [row]}
-        with precache.Loader(image_store.path, 8, **ranks) as loader:
+        with opened(image_store, 8, rank=rank, world_size=2, rows=[row]) as loader:
             [batch] = loader
             assert batch["row"].tolist() == [row]
             marks += batch["repeated"].tolist()
@@ -107,45 +103,39 @@ def test_a_set_smaller_than_a_batch_is_one_short_batch_and_marked_where_it_repea
     for world, way in ((1, "give at most 21, or leave out drop_last"), (30, "leave it out")):
         said = rf"has 21 valid rows.*, of which drop_last .*: {way}$"
         with pytest.raises(UsageError, match=said):
-            precache.Loader(image_store.path, 22, drop_last=True, rank=0, world_size=world)
+            opened(image_store, 22, drop_last=True, rank=0, world_size=world)
 
 
 # --- epochs ---
 
 
-@pytest.mark.parametrize(
-    ("epochs", "said"),
-    [
-        (lambda make, _: [_read(make()), _read(make())], 1),
-        (lambda make, _: [_read(precache.mix([make()])), _read(precache.mix([make()]))], 1),
-        (lambda make, _: [[*zip(*loaders, strict=True)] for loaders in [[make(), make()]]], 0),
-        (lambda make, _: [_read(make(epoch=epoch)) for epoch in range(3)], 0),
-        (lambda make, _: [[*loader] for loader in [make()] * 3], 0),
-        (lambda make, _: [_read(make(shuffle=False)) for _ in range(2)], 0),
-        (lambda make, seed: [_read(make()), _read(make(seed=seed + 1))], 0),
-        (lambda make, _: [_read(make(rank=1, world_size=2)) for _ in range(2)], 0),
-    ],
-    ids=["anew", "mixed", "together", "chosen", "kept", "as stored", "seeds", "another rank"],
-)
-def test_epochs_of_loaders_made_anew_that_are_all_the_first_are_said(
-    epochs: Callable[..., Any],
-    said: int,
-    image_store: BuiltStore,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("precache.loading.loop._first_epochs", set())
-    caplog.set_level(logging.WARNING, "precache.loading.loop")
+EPOCHS: dict[str, tuple[Callable[..., Any], int]] = {
+    "anew": (lambda make: [_read(make()), _read(make())], 1),
+    "mixed": (lambda make: [_read(precache.mix([make()])), _read(precache.mix([make()]))], 1),
+    "together": (lambda make: [*zip(make(), make(), strict=True)], 0),
+    "chosen": (lambda make: [_read(make(epoch=epoch)) for epoch in range(3)], 0),
+    "kept": (lambda make: [[*loader] for loader in [make()] * 3], 0),
+    "as stored": (lambda make: [_read(make(shuffle=False)) for _ in range(2)], 0),
+    "seeds": (lambda make: [_read(make()), _read(make(seed=1))], 0),
+    "another rank": (lambda make: [_read(make(rank=1, world_size=2)) for _ in range(2)], 0),
+}
 
+
+def test_epochs_of_loaders_made_anew_that_are_all_the_first_are_said(
+    image_store: BuiltStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(epoch: int | None = None, **options: Any) -> precache.Loader:
-        loader = precache.Loader(image_store.path, 4, **options)
+        loader = opened(image_store, **options)
         if epoch is not None:
             loader.set_epoch(epoch)
         return loader
 
-    epochs(make, 0)
-    found = [line for line in caplog.messages if "begins at epoch 0 as did one before it" in line]
-    assert len(found) == said
+    for name, (epochs, said) in EPOCHS.items():
+        monkeypatch.setattr("precache.loading.loop._first_epochs", set())
+        caplog.clear()
+        epochs(make)
+        found = [m for m in caplog.messages if "begins at epoch 0 as did one before it" in m]
+        assert len(found) == said, name
 
 
 # --- copies -------------------------------------------------------------------------------------
@@ -168,33 +158,30 @@ def _spawned(loaders: list[Any]) -> Any:
 
 def _read(loader: Any) -> list[list[int]]:
     with loader:
-        return [batch["row"].tolist() for batch in loader]
+        return rows_of(loader)
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        lambda loaders: [*map(_read, map(copy.copy, loaders))],
-        lambda loaders: [*map(_read, copy.deepcopy(loaders))],
-        lambda loaders: [*map(_read, pickle.loads(pickle.dumps(loaders)))],
-        _spawned,
-    ],
-    ids=["copy", "deepcopy", "pickle", "spawn"],
-)
-def test_a_copy_has_the_options_and_the_position(
-    copied: Callable[[list[Any]], list[list[list[int]]]], image_store: BuiltStore
-) -> None:
+COPIES: list[Callable[[list[Any]], Any]] = [
+    lambda loaders: [*map(_read, map(copy.copy, loaders))],
+    lambda loaders: [*map(_read, copy.deepcopy(loaders))],
+    lambda loaders: [*map(_read, pickle.loads(pickle.dumps(loaders)))],
+    _spawned,
+]
+
+
+def test_a_copy_has_the_options_and_the_position(image_store: BuiltStore) -> None:
     """Of a loader, and of a mixture."""
     loader, source = (
-        precache.Loader(store, 4, seed=3, transform=HorizontalFlip())
+        opened(store, seed=3, transform=HorizontalFlip())
         for store in (precache.open(image_store.path), image_store.path)
     )
     with loader, precache.mix([source], seed=2) as mixture:
         loaders: list[Any] = [loader, mixture]
         batches = [iter(each) for each in loaders]
         first = [[next(each)["row"].tolist() for _ in range(2)] for each in batches]
-        rest = copied(loaders)
-        assert rest == [[batch["row"].tolist() for batch in each] for each in batches]
+        copies = [copied(loaders) for copied in COPIES]
+        rest = [rows_of(each) for each in batches]
+        assert copies == [rest] * 4
         for each, begun, more in zip(loaders, first, rest, strict=True):
             assert len(begun + more) == len(each)
 
@@ -220,14 +207,11 @@ def test_iterators_end_with_their_loader(mixed: bool, image_store: BuiltStore) -
 
 
 def test_a_mixture_fails_if_one_of_its_sources_is_closed(image_store: BuiltStore) -> None:
-    loaders = [precache.Loader(image_store.path, 4) for _ in range(2)]
+    loaders = [opened(image_store) for _ in range(2)]
     with precache.mix(loaders) as mixture:
         batches = iter(mixture)
         next(batches)
         loaders[0].close()
-        with pytest.raises(UsageError, match="source 0 of this mixture was closed"):
-            list(batches)
-        with pytest.raises(UsageError, match="source 0 of this mixture was closed"):
-            list(mixture)
-    with pytest.raises(UsageError, match="source 0 is closed; make a new one"):
-        precache.mix(loaders)
+        said = "source 0 of this mixture was closed"
+        assert_refused((said, list, batches), (said, list, mixture))
+    assert_refused(("source 0 is closed; make a new one", precache.mix, loaders))

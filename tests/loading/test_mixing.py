@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import UsageError
 from tests.conftest import BuiltStore, write_photos
 from tests.support.building import build_here, own_threads
+from tests.support.loaders import assert_refused, opened, valid_rows
 
 AFTER = 5
 """Steps looked at after each resume."""
@@ -42,22 +42,13 @@ def _mix(
     options: dict[str, Any] | None = None,
     **how: Any,
 ) -> precache.Mixture:
-    loaders = [
-        precache.Loader(
-            store.path, size // world[1], device="cpu", rank=world[0], world_size=world[1],
-            **(options or {}),
-        )
-        for store, size in zip(pair, sizes, strict=False)
-    ]  # fmt: skip
+    ranks = {"rank": world[0], "world_size": world[1], **(options or {})}
+    loaders = [opened(s, n // world[1], **ranks) for s, n in zip(pair, sizes, strict=False)]
     return precache.mix(loaders, weights, **how)
 
 
 def _steps(batches: Iterable[dict[str, Any]]) -> Steps:
     return [(batch["source"], batch["row"].tolist()) for batch in batches]
-
-
-def _valid(store: BuiltStore) -> list[int]:
-    return store.open().valid.nonzero()[0].tolist()
 
 
 def test_by_default_every_row_of_every_store_comes_once(pair: list[BuiltStore]) -> None:
@@ -79,7 +70,7 @@ def test_by_default_every_row_of_every_store_comes_once(pair: list[BuiltStore]) 
             steps = _steps(mixture)
             for source, store in enumerate(pair):
                 rows = [row for s, rows in steps if s == source for row in rows]
-                assert sorted(rows) == _valid(store)
+                assert sorted(rows) == valid_rows(store)
         order = [source for source, _ in steps]
         assert order != sorted(order)
 
@@ -91,10 +82,10 @@ def test_a_small_source_is_gone_through_again_in_new_orders(pair: list[BuiltStor
             steps = _steps(mixture)
             small = [rows for source, rows in steps if source == 0]
             first, again = ([r for rows in part for r in rows] for part in (small[:6], small[6:]))
-            assert sorted(first) == _valid(pair[0])
+            assert sorted(first) == valid_rows(pair[0])
             assert set(again) < set(first)
             assert again != first[: len(again)]
-            assert sorted(r for s, rows in steps if s == 1 for r in rows) == _valid(pair[1])
+            assert sorted(r for s, rows in steps if s == 1 for r in rows) == valid_rows(pair[1])
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -157,9 +148,8 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert _gathered(rest) == whole[2:]
 
 
-def test_an_epoch_can_be_chosen_and_tuples_tell_their_source_at_the_end(
-    pair: list[BuiltStore],
-) -> None:
+def test_an_epoch_can_be_chosen_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
+    """And tuples tell their source at the end."""
     with _mix(pair, [1, 2]) as mixture:
         epochs = [_steps(mixture) for _ in range(3)]
         mixture.set_epoch(1)
@@ -170,13 +160,9 @@ def test_an_epoch_can_be_chosen_and_tuples_tell_their_source_at_the_end(
         assert _steps(mixture) == epochs[2]
     with _mix(pair, options={"output": "tuple"}) as mixture:
         assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
-
-
-def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
     with _mix(pair, options={"num_threads": 2, "prefetch_batches": 4}) as mixture:
-        for _ in mixture:
-            assert mixture.state_dict()["batch"] == 1
-            break
+        next(iter(mixture))
+        assert mixture.state_dict()["batch"] == 1
         assert not own_threads()
         for number, _ in enumerate(mixture, 1):
             if number == 3:
@@ -184,112 +170,84 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
         assert number == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
+def test_a_state_of_another_mixture_is_refused_by_name(pair: list[BuiltStore]) -> None:
+    how: dict[str, Any] = {"weights": [0.4, 0.6]}
+    others: list[tuple[str, dict[str, Any]]] = [
         ("weights", {"weights": [0.5, 0.5]}),
         ("until", {"until": "first"}),
         ("seed", {"seed": 1}),
         ("shuffle", {"options": {"shuffle": "block"}}),
         ("rows", {"options": {"rows": range(20)}}),
         ("global_batch", {"sizes": (4, 6)}),
-    ],
-)
-def test_a_state_of_another_mixture_is_refused_by_name(
-    name: str, other: dict[str, Any], pair: list[BuiltStore]
-) -> None:
-    how: dict[str, Any] = {"weights": [0.4, 0.6]}
+    ]
     with _mix(pair, **how) as mixture:
         state = mixture.state_dict()
-    with (
-        _mix(pair, **{**how, **other}) as changed,
-        pytest.raises(UsageError, match=f"the saved state has {name}=.* mixture has .*; "),
-    ):
-        changed.load_state_dict(state)
-
-
-def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
+    for name, other in others:
+        with _mix(pair, **{**how, **other}) as changed:
+            said = f"the saved state has {name}=.* mixture has .*; "
+            assert_refused((said, changed.load_state_dict, state))
     with _mix(pair) as mixture, _mix(pair[::-1], sizes=(8, 4)) as swapped, _mix(pair[:1]) as one:
         state = mixture.state_dict()
-        with pytest.raises(UsageError, match=r"has version=.* and source 0 of this mixture has"):
-            swapped.load_state_dict(state)
-        with pytest.raises(UsageError, match="has sources=2 and this mixture has 1"):
-            one.load_state_dict(state)
-        with (
-            precache.Loader(pair[0].path, 4, device="cpu") as loader,
-            pytest.raises(UsageError, match="saved state has until=None and this mixture has"),
-        ):
-            mixture.load_state_dict(loader.state_dict())
-        with pytest.raises(UsageError, match="at epoch 0, batch 99; an epoch has 16"):
-            mixture.load_state_dict({**state, "batch": 99})
+        with opened(pair[0]) as loader:
+            of_loader = loader.state_dict()
+        assert_refused(
+            (r"has version=.* and source 0 of this mixture has", swapped.load_state_dict, state),
+            ("has sources=2 and this mixture has 1", one.load_state_dict, state),
+            ("saved state has until=None and this mixture has", mixture.load_state_dict, of_loader),
+            ("at epoch 0, batch 99; an epoch has 16",
+             mixture.load_state_dict, {**state, "batch": 99}),
+        )  # fmt: skip
 
 
-OF_POSITION: dict[str, Callable[[precache.Loader], Any]] = {
-    "iter": iter,
-    "set_epoch": lambda loader: loader.set_epoch(3),
-    "seek": lambda loader: loader.seek(1, 0),
-    "state_dict": lambda loader: loader.state_dict(),
-    "locate": lambda loader: loader.locate(),
-}
-
-
-@pytest.mark.parametrize("name", OF_POSITION)
-def test_a_source_of_a_mixture_has_no_position_of_its_own(
-    pair: list[BuiltStore], name: str
-) -> None:
+def test_a_source_of_a_mixture_has_no_position_of_its_own(pair: list[BuiltStore]) -> None:
     with _mix(pair) as mixture:
+        source = mixture.loaders[1]
+        said = r"source of a mixture.* call set_epoch, .* on that"
         for _ in range(2):
-            with pytest.raises(
-                UsageError, match=r"source of a mixture.* call set_epoch, .* on that"
-            ):
-                OF_POSITION[name](mixture.loaders[1])
+            assert_refused(
+                (said, iter, source), (said, source.set_epoch, 3), (said, source.seek, 1, 0),
+                (said, source.state_dict), (said, source.locate),
+            )  # fmt: skip
             next(iter(mixture))
         mixture.set_epoch(3)
-    with _mix(pair[:1]) as fresh, precache.Loader(pair[1].path, 8, device="cpu") as alone:
-        state = alone.state_dict()
+    with _mix(pair[:1]) as fresh, opened(pair[1], 8) as alone:
+        state, loaders = alone.state_dict(), [*fresh.loaders, alone]
         alone.set_epoch(1)
-        with pytest.raises(UsageError, match=r"source 1 is at a position .* set_epoch, seek or"):
-            precache.mix([*fresh.loaders, alone])
+        said = r"source 1 is at a position .* set_epoch, seek or"
+        assert_refused((said, precache.mix, loaders))
         next(iter(alone))  # a look at a batch chooses nothing
-        mixture = precache.mix([*fresh.loaders, alone])
-        with pytest.raises(UsageError, match="source of a mixture"):
-            alone.load_state_dict(state)
+        mixture = precache.mix(loaders)
+        assert_refused(("source of a mixture", alone.load_state_dict, state))
         assert len(_steps(mixture)) == len(mixture)
 
 
 def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:
-    one, other = (precache.Loader(store.path, 4, device="cpu") for store in pair)
-    far = precache.Loader(pair[1].path, 4, device="cpu", rank=1, world_size=2)
-    follows = precache.Loader(pair[1].path, 4, device="cpu", refresh="epoch")
-    tuples = precache.Loader(pair[1].path, 4, device="cpu", output="tuple")
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("there is no loader to mix", {"loaders": []}),
-        ("a loader comes twice", {"loaders": [one, one]}),
-        ("mix takes a list of Loaders, not <precache", {"loaders": one}),
-        (r"mix takes a list of Loaders, not \['a.store', 'b.store'\]", {
-            "loaders": ["a.store", "b.store"]}),
-        ("source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2", {
-            "loaders": [one, far]}),
-        ("source 1 has refresh='epoch'", {"loaders": [one, follows]}),
-        ("source 0 has output='dict', and source 1 has output='tuple'; give all the same", {
-            "loaders": [one, tuples]}),
-        ("until is 'end'; give all, first, or a number", {"until": "end"}),
-        ("until is 0", {"until": 0}),
-        ("there are 3 weights for 2 loaders", {"weights": [1, 1, 1]}),
-    ]  # fmt: skip
-    for said, how in cases:
-        with pytest.raises(UsageError, match=said):
-            precache.mix(**{"loaders": [one, other], **how})
+    one, other = map(opened, pair)
+    far = opened(pair[1], rank=1, world_size=2)
+    follows, tuples = opened(pair[1], refresh="epoch"), opened(pair[1], output="tuple")
+    both, texts = [one, other], ["a.store", "b.store"]
+    of_ranks = "source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2"
+    of_output = "source 0 has output='dict', and source 1 has output='tuple'; give all the same"
+    mix: Any = precache.mix
+    assert_refused(
+        ("there is no loader to mix", mix, []),
+        ("a loader comes twice", mix, [one, one]),
+        ("mix takes a list of Loaders, not <precache", mix, one),
+        (r"mix takes a list of Loaders, not \['a.store', 'b.store'\]", mix, texts),
+        (of_ranks, mix, [one, far]),
+        ("source 1 has refresh='epoch'", mix, [one, follows]),
+        (of_output, mix, [one, tuples]),
+        ("until is 'end'; give all, first, or a number", lambda: mix(both, until="end")),
+        ("until is 0", lambda: mix(both, until=0)),
+        ("there are 3 weights for 2 loaders", mix, both, [1, 1, 1]),
+    )
     transforms: list[tuple[Callable[[Any], Any], str]] = [
         (lambda batch: [batch["image"]], "transform of source . returns a list; return a dict or"),
         (lambda batch: {**batch, "source": 1}, r"source 0 have a field 'source'.*rename it"),
     ]
     for transform, said in transforms:
-        with (
-            _mix(alike, options={"transform": transform}) as mixture,
-            pytest.raises(UsageError, match=said),
-        ):
-            next(iter(mixture))
+        with _mix(alike, options={"transform": transform}) as mixture:
+            assert_refused((said, next, iter(mixture)))
     for loader in (one, other, far, follows, tuples):
         loader.close()
 
@@ -308,12 +266,12 @@ def test_class_numbers_that_mean_other_names_are_said_once(
     kept: list[Any] = [precache.CachedDataset(tmp_path / "one")]
     for name, first in (("three", ""), ("two", "bee"), ("two", ""), ("four", "ape")):
         caplog.clear()
-        kept.append(precache.Loader(tmp_path / name, 2, device="cpu"))
+        kept.append(opened(tmp_path / name, 2))
         found = [line for line in caplog.messages if f" in {tmp_path}/one/" in line]
         assert len(found) == bool(first)
         assert all(f"class 0 is '{first}' in {tmp_path}/{name}/" in line for line in found)
         assert all("'ant' in" in line and "--classes" in line for line in found)
     caplog.clear()
-    kept.append(precache.Loader(tmp_path / "five", 2, device="cpu"))
+    kept.append(opened(tmp_path / "five", 2))
     [line] = caplog.messages
     assert f"class 0 is 'fox' in {tmp_path}/five/" in line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +35,9 @@ from precache.viewer.search import Catalogue
 from tests.conftest import photo
 from tests.support.building import encoded, flip, write
 from tests.support.forging import forge_head, forge_shape, little_memory
+from tests.support.loaders import assert_refused, opened
 
-OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
+OPTIONS: dict[str, Any] = {"seed": 3}
 
 
 def build(root: Path, sizes: list[tuple[int, int]], recipe: Recipe) -> Path:
@@ -42,19 +45,18 @@ def build(root: Path, sizes: list[tuple[int, int]], recipe: Recipe) -> Path:
         data = encoded(Image.fromarray(photo(number, *size)), "PNG")
         write(root / "photos" / "abc"[number % 3] / f"{number:03}.png", data)
     store = root / f"{recipe.fields['image'].stored_as.name}{len(str(recipe))}.store"
-    precache.build(
-        root / "photos", store, recipe, address="serial", shard_samples=8, progress=False
-    )
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 8, "progress": False}
+    precache.build(root / "photos", store, recipe, **options)
     return store
 
 
 def batches(store: Path | str, transform: Any, epochs: int = 1, **options: Any) -> list[Any]:
-    with precache.Loader(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
+    with opened(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
         return [batch for _ in range(epochs) for batch in loader]
 
 
 def by_row(read: list[Any]) -> dict[int, torch.Tensor]:
-    pairs = [zip(batch["row"].tolist(), batch["image"], strict=True) for batch in read]
+    pairs = [zip(batch["row"].tolist(), batch["image"].clone(), strict=True) for batch in read]
     return dict(pair for of_batch in pairs for pair in of_batch)
 
 
@@ -100,31 +102,17 @@ def test_crops_without_a_resize_are_those_of_dense_rows(
             torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
 
 
-def test_labels_that_cannot_be_mixed_are_refused_before_the_first_batch(
-    alike: tuple[Path, Path],
-) -> None:
-    for store in alike:
-        with pytest.raises(UsageError, match="has the label 2, and MixUp takes 0 to 0"):
-            precache.Loader(store, 4, device="cpu", transform=Compose([RandomCrop(32), MixUp(1)]))
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
+def test_resized_crops_have_the_boxes_of_dense_rows(alike: tuple[Path, Path]) -> None:
+    for transform in (
         RandomResizedCrop(24),
         Compose([RandomResizedCrop((24, 30), (0.3, 1)), HorizontalFlip()]),
         Compose([HorizontalFlip(), RandomResizedCrop(24)]),
-    ],
-    ids=["alone", "mirrored", "mirrored before"],
-)
-def test_resized_crops_have_the_boxes_of_dense_rows(
-    transform: Any, alike: tuple[Path, Path]
-) -> None:
-    dense, ragged = (batches(store, transform, 2) for store in alike)
-    for one, other in zip(dense, ragged, strict=True):
-        # Dense rows are not antialiased.
-        error = (one["image"].float() - other["image"].float()).abs()
-        assert float(error.mean()) < 2.5
+    ):
+        dense, ragged = (batches(store, transform, 2) for store in alike)
+        for one, other in zip(dense, ragged, strict=True):
+            # Dense rows are not antialiased.
+            error = (one["image"].float() - other["image"].float()).abs()
+            assert float(error.mean()) < 2.5
 
 
 def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
@@ -144,35 +132,29 @@ def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", ["raw", "raw420", "image", "jpeg"])
-def test_rows_of_many_shapes_are_cropped_and_resized(codec: str, ragged: dict[str, Path]) -> None:
-    with precache.Loader(ragged[codec], 8, transform=RandomResizedCrop(24), **OPTIONS) as loader:
-        for epoch in range(2):
-            for batch in loader:
-                wanted = expected(ragged[codec], epoch, batch, 24)
-                assert np.abs(batch["image"].numpy() - wanted).max() <= 0.6
+def test_rows_of_many_shapes_are_cropped_and_resized(
+    codec: str, ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy reads what compiled code reads."""
+    crop = RandomResizedCrop(24)
+    for number, batch in enumerate(batches(ragged[codec], crop, 2)):
+        wanted = expected(ragged[codec], number // 5, batch, 24)
+        assert np.abs(batch["image"].numpy() - wanted).max() <= 0.6
+    flipped = Compose([crop, HorizontalFlip()])
+    compiled = batches(ragged[codec], flipped)
+    monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
+    for one, other in zip(compiled, batches(ragged[codec], flipped), strict=True):
+        torch.testing.assert_close(one["image"], other["image"], rtol=0, atol=0)
 
 
 def test_evaluation_resizes_and_takes_the_centre(ragged: dict[str, Path]) -> None:
     transform = Compose([Resize(32), CenterCrop(24)])
     [batch, *_] = batches(ragged["raw"], transform, shuffle=False)
-    dataset = precache.CachedDataset(ragged["raw"])
+    dataset, draw = precache.CachedDataset(ragged["raw"]), Draw((0,), 0, torch.zeros(1).long())
     for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
         whole = {"image": dataset[row]["image"][None].double()}
-        resized = Compose([Resize(32), CenterCrop(24)]).apply(
-            whole, Draw((0,), 0, torch.zeros(1, dtype=torch.int64))
-        )["image"][0]
+        resized = transform.apply(whole, draw)["image"][0]
         assert float((resized - image).abs().max()) <= 0.6
-
-
-@pytest.mark.parametrize("codec", ["raw420", "image", "jpeg"])
-def test_numpy_reads_what_compiled_code_reads(
-    codec: str, ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    compiled = batches(ragged[codec], transform)
-    monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
-    for one, other in zip(compiled, batches(ragged[codec], transform), strict=True):
-        torch.testing.assert_close(one["image"], other["image"], rtol=0, atol=0)
 
 
 # --- damage -------------------------------------------------------------------------------------
@@ -197,11 +179,7 @@ def _headed(head: bytes) -> Callable[[Path], None]:
     ],
 )  # fmt: skip
 def test_a_chunk_is_checked_and_damage_is_named(
-    codec: str,
-    harm: Callable[[Path], None],
-    shard: int,
-    ragged: dict[str, Path],
-    tmp_path: Path,
+    codec: str, harm: Callable[[Path], None], shard: int, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
     store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
     harm(Path(precache.open(store).path))
@@ -222,32 +200,29 @@ def test_a_forged_shape_is_damage_and_takes_no_memory(
 # --- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("output", ["tuple", "dict"])
-@pytest.mark.parametrize(
-    ("transform", "begins"),
-    [
+def test_rows_without_a_crop_are_refused_with_the_step_that_is_missing(
+    ragged: dict[str, Path], alike: tuple[Path, Path]
+) -> None:
+    first: list[tuple[Any, str]] = [
         (None, "CachedDataset"),
         (HorizontalFlip(), "begins with HorizontalFlip"),
         (Resize(32), r"begins with Resize\(32\)"),
         (RandomCrop(32, padding=2), "begins with RandomCrop"),
         (Compose([Normalize([1.0] * 3, [1.0] * 3), RandomCrop(32)]), "begins with Normalize"),
-    ],
-    ids=["none", "flip", "shorter side", "padding", "normalize"],
-)
-def test_rows_without_a_crop_are_refused_with_the_step_that_is_missing(
-    transform: Any, begins: str, output: str, ragged: dict[str, Path]
-) -> None:
-    with pytest.raises(UsageError, match=f"transform=RandomResizedCrop\\(224\\).*{begins}"):
-        precache.Loader(ragged["raw"], 8, transform=transform, output=output, **OPTIONS)
-
-
-def test_what_needs_rows_of_one_shape_is_refused(ragged: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="begin the transform with a crop"):
-        precache.mix([precache.Loader(ragged["raw"], 8)])
+    ]
+    for (transform, begins), output in itertools.product(first, ("tuple", "dict")):
+        said = rf"transform=RandomResizedCrop\(224\).*{begins}"
+        make = functools.partial(opened, transform=transform, output=output)
+        assert_refused((said, make, ragged["raw"], 8))
+    assert_refused(
+        ("begin the transform with a crop", opened, ragged["raw"]),
+        (r"does not fit an image of .* put Resize\(88\)", batches, ragged["raw"], RandomCrop(88)),
+    )
     with pytest.raises(UsageError, match="leave resident out"):
         batches(ragged["raw"], RandomResizedCrop(24), resident="host")
-    with pytest.raises(UsageError, match=r"does not fit an image of .* put Resize\(88\)"):
-        batches(ragged["raw"], RandomCrop(88))
+    for store in alike:  # labels that cannot be mixed
+        with pytest.raises(UsageError, match="has the label 2, and MixUp takes 0 to 0"):
+            opened(store, transform=Compose([RandomCrop(32), MixUp(1)]))
     [batch, *_] = batches(ragged["raw"], Compose([RandomResizedCrop(40), Resize(20)]))
     assert batch["image"].shape == (8, 3, 20, 20)
 
@@ -259,26 +234,22 @@ def test_what_needs_rows_of_one_shape_is_refused(ragged: dict[str, Path]) -> Non
 def test_every_way_of_reading_gives_the_same_rows(
     codec: str, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of a disk or a bucket, by map, range and disk cache, in any order."""
+    """Of a disk or a bucket, by map, range and disk cache, in any order; the viewer shows them."""
     store, far = ragged[codec], f"memory://ragged-{tmp_path.name}"
     precache.push(store, far)
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    usual = by_row(batches(store, transform, drop_last=False))
+    usual = by_row(batches(store, transform))
     assert len(usual) == 40
     ways: list[tuple[Any, dict[str, Any]]] = [
         (store, {"access": "pread"}), (store, {"shuffle": "block"}), (far, {}),
         (far, {"cache": tmp_path / "cache"}),
     ]  # fmt: skip
     for uri, options in ways:
-        rows = by_row(batches(uri, transform, drop_last=False, **options))
+        rows = by_row(batches(uri, transform, **options))
         assert rows.keys() == usual.keys()
         assert all(torch.equal(image, usual[row]) for row, image in rows.items())
-
-
-def test_the_viewer_shows_rows_in_their_own_shapes(ragged: dict[str, Path]) -> None:
-    shown = Catalogue(str(ragged["image"])).read([3, 4])
-    dataset = precache.CachedDataset(ragged["image"])
-    for number, row in zip((3, 4), shown, strict=True):
+    dataset = precache.CachedDataset(store)
+    for number, row in zip((3, 4), Catalogue(str(store)).read([3, 4]), strict=True):
         assert isinstance(row, dict)
         np.testing.assert_array_equal(row["image"], dataset[number]["image"].numpy())
 
@@ -290,24 +261,13 @@ def test_ragged_rows_are_mixed_as_those_that_their_loaders_crop(
     ragged: dict[str, Path], alike: tuple[Path, Path]
 ) -> None:
     """Of two codecs, and with rows of one shape."""
-    stores = [ragged["raw"], ragged["image"], alike[0]]
-
-    def loaders() -> list[precache.Loader]:
-        crop = RandomResizedCrop(16)
-        return [precache.Loader(store, 8, transform=crop, **OPTIONS) for store in stores]
-
-    expected = {}
-    for source, loader in enumerate(loaders()):
-        with loader:
-            for batch in loader:
-                for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
-                    expected[source, row] = image.clone()
-    seen = set()
-    with precache.mix(loaders(), until=5) as mixture:
+    crop, stores = RandomResizedCrop(16), [ragged["raw"], ragged["image"], alike[0]]
+    expected = [by_row(batches(store, crop)) for store in stores]
+    loaders, seen = [opened(store, 8, transform=crop, **OPTIONS) for store in stores], set()
+    with precache.mix(loaders, until=5) as mixture:
         for batch in mixture:
-            source = batch["source"]
-            for row, image in zip(batch["row"], batch["image"], strict=True):
-                seen.add((source, int(row)))
-                assert torch.equal(image, expected[source, int(row)])
+            seen.add(batch["source"])
+            for row, image in by_row([batch]).items():
+                assert torch.equal(image, expected[batch["source"]][row])
                 assert image.shape == (3, 16, 16)
-    assert {source for source, _ in seen} == {0, 1, 2}
+    assert seen == {0, 1, 2}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import os
+import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -41,12 +44,16 @@ from precache.transforms import (
 from tests.conftest import photo
 from tests.support.building import encoded, write
 from tests.support.device import unpacked
+from tests.support.loaders import assert_refused, opened
 from tests.support.pictures import oriented
 
 SEED, COUNT = 5, 36
 BOTH = {"image": "bilinear", "mask": "nearest"}
 NAMES = tuple(BOTH)
 OPTIONS: dict[str, Any] = {"device": "cpu", "seed": SEED}
+
+
+_build = functools.partial(precache.build, address="serial", shard_samples=8, progress=False)
 
 
 def mask_of(number: int, height: int, width: int) -> np.ndarray:
@@ -79,15 +86,14 @@ def recipe(
     return Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "raw"}, "mask": mask}})
 
 
-def build(root: Path, built: Recipe, name: str = "store", **options: Any) -> Path:
-    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
-    precache.build(f"{root}/{{images,masks}}", root / name, built, **options)
+def build(root: Path, built: Recipe, name: str = "store") -> Path:
+    _build(f"{root}/{{images,masks}}", root / name, built)
     return root / name
 
 
-def batches(store: Path, transform: Any, epochs: int = 1, **options: Any) -> list[Any]:
-    with precache.Loader(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
-        return [batch for _ in range(epochs) for batch in loader]
+def batches(store: Path, transform: Any, **options: Any) -> list[Any]:
+    with opened(store, 8, transform=transform, **{**OPTIONS, **options}) as loader:
+        return list(loader)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_masks_are_stored_with_the_shapes_of_their_images(
 
 def test_masks_alone_are_rows_of_many_shapes(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_size": 50, "mode": "P", "interpolation": "nearest"}
-    precache.build(folder / "masks", tmp_path / "store", Recipe.image(**options), address="serial")
+    _build(folder / "masks", tmp_path / "store", Recipe.image(**options))
     [batch, *_] = batches(tmp_path / "store", RandomResizedCrop(16, fields={"image": "nearest"}))
     assert batch["image"].shape == (8, 1, 16, 16)
     assert {*batch["image"].unique().tolist()} <= {*range(21), 255}
@@ -174,7 +180,7 @@ def test_parts_of_samples_are_pairs_as_those_of_folders(
             for path in sorted(folder.glob("*s/*.png")):
                 tar.add(path, f"{path.stem}.{path.parent.name}.png")
     built = Recipe.from_dict({"fields": fields})
-    precache.build(source, tmp_path / "store", built, address="serial", shard_samples=8)
+    _build(source, tmp_path / "store", built)
     assert precache.open(tmp_path / "store").fields["mask"].ragged
     pairs = [
         {f"{row['image'].sum()} {row['mask'].sum()} {tuple(row['mask'].shape)}" for row in dataset}
@@ -183,25 +189,24 @@ def test_parts_of_samples_are_pairs_as_those_of_folders(
     assert pairs[0] == pairs[1]
 
 
-def put_half_mask(root: Path, number: int) -> None:
-    mask = Image.fromarray(mask_of(number, 40, 50 + number))
-    write(root / f"masks/{number:02}.png", encoded(mask, "PNG"))
-
-
 def test_a_mask_of_another_size_is_a_hole_with_its_reason(tmp_path: Path) -> None:
+    def put_half_mask(number: int) -> None:
+        mask = Image.fromarray(mask_of(number, 40, 50 + number))
+        write(tmp_path / f"masks/{number:02}.png", encoded(mask, "PNG"))
+
     for number in range(12):
         put_pair(tmp_path, number, (80, 100 + 2 * number))
-    put_half_mask(tmp_path, 0)
+    put_half_mask(0)
     store = build(tmp_path, recipe())
     [(key, reason)] = precache.open(store).holes.values()
     assert key == "00.png"
     assert "its mask has not the size of its image: 50 x 40 px in mask, and 100 x 80" in reason
-    assert len(batches(store, RandomCrop(40, fields=NAMES), drop_last=False)) == 2
+    assert len(batches(store, RandomCrop(40, fields=NAMES))) == 2
     put_pair(tmp_path, 0, (80, 100))
     build(tmp_path, recipe())
     assert not precache.open(store).holes
     for number in range(1, 5):
-        put_half_mask(tmp_path, number)
+        put_half_mask(number)
     with pytest.raises(RecipeError, match=r"as by size = \[224, 224\]"):
         build(tmp_path, recipe(), "other")
     build(tmp_path, recipe({"size": (32, 32)}), "other")  # the advice
@@ -300,20 +305,17 @@ def test_masks_are_the_pixels_at_the_centres_and_images_are_read_as_alone(
     store: Path, steps: list[Any], epoch: int
 ) -> None:
     dataset = precache.CachedDataset(store)
-    options = {**OPTIONS, "drop_last": True}
     alone = [type(step)(step.size) if hasattr(step, "size") else HorizontalFlip() for step in steps]
     for step, own in zip(steps, alone, strict=True):
         if isinstance(step, RandomResizedCrop):
             own.scale, own.ratio = step.scale, step.ratio
-    with (
-        precache.Loader(store, 8, transform=Compose(steps), **options) as loader,
-        precache.Loader(
-            store, 8, transform=Compose(alone), fields=["image"], **options
-        ) as of_images,
-    ):
-        loader.set_epoch(epoch)
-        of_images.set_epoch(epoch)
-        batch, other = next(iter(loader)), next(iter(of_images))
+
+    def first(transform: list[Any], **options: Any) -> Any:
+        with opened(store, 8, transform=Compose(transform), **OPTIONS, **options) as loader:
+            loader.set_epoch(epoch)
+            return next(iter(loader))
+
+    batch, other = first(steps), first(alone, fields=["image"])
     assert torch.equal(batch["image"], other["image"])
     for number in range(2):
         row = batch["row"][number : number + 1]
@@ -331,9 +333,7 @@ def test_depth_of_sixteen_bits_keeps_its_values(tmp_path: Path) -> None:
     fields = recipe().to_dict()["fields"]
     fields["depth"] = {"input": "depth", "ops": [{"op": "decode", "mode": "unchanged"}]}
     built = Recipe.from_dict({"fields": fields})
-    precache.build(
-        f"{tmp_path}/{{images,masks,depth}}", tmp_path / "store", built, address="serial"
-    )
+    _build(f"{tmp_path}/{{images,masks,depth}}", tmp_path / "store", built)
     scene = {**BOTH, "depth": "nearest"}
     chains: list[list[Any]] = [
         [RandomResizedCrop(12, fields=scene), HorizontalFlip(fields=scene)],
@@ -366,15 +366,13 @@ def by_row(read: list[Any]) -> dict[int, torch.Tensor]:
 
 
 def test_a_resumed_loop_ranks_and_reads_by_range_move_pairs_alike(store: Path) -> None:
-    whole = by_row(batches(store, MOVES, drop_last=False))
+    whole = by_row(batches(store, MOVES))
     assert {*torch.stack([*whole.values()])[:, 3].unique().tolist()} == {*range(21), 255}
-    with precache.Loader(store, 8, transform=MOVES, **OPTIONS) as loader:
+    with opened(store, 8, transform=MOVES, **OPTIONS) as loader, copy.copy(loader) as other:
         steps = iter(loader)
         seen = [next(steps), next(steps)]
-        state = loader.state_dict()
-    with precache.Loader(store, 8, transform=MOVES, **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        seen += list(loader)
+        other.load_state_dict(loader.state_dict())
+        seen += list(other)
     ranks = [b for r in range(2) for b in batches(store, MOVES, rank=r, world_size=2)]
     ranged = batches(store, MOVES, access="pread", num_threads=2)
     for read in (seen, ranged, [b for b in ranks if not b["repeated"].any()]):
@@ -384,14 +382,19 @@ def test_a_resumed_loop_ranks_and_reads_by_range_move_pairs_alike(store: Path) -
 
 
 def test_later_steps_see_pairs_of_one_shape(store: Path) -> None:
+    """And may change one field alone."""
     colour, floats = ColorJitter(0.4, hue=0.1, fields=("image",)), ToDType(fields=("image",))
-    resized = Resize(12, fields=BOTH)
+    resized, centre = Resize(12, fields=BOTH), CenterCrop(20, fields=("image",))
     steps = [*MOVES.steps, floats, colour, resized, Normalize([0.5] * 3, [0.2] * 3)]
-    for batch, plain in zip(batches(store, Compose(steps)), batches(store, MOVES), strict=True):
-        count = len(batch["row"])
-        assert batch["image"].shape == (count, 3, 12, 12)
-        wanted = resized.nearest(plain["mask"], Draw((0,), 0, batch["row"]))
+    plain, changed, cropped = (
+        batches(store, Compose(each)) for each in (MOVES.steps, steps, [*MOVES.steps, centre])
+    )
+    for before, batch, part in zip(plain, changed, cropped, strict=True):
+        assert batch["image"].shape == (len(batch["row"]), 3, 12, 12)
+        wanted = resized.nearest(before["mask"], Draw((0,), 0, batch["row"]))
         assert torch.equal(batch["mask"], wanted)
+        assert torch.equal(part["image"], before["image"][:, :, 2:22, 2:22])
+        assert torch.equal(part["mask"], before["mask"])
 
 
 def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
@@ -410,56 +413,36 @@ def test_slots_of_a_device_hold_what_the_host_reads(folder: Path) -> None:
         np.testing.assert_array_equal(batch[name], values)
 
 
-def test_a_batch_of_pairs_may_be_changed_in_one_field(store: Path) -> None:
-    transform = Compose([*MOVES.steps, CenterCrop(20, fields=("image",))])
-    for batch, plain in zip(batches(store, transform), batches(store, MOVES), strict=True):
-        assert torch.equal(batch["image"], plain["image"][:, :, 2:22, 2:22])
-        assert torch.equal(batch["mask"], plain["mask"])
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("transform", "advice"),
-    [
-        (RandomResizedCrop(16), "fields={'image': 'bilinear', 'mask': 'nearest'}"),
-        (RandomResizedCrop(16), "name fewer fields in fields= of the Loader"),
-        (
-            Compose([RandomResizedCrop(16, fields=BOTH), HorizontalFlip()]),
-            "HorizontalFlip changes image alone, and mask would stay behind",
-        ),
-        (RandomCrop(16, fields=("image",)), "fields=('image', 'mask')"),
-        (None, "RandomResizedCrop(224, fields={'image': 'bilinear', 'mask': 'nearest'})"),
-        (RandomCrop(16, padding=2, fields=NAMES), "begins with RandomCrop"),
-        (
-            RandomResizedCrop(16, fields={"image": "bilinear", "mask": "bilinear"}),
-            "give fields={'mask': 'nearest'}",
-        ),
-        (RandomCrop(16, fields=(*NAMES, "depth")), "changes 'depth', and the batch has image"),
-        (
-            Compose([HorizontalFlip(), *MOVES.steps]),
-            "HorizontalFlip would leave mask behind: give it fields=('image', 'mask')",
-        ),
-    ],
-)
-def test_what_would_stay_behind_or_be_blended_is_refused(
-    transform: Any, advice: str, store: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        batches(store, transform)
-    assert advice in str(caught.value)
+BEHIND: list[tuple[Any, str]] = [
+    (RandomResizedCrop(16), "fields={'image': 'bilinear', 'mask': 'nearest'}"),
+    (RandomResizedCrop(16), "name fewer fields in fields= of the Loader"),
+    (Compose([RandomResizedCrop(16, fields=BOTH), HorizontalFlip()]),
+     "HorizontalFlip changes image alone, and mask would stay behind"),
+    (RandomCrop(16, fields=("image",)), "fields=('image', 'mask')"),
+    (None, "RandomResizedCrop(224, fields={'image': 'bilinear', 'mask': 'nearest'})"),
+    (RandomCrop(16, padding=2, fields=NAMES), "begins with RandomCrop"),
+    (RandomResizedCrop(16, fields=dict.fromkeys(NAMES, "bilinear")),
+     "give fields={'mask': 'nearest'}"),
+    (RandomCrop(16, fields=(*NAMES, "depth")), "changes 'depth', and the batch has image"),
+    (Compose([HorizontalFlip(), *MOVES.steps]),
+     "HorizontalFlip would leave mask behind: give it fields=('image', 'mask')"),
+]  # fmt: skip
+
+
+def test_what_would_stay_behind_or_be_blended_is_refused(store: Path, folder: Path) -> None:
+    for transform, advice in BEHIND:
+        assert_refused((re.escape(advice), batches, store, transform))
     [batch, *_] = batches(store, RandomResizedCrop(16), fields=["image"])  # alone
     assert {*batch} == {"image", "row"}
-
-
-def test_masks_of_one_shape_do_not_stay_behind_ragged_images(folder: Path) -> None:
-    built = recipe({"max_size": 60}, {"size": (30, 30)})
-    store = build(folder, built, "apart.store")
+    # Masks of one shape, beside ragged images.
+    apart = build(folder, recipe({"max_size": 60}, {"size": (30, 30)}), "apart.store")
     for crop in (RandomResizedCrop(16), RandomResizedCrop(16, fields=BOTH)):
-        with pytest.raises(UsageError, match="of mask one shape, so that RandomResizedCrop cannot"):
-            batches(store, crop)
-    [batch, *_] = batches(store, RandomResizedCrop(16, fields={"image": "bilinear"}))
+        said = "of mask one shape, so that RandomResizedCrop cannot"
+        assert_refused((said, batches, apart, crop))
+    [batch, *_] = batches(apart, RandomResizedCrop(16, fields={"image": "bilinear"}))
     assert batch["mask"].shape == (8, 1, 30, 30)
 
 
@@ -474,28 +457,21 @@ def test_images_of_one_scene_that_differ_in_size_are_named_when_a_loader_opens(
     """Left and right ones, which no rule of a build takes for one scene."""
     ops: list[Any] = [{"op": "decode"}]
     own = {"op": "function", "function": f"{__name__}:halved"}
-    fields = {"left": {"ops": ops}, "right": {"ops": [*ops, own]}, "same": {"ops": ops}}
-    for field in fields.values():
-        field["input"] = "images"  # type: ignore[assignment]
+    of_fields = {"left": ops, "right": [*ops, own], "same": ops}
+    fields = {name: {"input": "images", "ops": ops} for name, ops in of_fields.items()}
     store = build(folder, Recipe.from_dict({"fields": fields}), "views.store")
-    crop = RandomResizedCrop(16, fields={"left": "bilinear", "right": "bilinear"})
-    names = ["left", "right"]
-    sizes = {k: r["left"].shape[1:] for k, r in keyed(store)}
-    wide = [key for key, (_, width) in sizes.items() if width > 60]
-    with pytest.raises(
-        UsageError, match=f"differ in size in {len(wide)} of {COUNT} rows"
-    ) as caught:
-        batches(store, crop, fields=names)
+
+    def read(*names: str) -> list[Any]:
+        crop = RandomResizedCrop(16, fields=dict.fromkeys(names, "bilinear"))
+        return batches(store, crop, fields=names)
+
+    dataset = precache.CachedDataset(store)
+    pairs = zip(dataset.keys, dataset, strict=True)
+    wide = [key for key, row in pairs if row["left"].shape[2] > 60]  # type: ignore[index]
+    said = f"differ in size in {len(wide)} of {COUNT} rows"
+    with pytest.raises(UsageError, match=said) as caught:
+        read("left", "right")
     assert any(f"of {key} they are" in str(caught.value) for key in wide)
-    [batch, *_] = batches(
-        store, RandomResizedCrop(16, fields={"left": "bilinear"}), fields=["left"]
-    )
-    both = RandomResizedCrop(16, fields={"left": "bilinear", "same": "bilinear"})
-    [pair, *_] = batches(store, both, fields=["left", "same"])
+    [batch, *_], [pair, *_] = read("left"), read("left", "same")
     assert torch.equal(pair["left"], pair["same"])
     assert torch.equal(pair["left"], batch["left"])
-
-
-def keyed(store: Path) -> Iterator[tuple[str, Any]]:
-    dataset = precache.CachedDataset(store)
-    return zip(dataset.keys, dataset, strict=True)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
 BLOCKS = {"shuffle": "block"}
 FIXED = {"shuffle": False}
 WEIGHTS = np.arange(75.0)
+FORTY = {"rows": range(40)}
+DRAWN = {"shuffle": Weighted(WEIGHTS)}
+FIRST = {"rank": 0, "world_size": 2}
 
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "seed": ({}, {"seed": 3}, r"differs in seed \(3 on rank 1, 0 on rank 0\); make it alike"),
@@ -38,31 +42,18 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "window": (BLOCKS, {"shuffle": precache.Block(2)}, r"in window of the shuffle \(2 .*, 8 .*\);"),
     "nodes": (BLOCKS, {"shuffle": precache.Block(nodes=2)}, r"in nodes of the shuffle \(2 .*, 1 "),
     "drop_last": ({"drop_last": True}, {}, r"in drop_last \(False on rank 1, True on rank 0\);"),
-    "rows": (
-        {"rows": range(40)},
-        {"rows": range(1, 41)},
-        r"in rows \(\d+ rows, .*, \d+ rows, .*\);",
-    ),
-    "no rows": ({"rows": range(40)}, {}, r"in rows \(all but 2 holes, digest .*, \d+ rows, "),
-    "weights": (
-        {"shuffle": Weighted(WEIGHTS)},
-        {"shuffle": Weighted(WEIGHTS**2)},
-        r"in weights \(digest .* digest ",
-    ),
-    "no weights": (
-        {"shuffle": Weighted(WEIGHTS)},
-        {},
-        r"in weights \(None on rank 1, digest .* on rank 0\)",
-    ),
+    "rows": (FORTY, {"rows": range(1, 41)}, r"in rows \(\d+ rows, .*, \d+ rows, .*\);"),
+    "no rows": (FORTY, {}, r"in rows \(all but 2 holes, digest .*, \d+ rows, "),
+    "weights": (DRAWN, {"shuffle": Weighted(WEIGHTS**2)}, r"in weights \(digest .* digest "),
+    "no weights": (DRAWN, {}, r"in weights \(None on rank 1, digest .* on rank 0\)"),
     "refresh": ({}, {"refresh": "epoch"}, r", refresh \(epoch on rank 1, None on rank 0\);"),
     "store": ({"store": "other"}, {}, r"in store \(\S+ on rank 1, \S+other on rank 0\), version"),
     "two": ({"seed": 1, "batch_size": 4}, {}, r"in seed \(0 .*, 1 .*\), batch_size \(8 .*, 4 .*\)"),
     "one rank twice": (
-        {"rank": 0, "world_size": 2},
-        {"rank": 0, "world_size": 2},
+        FIRST, FIRST,
         r"the same rows: .* is for rank 0 of 2 on ranks 0 and 1 of the job; leave out rank and",
     ),
-}
+}  # fmt: skip
 """Case -> options of rank 0 and of rank 1, and the error of rank 1, which comes later."""
 
 ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -228,10 +219,6 @@ def both(rank: Rank, mixed: bool = False) -> Iterator[Any]:
         yield loader.stats()
 
 
-def both_mixed(rank: Rank) -> Iterator[Any]:
-    yield from both(rank, True)
-
-
 def lines(rank: Rank) -> Iterator[Any]:
     if rank.rank:
         yield from both(rank)
@@ -255,14 +242,6 @@ def in_step(rank: Rank, alone: int = 0, chosen: Sequence[int] = ()) -> Iterator[
     yield loader.stats()
 
 
-def one_more_epoch(rank: Rank) -> Iterator[Any]:
-    yield from in_step(rank, alone=1)
-
-
-def one_more_epoch_and_set_epoch(rank: Rank) -> Iterator[Any]:
-    yield from in_step(rank, alone=1, chosen=range(4))
-
-
 def set_epoch_on_one_rank(rank: Rank, numbers: Sequence[int] = (0,)) -> Iterator[Any]:
     """Rank 0 reads one epoch twice, in step with rank 1, which reads the next one."""
     loader = rank.make()
@@ -277,20 +256,16 @@ def set_epoch_on_one_rank(rank: Rank, numbers: Sequence[int] = (0,)) -> Iterator
     yield loader.stats()
 
 
-def set_epoch_on_one_rank_as_it_is(rank: Rank) -> Iterator[Any]:
-    yield from set_epoch_on_one_rank(rank, range(1, 4))
-
-
-STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [
-    (both, 2),
-    (both_mixed, 2),
-    (lines, 1),
-    (in_step, 2),
-    (one_more_epoch, 2),
-    (one_more_epoch_and_set_epoch, 2),
-    (set_epoch_on_one_rank, 2),
-    (set_epoch_on_one_rank_as_it_is, 2),
-]
+STATS: dict[str, tuple[Callable[[Rank], Iterator[Any]], int]] = {
+    "both": (both, 2),
+    "both mixed": (partial(both, mixed=True), 2),
+    "lines": (lines, 1),
+    "in step": (in_step, 2),
+    "one more epoch": (partial(in_step, alone=1), 2),
+    "one more epoch, and set_epoch": (partial(in_step, alone=1, chosen=range(4)), 2),
+    "set_epoch on one rank": (set_epoch_on_one_rank, 2),
+    "set_epoch on one rank, as it is": (partial(set_epoch_on_one_rank, numbers=range(1, 4)), 2),
+}
 """Case, and the ranks that are compared in the end."""
 
 
@@ -328,15 +303,14 @@ def _cases(rank: Rank) -> dict[str, Any]:
         run(f"refused {number}", lambda case=case: case(rank) and None)
     for case in ALLOWED:
         run(case.__name__, lambda case=case: case(rank))
-    for said, _ in STATS:
-        reports = said(rank)
-        run(said.__name__, lambda reports=reports: next(reports).compared)
+    for name, (case, _) in STATS.items():
+        reports = case(rank)
+        run(name, lambda reports=reports: next(reports).compared)
         dist.barrier()
         with lines_of_the_check() as logged:
             last = next(reports)
         dist.barrier()
-        first = made[said.__name__]
-        made[said.__name__] = [first, last.compared, last.ranks, str(last), logged]
+        made[name] = [made[name], last.compared, last.ranks, str(last), logged]
     return made
 
 
@@ -384,20 +358,15 @@ def cases(server: Any, folder: Path) -> list[dict[str, Any]]:
     return _answers(server, folder, "cases")
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        *((name, error) for name, (_, _, error) in DIFFERENT.items()),
-        *((name, error) for name, (_, _, error) in PLAYED.items() if error),
-        *((f"refused {number}", error) for number, (_, error) in enumerate(REFUSED)),
-    ],
-)
-def test_ranks_that_disagree_are_refused_by_name(
-    name: str, error: str, cases: list[dict[str, Any]]
-) -> None:
-    assert cases[0][name] is None
-    assert re.search(error, cases[1][name])
-    assert "rank=0, world_size=1" in cases[1][name]
+def test_ranks_that_disagree_are_refused_by_name(cases: list[dict[str, Any]]) -> None:
+    for name, error in {
+        **{name: error for name, (_, _, error) in DIFFERENT.items()},
+        **{name: error for name, (_, _, error) in PLAYED.items() if error},
+        **{f"refused {number}": error for number, (_, error) in enumerate(REFUSED)},
+    }.items():
+        assert cases[0][name] is None
+        assert re.search(error, cases[1][name]), name
+        assert "rank=0, world_size=1" in cases[1][name]
 
 
 def test_ranks_may_do_what_mixes_no_rows(cases: list[dict[str, Any]]) -> None:
@@ -406,30 +375,29 @@ def test_ranks_may_do_what_mixes_no_rows(cases: list[dict[str, Any]]) -> None:
         assert [rank[name] for rank in cases] == [None, None], name
 
 
-@pytest.mark.parametrize(("name", "compared"), [(case.__name__, count) for case, count in STATS])
-def test_stats_say_how_many_ranks_were_compared(
-    name: str, compared: int, cases: list[dict[str, Any]]
-) -> None:
-    for rank in (0, 1):
-        first, last, ranks, text, _ = cases[rank][name]
-        assert first == min(compared, 1 + rank)
-        assert (last, ranks) == (compared, 2)
-        assert ("ranks compared    1 of 2; the others may read" in text) == (compared == 1)
+def test_stats_say_how_many_ranks_were_compared(cases: list[dict[str, Any]]) -> None:
+    for name, (_, compared) in STATS.items():
+        for rank in (0, 1):
+            first, last, ranks, text, _ = cases[rank][name]
+            assert first == min(compared, 1 + rank)
+            assert (last, ranks) == (compared, 2)
+            assert ("ranks compared    1 of 2; the others may read" in text) == (compared == 1)
 
 
 def test_a_rank_that_reads_or_chooses_epochs_alone_says_so(cases: list[dict[str, Any]]) -> None:
-    for case in (in_step, one_more_epoch_and_set_epoch, set_epoch_on_one_rank_as_it_is):
-        assert [rank[case.__name__][-1] for rank in cases] == [[], []]
-    ahead, behind = [rank[one_more_epoch.__name__][-1] for rank in cases]
-    assert behind == []
-    [line] = ahead
+    def logged(name: str) -> list[list[str]]:
+        return [rank[name][-1] for rank in cases]
+
+    silent = ("in step", "one more epoch, and set_epoch", "set_epoch on one rank, as it is")
+    assert [logged(name) for name in silent] == [[[], []]] * 3
+    [ahead], behind = logged("one more epoch")
+    first, [line] = logged("set_epoch on one rank")
+    assert first == behind == []
     assert re.match(
         r"rank 0 reads epoch 2 of the loader made at test_rank_check.py:\d+ to its end, which 1 "
         r"of 2 ranks have begun, and read .*; .* or set_epoch\(epoch\), on all; a loader that",
-        line,
+        ahead,
     )
-    first, [line] = [rank[set_epoch_on_one_rank.__name__][-1] for rank in cases]
-    assert first == []
     said = r"rank 1 reads epoch 1 of .*, which 1 of 2 ranks have begun, and another rank chose its"
     assert re.match(said, line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,15 +24,14 @@ from precache.loading.options import find_device
 from precache.loading.ranks import find_local_rank, find_local_size, find_rank
 from tests.conftest import BuiltStore
 from tests.support.building import environment
+from tests.support.loaders import assert_refused, epoch_of, flat, opened, valid_rows
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def launch(monkeypatch: pytest.MonkeyPatch, variables: str) -> dict[str, str]:
     """Set what a launcher sets, and nothing that another launcher sets."""
-    monkeypatch.setattr(os, "environ", variables)
-
-
-def _variables(text: str) -> dict[str, str]:
-    return dict(part.split("=") for part in text.split())
+    environment = dict(part.split("=") for part in variables.split())
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
 
 
 JOB = "SLURM_JOB_ID=7 SLURM_PROCID=0"
@@ -119,7 +118,7 @@ TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
 def test_launchers_say_it_in_the_environment(
     variables: str, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, _variables(variables))
+    launch(monkeypatch, variables)
     assert find_rank() == expected
 
 
@@ -186,11 +185,10 @@ def test_launchers_say_it_in_the_environment(
 def test_variables_that_do_not_tell_the_rank_are_refused(
     variables: str, named: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, _variables(variables))
-    store = stores["raw"].path
-    with pytest.raises(UsageError, match=f"{named}.*; .*give rank= and world_size=, or set RANK"):
-        precache.Loader(store, 4, device="cpu")
-    with precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as loader:
+    launch(monkeypatch, variables)
+    said = f"{named}.*; .*give rank= and world_size=, or set RANK"
+    assert_refused((said, opened, stores["raw"]))
+    with opened(stores["raw"], rank=0, world_size=1, fields=["label"]) as loader:
         assert len(list(loader)) == 6
     for rank, size in ((3, 4), (0, 1)):  # the way out
         monkeypatch.setenv("RANK", str(rank))
@@ -214,12 +212,9 @@ def test_variables_that_do_not_tell_the_rank_are_refused(
     ],
 )
 def test_torchrun_alone_in_each_of_several_processes_is_said_once(
-    variables: str,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    variables: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    launch(monkeypatch, _variables(f"{TORCHRUN.format(0, 1)} {variables}"))
+    launch(monkeypatch, f"{TORCHRUN.format(0, 1)} {variables}")
     ranks._warn.cache_clear()
     assert find_rank()[0] == find_rank()[0] == 0
     assert len(caplog.messages) == bool(said)
@@ -261,7 +256,7 @@ def test_a_shell_in_the_terminal_of_a_step_is_no_rank_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = f"{JOB} SLURM_STEP_ID=0 SLURM_TASK_PID={terminal_task}"
-    launch(monkeypatch, _variables(f"{step} {variables}"))
+    launch(monkeypatch, f"{step} {variables}")
     if expected is None:
         with pytest.raises(UsageError, match=r"or the only one: SLURM_PROCID='0', SLURM.*='4'"):
             find_rank()
@@ -271,44 +266,41 @@ def test_a_shell_in_the_terminal_of_a_step_is_no_rank_of_it(
         monkeypatch.setattr(os, "getpid", lambda: terminal_task)
         assert find_rank() == (0, 4)
         monkeypatch.undo()
-        launch(monkeypatch, _variables(f"{step} {variables} SLURM_TASK_PID=0"))
+        launch(monkeypatch, f"{step} {variables} SLURM_TASK_PID=0")
         assert find_rank() == (0, 4)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
-        "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
-        "PMI_RANK=1 PMI_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
-        "PMI_RANK=1 PMI_SIZE=4 PMIX_RANK=0",
-        "PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
-        "WORLD_SIZE=8 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
-        "RANK=0 WORLD_SIZE=1 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
-        "RANK=0 WORLD_SIZE=1 PMI_RANK=3 PMI_SIZE=4",
-        # Set by hand for all processes.
-        "RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
-        "RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
-        "RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
-        "RANK=0 WORLD_SIZE=2 PMIX_RANK=1",
-        "RANK=0 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2",
-    ],
-)
-def test_launchers_that_disagree_are_refused(
-    variables: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch(monkeypatch, _variables(variables))
-    with pytest.raises(UsageError, match="launchers disagree on the rank") as refused:
-        find_rank()
-    text = str(refused.value)
-    assert all(f"{name}={value!r}" in text for name, value in _variables(variables).items())
-    options = eval(f"dict({text.partition('such as ')[2]})", {"os": os})
-    assert find_rank(**options) == (options["rank"], options["world_size"])
+DISAGREEING = [
+    "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+    "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+    "PMI_RANK=1 PMI_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+    "PMI_RANK=1 PMI_SIZE=4 PMIX_RANK=0",
+    "PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
+    "WORLD_SIZE=8 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+    "RANK=0 WORLD_SIZE=1 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
+    "RANK=0 WORLD_SIZE=1 PMI_RANK=3 PMI_SIZE=4",
+    # Set by hand for all processes.
+    "RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+    "RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2",
+    "RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
+    "RANK=0 WORLD_SIZE=2 PMIX_RANK=1",
+    "RANK=0 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2",
+]
 
 
-@pytest.mark.parametrize(
-    ("variables", "rank", "size"),
-    [
+def test_launchers_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables in DISAGREEING:
+        given = launch(monkeypatch, variables)
+        with pytest.raises(UsageError, match="launchers disagree on the rank") as refused:
+            find_rank()
+        text = str(refused.value)
+        assert all(f"{name}={value!r}" in text for name, value in given.items())
+        options = eval(f"dict({text.partition('such as ')[2]})", {"os": os})
+        assert find_rank(**options) == (options["rank"], options["world_size"])
+
+
+def test_launchers_number_and_count_the_ranks_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[str, int | None, int]] = [
         ("", None, 1),
         ("LOCAL_RANK=2 SLURM_LOCALID=1", 2, 1),
         ("SLURM_LOCALID=1", 1, 1),
@@ -324,146 +316,92 @@ def test_launchers_that_disagree_are_refused(
         ("LOCAL_WORLD_SIZE=8 SLURM_STEP_TASKS_PER_NODE=4", None, 8),
         ("SLURM_STEP_TASKS_PER_NODE=4(x2),6,1", None, 6),
         ("LOCAL_WORLD_SIZE=many OMPI_COMM_WORLD_LOCAL_SIZE=2", None, 2),
-    ],
-)
-def test_launchers_number_and_count_the_ranks_of_a_node(
-    variables: str, rank: int | None, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch(monkeypatch, _variables(variables))
-    assert (find_local_rank(), find_local_size()) == (rank, size)
+    ]
+    for variables, rank, size in cases:
+        launch(monkeypatch, variables)
+        assert (find_local_rank(), find_local_size()) == (rank, size), variables
 
 
-@pytest.mark.parametrize(
-    ("asked", "local_rank", "expected"),
-    [
-        (None, None, "cuda:1"),
-        (None, "3", "cuda:3"),
-        (None, "5", "cuda:1"),
-        ("cuda", "3", "cuda:1"),
-        ("cuda:2", None, "cuda:2"),
-        ("cpu", "3", "cpu"),
-    ],
-)
-def test_a_device_is_named_with_its_number(
-    asked: str | None, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_is_named_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with four devices, the second of which is the current one."""
-    _pretend_four_devices(monkeypatch)
-    launch(monkeypatch, {} if local_rank is None else {"LOCAL_RANK": local_rank})
-    assert str(find_device(asked)) == expected
-
-
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_four_devices(monkeypatch)
-    with pytest.raises(UsageError, match=r"'cuda:4' was asked for, and torch sees 4 CUDA devices"):
-        find_device("cuda:4")
+    for name, value in (("is_available", True), ("device_count", 4), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    for asked, variables, expected in (
+        (None, "", "cuda:1"), (None, "LOCAL_RANK=3", "cuda:3"), (None, "LOCAL_RANK=5", "cuda:1"),
+        ("cuda", "LOCAL_RANK=3", "cuda:1"), ("cuda:2", "", "cuda:2"),
+        ("cpu", "LOCAL_RANK=3", "cpu"),
+    ):  # fmt: skip
+        launch(monkeypatch, variables)
+        assert str(find_device(asked)) == expected
+    said = r"'cuda:4' was asked for, and torch sees 4 CUDA devices"
+    assert_refused((said, find_device, "cuda:4"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("cuda", "cuda:1", torch.device("cuda", 0)):
-        with pytest.raises(UsageError, match=r"cuda.*torch sees no CUDA device"):
-            find_device(device)
-
-
-def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        assert_refused((r"cuda.*torch sees no CUDA device", find_device, device))
 
 
 def test_what_is_given_wins_and_what_is_no_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch(monkeypatch, {"RANK": "3", "WORLD_SIZE": "4"})
+    launch(monkeypatch, "RANK=3 WORLD_SIZE=4")
     assert find_rank(1, 3) == (1, 3)
-    launch(monkeypatch, {})
+    launch(monkeypatch, "")
     for rank, world in ((1, None), (None, 2), (2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(UsageError, match="rank is"):
-            find_rank(rank, world)
-
-
-def test_a_process_that_a_rank_spawned_does_not_take_itself_for_the_only_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launch(monkeypatch, {})
+        assert_refused(("rank is", find_rank, rank, world))
+    # One that a rank spawned does not take itself for the only one.
     spawned, parent = get_context("spawn").Process(), SimpleNamespace(name="SpawnProcess-1")
     monkeypatch.setattr("multiprocessing.current_process", lambda: spawned)
     monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
-    with pytest.raises(UsageError, match="spawned by SpawnProcess-1, which another process"):
-        find_rank()
+    assert_refused(("spawned by SpawnProcess-1, which another process", find_rank))
 
 
 def test_a_loader_made_before_its_rank_was_known_is_refused(
     stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Lightning's own launcher does it; otherwise every rank would read everything."""
-    store = stores["raw"].path
-    with (
-        precache.Loader(store, 4, device="cpu") as early,
-        precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as told,
-    ):
+    store = stores["raw"]
+    with opened(store) as early, opened(store, rank=0, world_size=1) as told:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(UsageError, match=r"made for rank 0 of 1, and .* became rank 1 of 2"):
-            iter(early)
+        assert_refused((r"made for rank 0 of 1, and .* became rank 1 of 2", iter, early))
         assert len(list(told)) == 6
-        with precache.Loader(store, 4, device="cpu") as late:
+        with opened(store) as late:
             assert (late.rank, late.world_size, len(list(late))) == (1, 2, 3)
 
 
-_TRAIN = """
+TRAIN = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
 import precache
-store, folder, global_batch, saved = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+store, folder, saved = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-with precache.Loader(store, global_batch // world, device="cpu", seed=2) as loader:
+with precache.Loader(store, 16 // world, device="cpu", seed=2) as loader:
     if saved:
-        loader.load_state_dict(json.loads(Path(saved[0]).read_text()))
-    steps, states = [], []
-    for batch in loader:
-        steps.append(batch["row"].tolist())
-        states.append(loader.state_dict())
-(folder / f"{rank}.json").write_text(json.dumps([steps, states]))
+        loader.load_state_dict(json.loads(saved[0]))
+    steps = [[batch["row"].tolist(), loader.state_dict()] for batch in loader]
+(folder / f"{rank}.json").write_text(json.dumps(steps))
 dist.destroy_process_group()
 """
 
-Ranks = list[list[list[int]]]
-"""Rows by rank and step."""
 
-
-def _torchrun(
-    processes: int, store: BuiltStore, folder: Path, global_batch: int, *state: Path
-) -> tuple[Ranks, list[dict[str, Any]]]:
-    """What each rank received, and the state after each step, which is the same on all."""
+def _torchrun(processes: int, folder: Path, *arguments: object) -> list[Any]:
+    """Rows of each step of all ranks, and the state after it, which is the same on all."""
     folder.mkdir()
     script = folder / "train.py"
-    script.write_text(_TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={processes}", script, store.path, folder, str(global_batch)),
-            *state,
-        ],
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    script.write_text(TRAIN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    line = [*launcher, f"--nproc-per-node={processes}", script, *arguments]
+    variables = environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
-    assert all(states == said[0][1] for _, states in said)
-    return [steps for steps, _ in said], said[0][1]
-
-
-def _alone(store: BuiltStore, global_batch: int) -> list[list[int]]:
-    with precache.Loader(store.path, global_batch, device="cpu", seed=2) as loader:
-        return [sorted(batch["row"].tolist()) for batch in loader]
-
-
-def _together(ranks: Ranks) -> list[list[int]]:
-    """Rows of each step; every rank has as many steps, and as many rows in each."""
-    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
-    return [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    for step in zip(*ranks, strict=True):
+        assert len({len(rows) for rows, _ in step}) == 1
+        assert [state for _, state in step] == [step[0][1]] * processes
+    return [
+        [sorted(r for rows, _ in step for r in rows), step[0][1]]
+        for step in zip(*ranks, strict=True)
+    ]
 
 
 @pytest.mark.heavy
@@ -471,46 +409,42 @@ def test_eight_processes_read_as_one_does_and_two_go_on_where_they_stopped(
     tile_stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
     store = tile_stores["raw"]
-    whole, last = _alone(store, 16)[:-1], _alone(store, 16)[-1]
-    eight, states = _torchrun(8, store, tmp_path / "eight", 16)
-    assert _together(eight)[:-1] == whole
-    assert all(len(set(step)) == 16 for step in _together(eight)[:-1])
-    assert {row for step in _together(eight) for row in step} == {
-        row for step in [*whole, last] for row in step
-    }
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(states[1]))
-    for processes in (2, 4):
-        rest, _ = _torchrun(processes, store, tmp_path / str(processes), 16, state)
-        assert _together(rest)[:-1] == whole[2:]
-        assert set(_together(rest)[-1]) >= set(last)
+    alone = [sorted(rows) for rows in epoch_of(store, 16, seed=2)]
+    eight = _torchrun(8, tmp_path / "eight", store.path, tmp_path / "eight")
+    state = json.dumps(eight[1][1])
+    for processes, first, steps in (
+        (8, 0, eight),
+        *((n, 2, _torchrun(n, tmp_path / str(n), store.path, tmp_path / str(n), state))
+          for n in (2, 4)),
+    ):  # fmt: skip
+        rows = [step for step, _ in steps]
+        assert rows[:-1] == alone[first:-1], processes
+        assert {*rows[-1]} >= {*alone[-1]}
+        assert {*rows[-1]} <= {row for step in alone for row in step}
 
 
 def test_a_batch_of_all_ranks_must_fit_and_deal_out_evenly(stores: dict[str, BuiltStore]) -> None:
-    store = stores["raw"].path
-    with pytest.raises(UsageError, match=r"21 valid rows for 4 ranks, .* give at most 5"):
-        precache.Loader(store, 6, rank=0, world_size=4, device="cpu", drop_last=True)
-    with pytest.raises(UsageError, match="the shuffle has nodes=4, and 2 ranks read 3 rows each"):
-        precache.Loader(
-            store, 3, shuffle=precache.Block(nodes=4), rank=0, world_size=2, device="cpu"
-        )
+    make = functools.partial(opened, stores["raw"], rank=0)
+    for said, options in (
+        (r"21 valid rows for 4 ranks, .* give at most 5",
+         {"batch_size": 6, "world_size": 4, "drop_last": True}),
+        ("the shuffle has nodes=4, and 2 ranks read 3 rows each",
+         {"batch_size": 3, "world_size": 2, "shuffle": precache.Block(nodes=4)}),
+    ):  # fmt: skip
+        assert_refused((said, functools.partial(make, **options)))
 
 
 def test_nodes_need_only_their_own_share_in_their_caches(
     stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
     """Two nodes, each with a cache of its own."""
-    store = stores["image"]
+    store, seen = stores["image"], list[int]()
     precache.pull(store.path, "memory://nodes")
-    seen = []
+    options: dict[str, Any] = {"shuffle": precache.Block(1, nodes=2), "drop_last": True}
     for rank in range(2):
         cache = tmp_path / str(rank)
-        with precache.Loader(
-            "memory://nodes", 2, device="cpu", cache=cache, rank=rank, world_size=2,
-            shuffle=precache.Block(1, nodes=2), drop_last=True,
-        ) as loader:  # fmt: skip
-            for _ in range(3):
-                seen += [row for batch in loader for row in batch["row"].tolist()]
+        with opened("memory://nodes", 2, cache=cache, rank=rank, world_size=2, **options) as loader:
+            seen += [row for _ in range(3) for row in flat(loader)]
             assert loader.state_dict()["shuffle"]["nodes"] == 2
         assert len(list((cache / "objects").iterdir())) == 2  # of three shards, the middle is cut
-    assert set(seen) == set(np.flatnonzero(store.open().valid).tolist())
+    assert sorted(set(seen)) == valid_rows(store)

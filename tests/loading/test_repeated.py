@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -17,21 +18,21 @@ from precache.errors import PrecacheError, UsageError
 from precache.transforms import Compose, HorizontalFlip, MixUp
 from tests.conftest import BuiltStore
 from tests.support.building import REPOSITORY
+from tests.support.loaders import assert_refused, opened, rows_of
 
 
 def _loader(store: BuiltStore, rank: int, world: int, size: int = 2, **options: Any) -> Any:
-    return precache.Loader(store.path, size, device="cpu", rank=rank, world_size=world, **options)
+    return opened(store, size, rank=rank, world_size=world, **options)
 
 
 def _marked(loader: Any) -> tuple[list[int], list[int]]:
     """The rows of an epoch that are a rank's own, and those that are repeated."""
-    own: list[int] = []
-    again: list[int] = []
+    own, again = list[int](), list[int]()
     for batch in loader:
         assert batch["repeated"].dtype == torch.bool
         assert batch["repeated"].shape == batch["row"].shape
-        for row, repeated in zip(batch["row"].tolist(), batch["repeated"].tolist(), strict=True):
-            (again if repeated else own).append(row)
+        own += batch["row"][~batch["repeated"]].tolist()
+        again += batch["row"][batch["repeated"]].tolist()
     return own, again
 
 
@@ -79,17 +80,20 @@ def test_what_is_not_marked_comes_once(way: str, world: int, stores: dict[str, B
     assert set(again) <= set(own)
 
 
-@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {"drop_last": True})])
-def test_there_is_no_mark_where_no_row_can_be_repeated(
-    world: int, options: dict[str, Any], stores: dict[str, BuiltStore]
-) -> None:
-    with _loader(stores["raw"], 0, world, **options) as loader:
-        assert all(batch.keys() == {"image", "label", "row"} for batch in loader)
-        assert loader.stats().repeated == 0
-    with _loader(stores["raw"], 0, world, output="tuple", **options) as loader:
-        assert all(loader.repeated is None for _ in loader)
-        mixture = precache.mix([loader])
-        assert all(mixture.repeated is None for _ in mixture)
+def test_there_is_no_mark_where_no_row_can_be_repeated(stores: dict[str, BuiltStore]) -> None:
+    for world, options in ((1, {}), (2, {"drop_last": True})):
+        with _loader(stores["raw"], 0, world, **options) as loader:
+            assert all(batch.keys() == {"image", "label", "row"} for batch in loader)
+            assert loader.stats().repeated == 0
+        with _loader(stores["raw"], 0, world, output="tuple", **options) as loader:
+            assert all(loader.repeated is None for _ in loader)
+            mixture = precache.mix([loader])
+            assert all(mixture.repeated is None for _ in mixture)
+    with pytest.raises(PrecacheError, match="a field cannot be called 'repeated'"):
+        precache.Recipe(fields={"repeated": precache.Recipe.image().fields["image"]})
+    for name in ("row", "repeated"):
+        with pytest.raises(UsageError, match=f"fields names an array '{name}'.*another name"):
+            precache.Loader(stores["raw"].version_folder, 2, fields={name: "image"})
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -98,22 +102,21 @@ def test_of_draws_by_weight_those_that_fill_up_an_epoch_are_marked(
     batch: int, world: int, stores: dict[str, BuiltStore]
 ) -> None:
     """As in an epoch that one rank began, and several go on with; a row may be drawn often."""
-    weights = np.arange(23)
-    with _loader(stores["raw"], 0, 1, shuffle=Weighted(weights)) as alone:
-        expected = [batch["row"].tolist() for batch in alone]
+    drawn = {"shuffle": Weighted(np.arange(23))}
+    with _loader(stores["raw"], 0, 1, **drawn) as alone:
+        rest = [row for rows in rows_of(alone)[batch:] for row in rows]
         alone.seek(0, batch)
         state = alone.state_dict()
-    rest = [row for rows in expected[batch:] for row in rows]
-    left, own, again = len(rest), list[int](), list[int]()
+    own, again = list[int](), list[int]()
     for rank in range(world):
-        with _loader(stores["raw"], rank, world, shuffle=Weighted(weights)) as loader:
+        with _loader(stores["raw"], rank, world, **drawn) as loader:
             loader.load_state_dict(state)
             of_rank = _marked(loader)
             assert loader.stats().repeated == len(of_rank[1])
             own += of_rank[0]
             again += of_rank[1]
     assert sorted(own) == sorted(rest)
-    assert len(again) == -left % world
+    assert len(again) == -len(rest) % world
 
 
 def _labels_alone(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -147,24 +150,23 @@ def test_a_transform_that_drops_the_mark_is_named(
         with _loader(stores["raw"], 1, 2, transform=transform, output=output) as loader:
             for _ in range(2):
                 assert len(list(loader)) == len(loader)
-        said = [r.getMessage() for r in caplog.records if "repeated" in r.getMessage()]
+        said = [line for line in caplog.messages if "repeated" in line]
         assert len(said) == lines
         assert all("return batch['repeated'] as well" in line for line in said)
 
 
-CHANGED: dict[str, Callable[[Any], Any]] = {
-    "permuted": lambda batch: {"image": batch["image"].flip(0), "label": batch["label"].flip(0)},
-    "filtered": lambda batch: {"image": batch["image"][1:], "label": batch["label"][1:]},
-}
+CHANGED: list[Callable[[Any], Any]] = [
+    lambda batch: {"image": batch["image"].flip(0), "label": batch["label"].flip(0)},
+    lambda batch: {"image": batch["image"][1:], "label": batch["label"][1:]},
+]
 
 
-@pytest.mark.parametrize("way", CHANGED)
+@pytest.mark.parametrize("change", CHANGED, ids=["permuted", "filtered"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_tuple_of_a_transform_without_the_mark_has_no_mark(
-    way: str, rank: int, stores: dict[str, BuiltStore]
+    change: Callable[[Any], Any], rank: int, stores: dict[str, BuiltStore]
 ) -> None:
     """The one that was passed in is of other rows."""
-    change = CHANGED[way]
 
     def tuples(transform: Any) -> precache.Loader:
         return _loader(stores["raw"], rank, 2, output="tuple", transform=transform)
@@ -184,26 +186,20 @@ def test_a_tuple_of_a_transform_without_the_mark_has_no_mark(
 
 def test_what_a_transform_returns_that_is_no_image_and_label(stores: dict[str, BuiltStore]) -> None:
     """It is handed out where it is no dict, and refused for a tuple where it is one."""
-    for world in (1, 2):
-        for transform in (lambda batch: (batch["image"], batch["label"]), lambda batch: None):
-            dicts, tuples = (
-                _loader(stores["raw"], 0, world, output=output, transform=transform)
-                for output in ("dict", "tuple")
-            )
-            with dicts, tuples:
-                for expected, batch in zip(dicts, tuples, strict=True):
-                    assert type(batch) is type(expected)
-                    assert expected is None or all(map(torch.equal, batch, expected))
+    others = (lambda batch: (batch["image"], batch["label"]), lambda batch: None)
+    for world, transform in itertools.product((1, 2), others):
+        make = functools.partial(_loader, stores["raw"], 0, world, transform=transform)
+        with make(output="dict") as dicts, make(output="tuple") as tuples:
+            for expected, batch in zip(dicts, tuples, strict=True):
+                assert type(batch) is type(expected)
+                assert expected is None or all(map(torch.equal, batch, expected))
 
     def renamed(batch: Any) -> Any:
         return {"x": batch["image"], "label": batch["label"]}
 
     why = r"a dict of x, label, without 'image': .*a tuple of your own, or use output='dict'"
-    with (
-        _loader(stores["raw"], 0, 1, output="tuple", transform=renamed) as loader,
-        pytest.raises(UsageError, match=why),
-    ):
-        next(iter(loader))
+    with _loader(stores["raw"], 0, 1, output="tuple", transform=renamed) as loader:
+        assert_refused((why, next, iter(loader)))
     with _loader(stores["raw"], 0, 1, transform=renamed) as loader:
         assert set(next(iter(loader))) == {"x", "label"}
 
@@ -213,24 +209,22 @@ def test_what_a_transform_returns_that_is_no_image_and_label(stores: dict[str, B
 def test_mixtures_mark_what_fills_up_an_epoch_of_a_source(
     output: str, drop_last: bool, stores: dict[str, BuiltStore]
 ) -> None:
-    marked = []
+    marked = 0
     for rank in range(2):
-        loaders = [
-            _loader(stores["raw"], rank, 2, output=output),
-            _loader(stores["image"], rank, 2, output=output, drop_last=drop_last),
-        ]
+        make = functools.partial(_loader, rank=rank, world=2, output=output)
+        loaders = [make(stores["raw"]), make(stores["image"], drop_last=drop_last)]
         with precache.mix(loaders, until="all") as mixture:
-            again = []
+            again = 0
             for batch in mixture:
                 label = batch["label"] if output == "dict" else batch[1]
                 marks = batch["repeated"] if output == "dict" else mixture.repeated
                 assert marks.dtype == torch.bool
                 assert marks.shape == label.shape
                 assert len(batch) == 3 or output == "dict"
-                again += label[marks].tolist()
-            assert mixture.stats().repeated == len(again)
+                again += int(marks.sum())
+            assert mixture.stats().repeated == again
             marked += again
-    assert len(marked) == (1 if drop_last else 2)
+    assert marked == (1 if drop_last else 2)
 
 
 def test_the_evaluation_of_the_guide_counts_each_sample_once(
@@ -255,11 +249,3 @@ def test_the_evaluation_of_the_guide_counts_each_sample_once(
             with _loader(store, rank, world, shuffle=False, output=output) as loader:
                 counts += counting[output](guess, loader)
         assert counts.tolist() == expected
-
-
-def test_the_names_of_marks_are_no_fields(stores: dict[str, BuiltStore]) -> None:
-    with pytest.raises(PrecacheError, match="a field cannot be called 'repeated'"):
-        precache.Recipe(fields={"repeated": precache.Recipe.image().fields["image"]})
-    for name in ("row", "repeated"):
-        with pytest.raises(UsageError, match=f"fields names an array '{name}'.*another name"):
-            precache.Loader(stores["raw"].version_folder, 2, fields={name: "image"})

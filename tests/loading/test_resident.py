@@ -19,10 +19,7 @@ from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from precache.sampling.order import Order
 from tests.conftest import BuiltStore
-
-
-def _epoch(loader: precache.Loader) -> list[dict[str, np.ndarray]]:
-    return [{name: value.numpy().copy() for name, value in batch.items()} for batch in loader]
+from tests.support.loaders import arrays_of, assert_same_arrays, opened
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -31,15 +28,13 @@ def test_batches_are_those_of_the_disk_from_which_nothing_is_read_any_more(
 ) -> None:
     own = copy_store(store)
     with (
-        precache.Loader(store.path, 4, seed=1) as disk,
-        precache.Loader(own.path, 4, seed=1, resident=where, num_threads=3) as memory,
+        opened(store, seed=1) as disk,
+        opened(own, seed=1, resident=where, num_threads=3) as memory,
     ):
         for path in own.version_folder.rglob("c/*/0/0/0"):
             path.unlink()
         for _ in range(2):
-            for wanted, found in zip(_epoch(disk), _epoch(memory), strict=True):
-                assert wanted.keys() == found.keys()
-                assert all(np.array_equal(wanted[name], found[name]) for name in wanted)
+            assert_same_arrays(arrays_of(memory), arrays_of(disk))
 
 
 def test_batches_gathered_on_a_device_are_the_same(store: BuiltStore) -> None:

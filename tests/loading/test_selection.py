@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from typing import Any
@@ -18,6 +19,7 @@ from precache import Weighted
 from precache.errors import UsageError
 from precache.sampling.order import ChosenRows, WeightedDraws
 from tests.conftest import BuiltStore
+from tests.support.loaders import assert_refused, flat, opened
 
 # --- the arithmetic -----------------------------------------------------------------------------
 
@@ -51,8 +53,8 @@ def test_draws_can_be_asked_for_from_any_position_and_are_those_of_earlier_relea
 
 
 def _epochs(store: BuiltStore, count: int = 1, **options: Any) -> list[list[int]]:
-    with precache.Loader(store.path, 4, device="cpu", **options) as loader:
-        return [[r for batch in loader for r in batch["row"].tolist()] for _ in range(count)]
+    with opened(store, **options) as loader:
+        return [flat(loader) for _ in range(count)]
 
 
 @pytest.fixture
@@ -77,18 +79,13 @@ def test_rows_of_keys(raw: BuiltStore) -> None:
     rows = version.rows_of_keys(keys)
     assert [version.keys[row] for row in rows.tolist()] == keys
     [found] = _epochs(raw, rows=rows, shuffle=False)
-    assert {version.keys[row] for row in found} == {
-        key for key in keys if version.valid[version.keys.index(key)]
-    }
-    for keys, said in (
-        (3, "keys is 3; give keys"),
-        ([3], "no key 3"),
-        ([["a"]], r"no key \['a'\]"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            version.rows_of_keys(keys)
-    with pytest.raises(UsageError, match="has no key 'dog/nowhere'"):
-        version.rows_of_keys(["dog/nowhere"])
+    assert found == [row for row in rows.tolist() if version.valid[row]]
+    assert_refused(
+        ("keys is 3; give keys", version.rows_of_keys, 3),
+        ("no key 3", version.rows_of_keys, [3]),
+        (r"no key \['a'\]", version.rows_of_keys, [["a"]]),
+        ("has no key 'dog/nowhere'", version.rows_of_keys, ["dog/nowhere"]),
+    )
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "block"])
@@ -139,44 +136,30 @@ def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
     assert set(_epochs(raw, 5, rows=some, shuffle=Weighted(weights))[4]) <= set(some.tolist())
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a mask of another length": ({"rows": np.ones(7, np.bool_)}, r"rows has shape \(7,\), and"),
-    "rows of floats": ({"rows": [1.5]}, r"rows is \[1.5\], float64 \(1,\); give row numbers"),
-    "one row": ({"rows": torch.tensor(3)}, r"rows is tensor\(3\), int64 \(\); .* as \[0, 5\]"),
-    "rows of two axes": ({"rows": [[0, 5]]}, r"rows is \[\[0, 5\]\], int64 \(1, 2\); give"),
-    "rows of several lengths": ({"rows": [[0], [0, 5]]}, r"rows is \[\[0\], \[0, 5\]\], object"),
-    "rows as a text": ({"rows": "05"}, "rows is '05', <U1"),
-    "a row beyond integers": ({"rows": [10**30]}, r"rows is \[10+\], object"),
-    "a row too far": ({"rows": [3, 99]}, "rows has 99, and .* has 23 rows"),
-    "a negative row": ({"rows": [-1]}, "rows has -1"),
-    "no row": ({"rows": []}, "rows names no row of"),
-    "too few weights": (
-        {"shuffle": Weighted([1.0, 2.0])},
-        r"weights is float64 \(2,\); give a number for",
-    ),
-    "weights of several lengths": (
-        {"shuffle": Weighted([[1.0], [1.0, 2.0]])},
-        "weights is object",
-    ),
-    "a negative weight": (
-        {"shuffle": Weighted(np.arange(23.0) - 1)},
-        r"the weight of row 0 is -1\.0",
-    ),
-    "no number": (
-        {"shuffle": Weighted(np.full(23, np.nan))},
-        "the weight of row 0 is nan",
-    ),
-    "no weight at all": ({"shuffle": Weighted(np.zeros(23))}, "all weights are zero"),
-}
+REFUSED: list[tuple[str, Any, str]] = [
+    ("rows", np.ones(7, np.bool_), r"rows has shape \(7,\), and"),
+    ("rows", [1.5], r"rows is \[1.5\], float64 \(1,\); give row numbers"),
+    ("rows", torch.tensor(3), r"rows is tensor\(3\), int64 \(\); .* as \[0, 5\]"),
+    ("rows", [[0, 5]], r"rows is \[\[0, 5\]\], int64 \(1, 2\); give"),
+    ("rows", [[0], [0, 5]], r"rows is \[\[0\], \[0, 5\]\], object"),
+    ("rows", "05", "rows is '05', <U1"),
+    ("rows", [10**30], r"rows is \[10+\], object"),
+    ("rows", [3, 99], "rows has 99, and .* has 23 rows"),
+    ("rows", [-1], "rows has -1"),
+    ("rows", [], "rows names no row of"),
+    ("shuffle", [1.0, 2.0], r"weights is float64 \(2,\); give a number for"),
+    ("shuffle", [[1.0], [1.0, 2.0]], "weights is object"),
+    ("shuffle", np.arange(23.0) - 1, r"the weight of row 0 is -1\.0"),
+    ("shuffle", np.full(23, np.nan), "the weight of row 0 is nan"),
+    ("shuffle", np.zeros(23), "all weights are zero"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_makes_no_sense_is_refused(case: str, raw: BuiltStore) -> None:
-    options, said = REFUSED[case]
-    with pytest.raises(UsageError, match="weights is None; give a number for each row"):
-        Weighted(None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=said):
-        precache.Loader(raw.path, 1, device="cpu", **options)
-    if "rows" in options and case != "no row":
-        with precache.Loader(raw.path, 1) as loader, pytest.raises(UsageError, match=said):
-            loader.keys(options["rows"])
+def test_what_makes_no_sense_is_refused(raw: BuiltStore) -> None:
+    assert_refused(("weights is None; give a number for each row", Weighted, None))
+    with opened(raw) as loader:
+        for name, value, said in REFUSED:
+            options = {name: Weighted(value) if name == "shuffle" else value}
+            assert_refused((said, functools.partial(opened, raw, 1, **options)))
+            if name == "rows" and said != "rows names no row of":
+                assert_refused((said, loader.keys, value))

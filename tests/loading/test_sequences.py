@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shutil
@@ -15,7 +16,7 @@ import torch
 
 import precache
 from precache.codecs import kernels
-from precache.errors import DamageError, UsageError
+from precache.errors import DamageError
 from precache.loading import sequences
 from precache.loading.options import Block, Buckets
 from precache.reading import ragged_reader
@@ -25,15 +26,16 @@ from precache.transforms import ColorJitter, Compose, HorizontalFlip, RandomCrop
 from tests.support.building import flip
 from tests.support.forging import forge_head, forge_shape, settle
 from tests.support.kinds import expected, put_rows, recipe, row
+from tests.support.loaders import assert_refused, opened
 
 ROWS = 23
-OPTIONS: dict[str, Any] = {"device": "cpu", "seed": 3}
+OPTIONS: dict[str, Any] = {"seed": 3}
+SERIAL: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
 
 
 def build(store: Path, *names: str, rows: Any = None, **changes: Any) -> Path:
     source = put_rows(store.parent / "rows.pickle", rows or [row(n) for n in range(ROWS)])
-    options: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
-    precache.build(source, store, recipe(*names, **changes), **options)
+    precache.build(source, store, recipe(*names, **changes), **SERIAL)
     return store
 
 
@@ -72,17 +74,13 @@ def tokens_of(batch: dict[str, Any]) -> list[list[int]]:
     ],
 )
 def test_each_form_has_the_rows(
-    form: str,
-    options: dict[str, Any],
-    compiled: bool,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    form: str, options: dict[str, Any], compiled: bool, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
         monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
     forms: Any = {"tokens": form, "points": form}
     seen = set()
-    with precache.Loader(store, 5, output=forms, **OPTIONS, **options) as loader:
+    with opened(store, 5, output=forms, **OPTIONS, **options) as loader:
         for batch in loader:
             tokens, points = tokens_of(batch), batch["points"]
             if form == "padded":
@@ -104,13 +102,10 @@ def test_each_form_has_the_rows(
 
 def test_a_batch_of_empty_rows_has_no_length(tmp_path: Path) -> None:
     rows = [row(n, tokens=[]) for n in range(4)] + [row(5, tokens=[1])]
-    build(tmp_path / "store", "tokens", rows=rows)
-    chosen = np.flatnonzero(
-        np.array([k != "row 5" for k in precache.open(tmp_path / "store").keys])
-    )
+    store = build(tmp_path / "store", "tokens", rows=rows)
+    chosen = [n for n, key in enumerate(precache.open(store).keys) if key != "row 5"]
     for form, shape in (("padded", (4, 0)), ("list", (0,))):
-        options: Any = {"rows": chosen, "output": {"tokens": form}, **OPTIONS}
-        with precache.Loader(tmp_path / "store", 4, **options) as loader:
+        with opened(store, 4, rows=chosen, output={"tokens": form}) as loader:
             [batch] = loader
         tokens = batch["tokens"] if form == "padded" else batch["tokens"][0]
         assert tuple(tokens.shape) == shape
@@ -124,27 +119,25 @@ SHUFFLES = [True, "block", Block(2), Buckets("tokens", 3), Buckets("caption"), F
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
 def test_a_loop_resumes_at_every_step_and_ranks_share_its_rows(shuffle: Any, store: Path) -> None:
     options = {**OPTIONS, "shuffle": shuffle}
-    with precache.Loader(store, 6, **options) as loader:
+    with opened(store, 6, **options) as loader:
         first, second = steps(loader), steps(loader)
     assert sorted(n for rows, *_ in first for n in rows) == list(range(ROWS))
     assert (first == second) == (shuffle is False)
     for place in range(len(first)):
-        with precache.Loader(store, 6, **options) as loader:
+        with opened(store, 6, **options) as loader, opened(store, 6, **options) as other:
             running = iter(loader)
             for _ in range(place):
                 next(running)
             state = json.loads(json.dumps(loader.state_dict()))
-        with precache.Loader(store, 6, **options) as loader:
-            loader.load_state_dict(state)
-            assert steps(loader) == first[place:]
-            assert steps(loader) == second
-    if isinstance(shuffle, Buckets):  # whose state needs the same rows a step
-        refused = pytest.raises(UsageError, match="shuffle")
-        with precache.Loader(store, 4, **options) as other, refused:
             other.load_state_dict(state)
+            assert steps(other) == first[place:]
+            assert steps(other) == second
+    if isinstance(shuffle, Buckets):  # whose state needs the same rows a step
+        with opened(store, 4, **options) as other:
+            assert_refused(("shuffle", other.load_state_dict, state))
     ranks = []
     for rank in range(2):
-        with precache.Loader(store, 3, rank=rank, world_size=2, **options) as loader:
+        with opened(store, 3, rank=rank, world_size=2, **options) as loader:
             ranks.append(steps(loader))
     for whole, *parts in zip(first, *ranks, strict=True):
         joined = [list(itertools.chain(*column)) for column in zip(*parts, strict=True)]
@@ -185,24 +178,21 @@ def test_no_other_ends_of_buckets_leave_less_to_pad(count: int) -> None:
 def test_a_bucket_of_a_cloud_gives_the_rows_of_the_disk(store: Path, tmp_path: Path) -> None:
     far = f"memory://sequences-{tmp_path.name}"
     precache.push(store, far)
-    with precache.Loader(store, 6, **OPTIONS) as loader:
-        wanted = steps(loader)
-    for options in ({}, {"cache": tmp_path / "cache", "shuffle": "full"}):
-        with precache.Loader(far, 6, **OPTIONS, **options) as loader:  # type: ignore[arg-type]
-            assert steps(loader) == wanted
+    cached: dict[str, Any] = {"cache": tmp_path / "cache", "shuffle": "full"}
+    read = []
+    for uri, options in ((store, {}), (far, {}), (far, cached)):
+        with opened(uri, 6, **OPTIONS, **options) as loader:
+            read.append(steps(loader))
+    assert read[0] == read[1] == read[2]
 
 
 def test_a_training_follows_a_build_of_texts(tmp_path: Path) -> None:
     source = put_rows(tmp_path / "rows.pickle", [row(n) for n in range(ROWS)])
-    options: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": False}
-    version = precache.ensure(source, tmp_path / "store", recipe(), follow=True, **options)
-    with precache.Loader(version, 5, **OPTIONS) as loader:
+    version = precache.ensure(source, tmp_path / "store", recipe(), follow=True, **SERIAL)
+    with opened(version, 5, **OPTIONS) as loader:
         for _ in range(2):
-            seen = {
-                r: c
-                for rows, captions, _ in steps(loader)
-                for r, c in zip(rows, captions, strict=True)
-            }
+            pairs = [zip(rows, captions, strict=True) for rows, captions, _ in steps(loader)]
+            seen = dict(itertools.chain(*pairs))
             assert len(seen) == ROWS
             for number, caption in seen.items():
                 assert caption == row(int(loader.version.keys[number].split()[1]))["caption"]
@@ -210,132 +200,90 @@ def test_a_training_follows_a_build_of_texts(tmp_path: Path) -> None:
 
 def test_refresh_reads_the_next_version(tmp_path: Path) -> None:
     store = build(tmp_path / "store", "caption", "tokens")
-    with precache.Loader(store, 30, refresh="epoch", **OPTIONS) as loader:
+    with opened(store, 30, refresh="epoch") as loader:
         [(_, before, _)] = steps(loader)
         build(store, "caption", "tokens", rows=[row(n, caption=f"new {n}") for n in range(ROWS)])
         [(_, after, _)] = steps(loader)
-    assert not any(text.startswith("new") for text in before)
-    assert all(text.startswith("new") for text in after)
+    assert {text.startswith("new") for text in before} == {False}
+    assert {text.startswith("new") for text in after} == {True}
 
 
 def test_texts_and_padded_rows_are_mixed(store: Path) -> None:
-    loaders = [precache.Loader(store, size, **OPTIONS) for size in (5, 3)]
+    loaders = [opened(store, size, **OPTIONS) for size in (5, 3)]
+    keys = loaders[0].version.keys
     with precache.mix(loaders, until=4) as mixture:
-        for batch in mixture:
-            assert len(batch["caption"]) == len(batch["tokens"]) == len(batch["row"])
-            for number, caption, tokens in zip(
-                batch["row"].tolist(), batch["caption"], tokens_of(batch), strict=True
-            ):
-                wanted = row(int(loaders[0].version.keys[number].split()[1]))
-                assert (caption, tokens) == (wanted["caption"], wanted["tokens"])
+        for rows, captions, tokens in steps(mixture):
+            wanted = [row(int(keys[number].split()[1])) for number in rows]
+            assert captions == [each["caption"] for each in wanted]
+            assert tokens == [each["tokens"] for each in wanted]
 
 
 # --- transforms ---------------------------------------------------------------------------------
 
 
 def test_transforms_pass_texts_and_lengths_through(store: Path) -> None:
-    image = {"fields": ("image",)}
-    moves = [RandomCrop(9, **image), HorizontalFlip(**image)]  # type: ignore[arg-type]
-    change = Compose([*moves, ToDType(**image), ColorJitter(0.1)])  # type: ignore[arg-type]
-    with precache.Loader(store, 5, **OPTIONS) as loader:
+    image: dict[str, Any] = {"fields": ("image",)}
+    moves = [RandomCrop(9, **image), HorizontalFlip(**image)]
+    change = Compose([*moves, ToDType(**image), ColorJitter(0.1)])
+    with opened(store, 5, **OPTIONS) as loader:
         plain = steps(loader)
-    with precache.Loader(store, 5, transform=change, **OPTIONS) as loader:
+    with opened(store, 5, transform=change, **OPTIONS) as loader:
         [*changed] = loader
-    assert [(b["row"].tolist(), b["caption"], tokens_of(b)) for b in changed] == plain
+    assert steps(changed) == plain
     assert changed[0]["image"].shape == (5, 3, 9, 9)
 
 
 @pytest.mark.parametrize("form", ["padded", "jagged", "list"])
 def test_tokens_stay_behind_a_crop_and_points_do_not(form: Any, store: Path) -> None:
+    crop = {"transform": RandomCrop(9), **OPTIONS}
     tokens = {"fields": ["image", "caption", "tokens"], "output": {"tokens": form}}
-    with precache.Loader(store, 5, transform=RandomCrop(9), **tokens, **OPTIONS) as loader:
+    with opened(store, 5, **tokens, **crop) as loader:
         assert next(iter(loader))["image"].shape == (5, 3, 9, 9)
     points = {"fields": ["image", "points"], "output": {"points": form}}
-    with pytest.raises(UsageError, match="points would stay behind"):
-        precache.Loader(store, 5, transform=RandomCrop(9), **points, **OPTIONS)
-
-
-READ = """
-import sys
-import torch
-from tests.support import other_device
-import precache
-
-def rows(device, **options):
-    with precache.Loader(sys.argv[1], 5, seed=3, device=device, **options) as loader:
-        for batch in loader:
-            tensors = {n: v for n, v in batch.items() if n not in ("caption", "blob")}
-            tensors = {n: v if isinstance(v, list) else [v] for n, v in tensors.items()}
-            assert all(v.device.type == device for part in tensors.values() for v in part)
-            host = {n: [v.cpu() for v in part] for n, part in tensors.items()}
-            yield batch["caption"], batch["blob"], host
-
-fields = {"fields": ["image", "caption", "blob", "tokens", "points", "boxes"]}
-for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
-    for one, other in zip(rows("cpu", **fields, **options), rows("other", **fields, **options)):
-        assert one[:2] == other[:2]
-        assert one[2].keys() == other[2].keys()
-        for name, part in one[2].items():
-            assert all(torch.equal(*pair) for pair in zip(part, other[2][name], strict=True))
-"""
-
-
-def test_another_device_has_the_tensors_and_texts_stay(
-    tmp_path: Path, run_python: Callable[..., Any]
-) -> None:
-    run_python(READ, build(tmp_path / "store"))
+    assert_refused(
+        ("points would stay behind", functools.partial(opened, store, 5, **points, **crop))
+    )
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"resident": "host"},
-            r"resident='host' takes rows of one shape.* fields=\('image', 'label'\)",
-        ),
-        ({"decompress": "device"}, "decompress='device' takes rows of one shape"),
-        ({"output": "tuple"}, "output='tuple' takes rows of one shape"),
-        ({"output": {"caption": "list"}}, "output names 'caption'.*those are tokens, points"),
-        ({"output": {"image": "list"}}, "output names 'image'"),
-        ({"output": {"tokens": "nested"}}, r"output\['tokens'\] is 'nested'; choose one of padded"),
-        ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
-        ({"shuffle": Buckets("image")}, "differ in length are: caption, blob, tokens"),
-    ],
-)
-def test_what_takes_rows_of_one_shape_is_refused(
-    options: dict[str, Any], message: str, store: Path
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        precache.Loader(store, 5, **{**OPTIONS, **options})
+REFUSED: list[tuple[str, Any, str]] = [
+    ("resident", "host", r"resident='host' takes rows of one shape.* fields=\('image', 'label'\)"),
+    ("decompress", "device", "decompress='device' takes rows of one shape"),
+    ("output", "tuple", "output='tuple' takes rows of one shape"),
+    ("output", {"caption": "list"}, "output names 'caption'.*those are tokens, points"),
+    ("output", {"image": "list"}, "output names 'image'"),
+    ("output", {"tokens": "nested"}, r"output\['tokens'\] is 'nested'; choose one of padded"),
+    ("output", "list", "output is 'list'; choose one of dict, tuple"),
+    ("shuffle", Buckets("image"), "differ in length are: caption, blob, tokens"),
+]
 
 
-@pytest.mark.parametrize("options", [{"resident": "host"}, {"output": "tuple"}])
-def test_without_such_fields_it_is_taken(options: dict[str, Any], store: Path) -> None:
+def test_what_takes_rows_of_one_shape_is_refused_and_without_others_taken(store: Path) -> None:
+    for name, value, said in REFUSED:
+        assert_refused((said, functools.partial(opened, store, 5, **{name: value})))
     for count in (0, 1 << 15, "many"):
-        with pytest.raises(UsageError, match="count is"):
-            Buckets("tokens", count)  # type: ignore[arg-type]
-    with precache.Loader(store, 5, fields=("image", "label"), **OPTIONS, **options) as loader:
-        assert len(list(loader)) == -(-ROWS // 5)
+        assert_refused(("count is", Buckets, "tokens", count))
+    for options in ({"resident": "host"}, {"output": "tuple"}):
+        with opened(store, 5, fields=("image", "label"), **options) as loader:
+            assert len(list(loader)) == -(-ROWS // 5)
 
 
-@pytest.mark.parametrize(
-    ("module", "message"), [(ragged_reader, "rows of tokens take"), (sequences, "'list'} to a")]
-)
 def test_batches_that_do_not_fit_the_memory_are_refused(
-    module: Any, message: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with precache.Loader(store, 5, fields=("tokens",), **OPTIONS) as loader:
-        monkeypatch.setattr(module, "LARGE_NBYTES", 1)
-        monkeypatch.setattr(module, "available_bytes", lambda: 1)
-        with pytest.raises(UsageError, match=f"{message}.*"):
-            next(iter(loader))
+    modules = {ragged_reader: "rows of tokens take", sequences: "'list'} to a"}
+    with opened(store, 5, fields=("tokens",), **OPTIONS) as loader:
+        for module, message in modules.items():
+            with monkeypatch.context() as small:
+                small.setattr(module, "LARGE_NBYTES", 1)
+                small.setattr(module, "available_bytes", lambda: 1)
+                assert_refused((message, next, iter(loader)))
 
 
 def _read(store: Path) -> None:
-    with precache.Loader(store, 5, **OPTIONS) as loader:
+    with opened(store, 5, **OPTIONS) as loader:
         list(loader)
 
 
@@ -364,33 +312,25 @@ def test_forged_lengths_are_refused_before_memory_is_taken(
     assert max(np.prod(size) for size in made) < 1 << 25
 
 
-HARMS: list[Callable[[Path], None]] = [
-    lambda version: flip(version / "caption/c/0", 0.1),
-    lambda version: forge_head(version, "caption", b"\2"),  # of two rows
-    lambda version: forge_head(version, "caption", b"\1\0\0\0\1"),  # of another length
-]
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_damage_is_named_by_shard_and_key(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_damage_is_named_by_shard_and_key(tmp_path: Path) -> None:
     store = build(tmp_path / "store", "caption", caption={"codec": "raw"})
     _read(store)
-    harm(Path(precache.open(store).path))
-    with pytest.raises(DamageError, match=r"caption/c/0 is damaged at row .*'row "):
-        _read(store)
+    harms: list[Callable[[Path], None]] = [
+        lambda version: flip(version / "caption/c/0", 0.1),
+        lambda version: forge_head(version, "caption", b"\2"),  # of two rows
+        lambda version: forge_head(version, "caption", b"\1\0\0\0\1"),  # of another length
+    ]
+    for number, harm in enumerate(harms):
+        copy = shutil.copytree(store, tmp_path / str(number))
+        harm(Path(precache.open(copy).path))
+        assert_refused((r"caption/c/0 is damaged at row .*'row ", _read, copy), error=DamageError)
 
 
 def test_a_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
     """As in a store of bytes that is forged into one of texts."""
-    rows = [row(n, blob=b"\xff\xfe") for n in range(4)]
-    store = build(tmp_path / "store", "blob", rows=rows)
-    version = Path(precache.open(store).path)
-    root = (version / "zarr.json").read_bytes()
-    (version / "zarr.json").write_bytes(root.replace(b'"kind": "bytes"', b'"kind": "text"'))
-    settle(version)
+    store = build(tmp_path / "store", "blob", rows=[row(n, blob=b"\xff\xfe") for n in range(4)])
+    root = Path(precache.open(store).path) / "zarr.json"
+    root.write_bytes(root.read_bytes().replace(b'"kind": "bytes"', b'"kind": "text"'))
+    settle(root.parent)
     assert open_version(store).kind("blob") == "text"
-    with (
-        precache.Loader(store, 4, **OPTIONS) as loader,
-        pytest.raises(DamageError, match="no UTF-8"),
-    ):
-        list(loader)
+    assert_refused(("no UTF-8", _read, store), error=DamageError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from precache.store.live_version import LiveVersion
 from precache.transforms import MixUp
 from tests.support.building import (
     DEADLINE,
+    assert_same,
     build_here,
     command,
     contents,
@@ -38,22 +41,23 @@ from tests.support.building import (
     write_jpegs,
 )
 from tests.support.holding import Held, leases_of
+from tests.support.loaders import assert_refused, epoch_of, flat, opened, rows_of
 from tests.support.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
 
 
-class Coming:
+class Coming(LiveVersion):
     """A version whose shards come one by one, each when it is waited for."""
 
     path = "store/version"
 
     def __init__(self, rows: int, per_shard: int, holes: set[int]) -> None:
-        self.rows_per_shard, self.shards = per_shard, -(-rows // per_shard)
-        self.planned = rows
+        self.attributes: Any = SimpleNamespace(rows_per_shard=per_shard)
+        self.rows = self.planned = rows
         self.finished = self.waits = 0
         self.valid = np.ones(rows, np.bool_)
-        self._holes = holes
+        self._missing = holes
 
     def advance(self) -> bool:
         return False
@@ -61,8 +65,8 @@ class Coming:
     def await_shards(self, stopped: threading.Event) -> None:
         self.waits += 1
         self.finished += 1
-        end = self.finished * self.rows_per_shard
-        self.valid[[row for row in self._holes if row < end]] = False
+        end = self.finished * self.attributes.rows_per_shard
+        self.valid[[row for row in self._missing if row < end]] = False
 
 
 @st.composite
@@ -79,7 +83,7 @@ def orders(version: tuple[Any, ...], world: int, batch: int, **more: Any) -> lis
 
 
 @given(coming(), st.integers(1, 4), st.integers(1, 5), st.booleans())
-def test_ranks_have_as_many_batches_and_all_rows(
+def test_ranks_have_as_many_batches_and_all_rows_each_draw_with_a_number_of_its_own(
     version: tuple[Any, ...], world: int, batch: int, drop_last: bool
 ) -> None:
     rows, _, holes = version
@@ -98,21 +102,13 @@ def test_ranks_have_as_many_batches_and_all_rows(
     marks = [order.repeated(start) for order in ranks for start in starts]
     again = sum(int(mark.sum()) for mark in marks if mark is not None)
     assert len(taken) - min(len(taken), len(right)) == again
-
-
-@given(coming(), st.integers(1, 4))
-def test_each_draw_of_an_epoch_has_a_number_of_its_own(
-    version: tuple[Any, ...], world: int
-) -> None:
-    if len(version[2]) == version[0] or world > version[0]:
-        return
     drawn = []
-    for order in orders(version, world, 1):
-        for number, rows in enumerate(order.epoch(0)):
-            again = order.again(number * order.global_batch)
-            drawn += rows.tolist() if again is None else np.where(again < 0, again, rows).tolist()
+    for order, parts in zip(ranks, read, strict=True):
+        for start, part in zip(starts, parts, strict=True):
+            numbers = order.again(start)
+            drawn += part if numbers is None else np.where(numbers < 0, numbers, part).tolist()
     assert len(set(drawn)) == len(drawn)
-    assert {number for number in drawn if number >= 0} == set(range(version[0])) - version[2]
+    assert {number for number in drawn if number >= 0} <= right
 
 
 @given(coming(), st.integers(1, 4), st.integers(0, 20))
@@ -155,26 +151,30 @@ class Training(Held):
         for number in range(bad):
             write(self.source / f"cat/broken{number}.jpg", b"none")
         self.recipe = self.recipe_of(after=5)
-        self.options: dict[str, Any] = {
-            "address": "serial", "shard_samples": 4, "max_failures": 9
-        }  # fmt: skip
+        self.options: dict[str, Any] = {"shard_samples": 4, "max_failures": 9}
 
-    def ensure(self) -> precache.Version:
+    def ensure(self, *, follow: bool = True) -> precache.Version:
         version = precache.ensure(
-            self.source, self.store, self.recipe, follow=True, progress=False, **self.options
-        )
+            self.source, self.store, self.recipe, follow=follow, progress=False,
+            address="serial", **self.options,
+        )  # fmt: skip
         assert version is not None
         return version
 
+    def loader(self, batch_size: int = 2, **options: Any) -> precache.Loader:
+        return opened(self.ensure(), batch_size, **options)
+
+    def valid(self) -> list[int]:
+        return np.flatnonzero(precache.open(self.store).valid).tolist()
+
     def await_commit(self) -> None:
         """Wait until the build is committed: it removes its description last."""
-        poll(
-            lambda: (
-                list(self.store.glob("commits/*.json"))
-                and not list(self.store.glob(f"*/{DESCRIPTION}"))
-            ),
-            "the commit",
-        )
+
+        def committed() -> bool:
+            described = list(self.store.glob(f"*/{DESCRIPTION}"))
+            return bool(list(self.store.glob("commits/*.json"))) and not described
+
+        poll(committed, "the commit")
 
     def builder(self) -> int:
         """The process that builds, once it holds a sample."""
@@ -195,54 +195,45 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     training.await_builds()
 
 
-def rows_of(batches: Any) -> list[int]:
-    return [row for batch in batches for row in batch["row"].tolist()]
-
-
 def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> None:
     version = held.ensure()
     assert isinstance(version, LiveVersion)
-    with precache.Loader(version, batch_size=3) as loader:
-        batches = iter(loader)
-        first = next(batches)
+    with opened(version, 3) as loader:
+        first = next(iter(loader))["row"].tolist()
         state = loader.state_dict()
         assert loader.follows
-        assert loader.rows_of_batch(0, 0).tolist() == first["row"].tolist()
-        with pytest.raises(UsageError, match="epoch is 1, and its order is known once the version"):
-            loader.rows_of_batch(1, 0)
-    with pytest.raises(UsageError, match="is closed, and the rows of that batch are not known"):
-        loader.rows_of_batch(0, 7)
+        assert loader.rows_of_batch(0, 0).tolist() == first
+        said = "epoch is 1, and its order is known once the version"
+        assert_refused((said, loader.rows_of_batch, 1, 0))
+    said = "is closed, and the rows of that batch are not known"
+    assert_refused((said, loader.rows_of_batch, 0, 7))
     held.go()
     held.await_commit()
     late = held.ensure()
     assert (late.committed, late.followed) == (True, True)
-    with precache.Loader(late, batch_size=3) as loader:
-        whole = [batch["row"].tolist() for batch in loader]
+    with opened(late, 3) as loader:
+        whole = rows_of(loader)
         assert len(loader) == 8
         assert len(list(loader)) == 8  # of the version that is there: 22 valid rows
         later = loader.state_dict()
-    assert whole[0] == first["row"].tolist()
-    with precache.Loader(held.ensure(), batch_size=3) as loader:
+    assert whole[0] == first
+    with held.loader(3) as loader:
         loader.load_state_dict(state)
-        assert [batch["row"].tolist() for batch in loader] == whole[1:]
-    with precache.Loader(held.ensure(), batch_size=3) as loader:
+        assert rows_of(loader) == whole[1:]
+    with held.loader(3) as loader:
         loader.load_state_dict(later)
         assert loader.state_dict() == later
         assert not loader.follows
-    with (
-        precache.Loader(held.store, batch_size=3) as loader,
-        pytest.raises(UsageError, match="order='shard'"),
-    ):
-        loader.load_state_dict(state)
+    with opened(held.store, 3) as loader:
+        assert_refused(("order='shard'", loader.load_state_dict, state))
 
 
 def test_every_position_of_the_first_epoch_resumes_exactly_before_and_after_the_commit(
     held: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of ranks, too, one of which comes after the commit; what a bad sample costs is said."""
-    states, batches = [], []
-    early = precache.Loader(held.ensure(), batch_size=2, seed=5, rank=0, world_size=2)
-    with early, precache.Loader(held.ensure(), batch_size=4, seed=5) as loader:
+    states, batches, ranks = [], [], {"seed": 5, "world_size": 2}
+    with held.loader(rank=0, **ranks) as early, held.loader(4, seed=5) as loader:
         assert not loader.version.committed
         for number, batch in enumerate(loader):
             batches.append(batch["row"].tolist())
@@ -251,13 +242,12 @@ def test_every_position_of_the_first_epoch_resumes_exactly_before_and_after_the_
                 held.go()
         held.await_commit()
         for number, state in enumerate(states[:-1], 1):
-            with precache.Loader(held.ensure(), batch_size=4, seed=5) as late:
+            with held.loader(4, seed=5) as late:
                 late.load_state_dict(state)
-                assert [batch["row"].tolist() for batch in late] == batches[number:]
+                assert rows_of(late) == batches[number:]
         version = held.ensure()
         assert version.committed
-        ranks = {"seed": 5, "rank": 1, "world_size": 2}
-        with precache.Loader(version, batch_size=2, **ranks) as second:  # type: ignore[arg-type]
+        with opened(version, 2, rank=1, **ranks) as second:
             assert early.settings() == second.settings()
             caplog.clear()
             pairs = [*zip(early, second, strict=True)]
@@ -265,7 +255,7 @@ def test_every_position_of_the_first_epoch_resumes_exactly_before_and_after_the_
             shared = [sorted(a["row"].tolist() + b["row"].tolist()) for a, b in pairs]
             assert early.stats().repeated + second.stats().repeated == 2
     assert shared[:-1] == [sorted(step) for step in batches][:-1]  # the last one is padded
-    valid = np.flatnonzero(precache.open(held.store).valid).tolist()
+    valid = held.valid()
     assert len(valid) == 22
     assert sorted({row for step in shared for row in step}) == valid
     right, seen = pixels(held.store), dict[str, np.ndarray]()
@@ -275,8 +265,7 @@ def test_every_position_of_the_first_epoch_resumes_exactly_before_and_after_the_
         ):
             assert version.classes[int(label)] == key.partition("/")[0]
             seen[key] = image.numpy()
-    assert seen.keys() == right.keys()
-    assert all(np.array_equal(seen[key], right[key]) for key in right)
+    assert_same(seen, right)
     assert remains(held.store) == []
 
 
@@ -301,24 +290,22 @@ def test_receipts_that_come_out_of_turn_wait_for_the_first(held: Training) -> No
 
 
 def test_a_build_that_is_killed_is_told_and_goes_on_with_the_next_training(held: Training) -> None:
-    with precache.Loader(held.ensure(), batch_size=2) as loader:
+    with held.loader() as loader:
         batches = iter(loader)
         rows = [next(batches)["row"].tolist() for _ in range(2)]
         os.kill(held.builder(), signal.SIGKILL)
         with pytest.raises(BuildError, match=r"stopped with 1 of 6 shards done: process .* ended"):
             list(batches)
     held.go()
-    with precache.Loader(held.ensure(), batch_size=2) as loader:
-        again = [batch["row"].tolist() for batch in loader]
+    with held.loader() as loader:
+        again = rows_of(loader)
         assert again[:2] == rows
         held.await_commit()
-        assert {row for batch in again for row in batch} == set(
-            np.flatnonzero(precache.open(held.store).valid).tolist()
-        )
+        assert sorted({row for batch in again for row in batch}) == held.valid()
 
 
 def test_a_follower_goes_on_where_a_build_that_waited_takes_over(held: Training) -> None:
-    with precache.Loader(held.ensure(), batch_size=2) as loader:
+    with held.loader() as loader:
         batches = iter(loader)
         rows = next(batches)["row"].tolist()
         recipe, said = json.dumps(held.recipe.to_dict()), held.folder / "second"
@@ -331,14 +318,14 @@ def test_a_follower_goes_on_where_a_build_that_waited_takes_over(held: Training)
             poll(lambda: "waiting for its end" in said.read_text(), "the second build waits")
             os.kill(held.builder(), signal.SIGKILL)
             held.go()
-            rows += rows_of(batches)
+            rows += flat(batches)
             assert second.wait(DEADLINE) == 0
-    assert set(rows) == set(np.flatnonzero(precache.open(held.store).valid).tolist())
+    assert sorted(set(rows)) == held.valid()
 
 
 def test_a_build_that_fails_says_why(held: Training) -> None:
     held.options["max_failures"] = 0
-    with precache.Loader(held.ensure(), batch_size=2) as loader:
+    with held.loader() as loader:
         batches = iter(loader)
         next(batches)
         held.go()
@@ -346,29 +333,7 @@ def test_a_build_that_fails_says_why(held: Training) -> None:
             list(batches)
 
 
-def test_closing_ends_the_wait(held: Training) -> None:
-    loader = precache.Loader(held.ensure(), batch_size=2)
-    batches = iter(loader)
-    rows = [next(batches) for _ in range(2)]
-    threading.Timer(0.2, loader.close).start()
-    assert list(batches) == []
-    assert len(rows) == 2
-
-
-def test_a_complete_version_takes_all_options(held: Training) -> None:
-    held.go()
-    version = precache.ensure(held.source, held.store, held.recipe, progress=False, **held.options)
-    assert version is not None
-    assert not version.followed
-    followed = held.ensure()
-    assert type(followed) is precache.Version
-    for options in ({"rows": [1, 2]}, {"shuffle": False}, {"resident": "host"}):
-        given: dict[str, Any] = {"batch_size": 2, **options}
-        with precache.Loader(followed, **given) as one, precache.Loader(version, **given) as other:
-            assert rows_of(one) == rows_of(other)
-
-
-def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
+def test_what_needs_a_whole_version_is_refused_and_closing_ends_the_wait(held: Training) -> None:
     version = held.ensure()
     for options, text in (
         ({"rows": [1]}, "needs a finished version"),
@@ -379,34 +344,43 @@ def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
         ({"batch_size": 24, "drop_last": True}, "give at most 23"),
     ):
         given: dict[str, Any] = {"batch_size": 2, **options}
-        with pytest.raises(UsageError, match=text):
-            precache.Loader(version, **given)
+        assert_refused((text, functools.partial(precache.Loader, version, **given)))
+    loader = opened(version, 2)
+    batches = iter(loader)
+    rows = [next(batches) for _ in range(2)]
+    threading.Timer(0.2, loader.close).start()
+    assert list(batches) == []
+    assert len(rows) == 2
+
+
+def test_a_complete_version_takes_all_options(held: Training) -> None:
+    held.go()
+    version = held.ensure(follow=False)
+    assert not version.followed
+    followed = held.ensure()
+    assert type(followed) is precache.Version
+    for options in ({"rows": [1, 2]}, {"shuffle": False}, {"resident": "host"}):
+        assert epoch_of(followed, 2, **options) == epoch_of(version, 2, **options)
 
 
 @pytest.mark.heavy
-def test_in_a_bucket_by_way_of_a_disk_cache(
-    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LINGER", "1")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.mark.usefixtures("lingering")
+def test_in_a_bucket_by_way_of_a_disk_cache(tmp_path: Path, s3: S3Server) -> None:
     source = write_jpegs(tmp_path / "in", 20)
     write(source / "cat/broken.jpg", b"none")
     slow = {"function": "tests.support.building:linger", "params": {"seconds": 0.1}}
     linger = {"op": "function", **slow}
     ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, linger]
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
-    version = precache.ensure(
-        source, "s3://bucket/followed", recipe, follow=True, progress=False, address="serial",
-        shard_samples=4, storage_options=s3.options(),
-    )  # fmt: skip
-    assert isinstance(version, LiveVersion)
-    with precache.Loader(version, batch_size=3, cache=tmp_path / "cache") as loader:
+    options: dict[str, Any] = {"shard_samples": 4, "storage_options": s3.options()}
+    version = follow(source, "s3://bucket/followed", recipe, **options)
+    with opened(version, 3, cache=tmp_path / "cache") as loader:
         assert len(loader) == 7
-        first = rows_of(loader)
+        first = flat(loader)
         assert loader.stats().fetched.objects == 6
         assert len(first) == 21
         assert len(set(first)) == 20
-        assert sorted(rows_of(loader)) == sorted(set(first))
+        assert sorted(flat(loader)) == sorted(set(first))
         assert loader.stats().fetched.objects == 0
 
 
@@ -436,20 +410,26 @@ def lingering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
+def follow(source: Any, store: Any, recipe: precache.Recipe, **options: Any) -> LiveVersion:
+    version = precache.ensure(
+        source, store, recipe, follow=True, progress=False, address="serial", **options
+    )
+    assert isinstance(version, LiveVersion)
+    return version
+
+
 @pytest.mark.usefixtures("lingering")
 def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(tmp_path: Path) -> None:
-    recipe, store = precache.Recipe.image(codec="raw"), tmp_path / "store"
-    version = precache.ensure(SQUARES, store, recipe, follow=True, progress=False, address="serial")
-    assert isinstance(version, LiveVersion)
+    store, said = tmp_path / "store", "has the label 39, and MixUp takes 0 to 38"
+    version = follow(SQUARES, store, precache.Recipe.image(codec="raw"))
     with (
-        precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
-        pytest.raises(UsageError, match=r"has the label 39, and MixUp takes 0 to 38; 1 rows"),
+        opened(version, transform=MixUp(39)) as loader,
+        pytest.raises(UsageError, match=f"{said}; 1 rows"),
     ):
-        for _ in loader:
-            pass
-    poll(lambda: not leases_of(tmp_path / "store"), "the end of the build")
-    with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
-        precache.Loader(store, batch_size=4, transform=MixUp(39))
+        list(loader)
+    poll(lambda: not leases_of(store), "the end of the build")
+    with pytest.raises(UsageError, match=said):
+        opened(store, transform=MixUp(39))
 
 
 @pytest.mark.heavy
@@ -458,10 +438,8 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(tmp_path: Path)
     tiny = {"ops": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [4, 4]}]}
     image = {"ops": [{"op": "decode"}], "codec": "raw"}
     recipe = precache.Recipe.from_dict({"fields": {"image": image, "tiny": tiny}})
-    store = tmp_path / "store"
-    version = precache.ensure(SQUARES, store, recipe, follow=True, progress=False, address="serial")
-    assert isinstance(version, LiveVersion)
-    with precache.Loader(version, batch_size=4) as loader:
+    version = follow(SQUARES, tmp_path / "store", recipe)
+    with opened(version) as loader:
         for _ in range(2):
             seen = []
             for batch in loader:

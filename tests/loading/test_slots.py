@@ -11,13 +11,15 @@ import tracemalloc
 import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,6 +39,7 @@ from precache.loading.slots import (
 from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from tests.conftest import BuiltStore
+from tests.support.loaders import arrays_of, assert_same_arrays, opened, valid_rows
 
 
 class Encoding(UserDict[str, Any]):
@@ -135,6 +138,7 @@ def pool() -> SlotPool:
 
 
 @given(st.integers(1, 1 << 28), st.integers(1, 40))
+@example(256 * 224 * 224 * 3, 11)
 def test_slots_share_page_locked_blocks_that_torch_rounds_up_by_little(
     nbytes: int, slots: int
 ) -> None:
@@ -146,12 +150,8 @@ def test_slots_share_page_locked_blocks_that_torch_rounds_up_by_little(
     assert taken(chosen) <= taken(1)
     if slots >= 3:
         assert taken(chosen) <= 2 * slots * nbytes
-
-
-def test_slots_of_the_usual_size_take_a_third_less() -> None:
-    pitch = 256 * 224 * 224 * 3
-    assert slots_of_a_block(pitch, 11) == slots_of_a_block(pitch, 6) == 3
-    assert slots_of_a_block(1 << 25, 11) == 1
+    usual = 256 * 224 * 224 * 3  # three of them take a third less
+    assert [slots_of_a_block(*s) for s in ((usual, 11), (usual, 6), (1 << 25, 11))] == [3, 3, 1]
 
 
 def _leaving(slot: np.ndarray) -> torch.Tensor:
@@ -190,10 +190,9 @@ def test_a_reader_in_a_cycle_holds_its_slot_until_it_is_collected_and_a_copy_hol
     pool: SlotPool,
 ) -> None:
     slot = pool.acquire()
-    address = _address(slot)
+    address, copy = _address(slot), _leaving(slot).clone()
     cycle: list[object] = [_leaving(slot)]
     cycle.append(cycle)
-    copy = _leaving(slot).clone()
     del slot, cycle
     gc.collect()
     assert _address(pool.acquire()) == address
@@ -214,24 +213,20 @@ def test_an_empty_pool_makes_fresh_slots_and_says_so_once(
 
 def test_no_slot_is_with_two_threads_at_once() -> None:
     pool = SlotPool(64, keep=100)
-    clashes: list[int] = []
 
-    def work(number: int) -> None:
+    def clashes(number: int) -> int:
+        found = 0
         for _ in range(300):
             slot = pool.acquire()
             slot[:] = number
             tensor = _leaving(slot)
-            if not (tensor == number).all():
-                clashes.append(number)
+            found += not (tensor == number).all()
             del slot, tensor
+        return found
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert clashes == []
-    assert 1 <= pool.owned <= len(threads)
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(clashes, range(4))] == [0] * 4
+    assert 1 <= pool.owned <= 4
     assert len(pool._free) == pool.owned
 
 
@@ -241,15 +236,15 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
 def test_what_is_kept_of_a_batch_stays_what_it_was(
     image_store: BuiltStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lines of its pixels, or whole batches, which is said once."""
-    expected, options = image_store.rows(), {"num_threads": 1, "prefetch_batches": 2}
-    kept: list[tuple[int, np.ndarray]] = []
-    with precache.Loader(image_store.path, 3, num_threads=2) as loader:
+    """Lines of its pixels, or whole batches, which is said once; a loop that keeps nothing goes
+    round in a few slots."""
+    expected, kept = image_store.rows(), list[tuple[int, np.ndarray]]()
+    with opened(image_store, 3, num_threads=2) as loader:
         for batch in (batch for _ in range(3) for batch in loader):
             kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
             del batch
     caplog.clear()
-    with precache.Loader(image_store.path, 1, **options) as loader:  # type: ignore[arg-type]
+    with opened(image_store, 1, num_threads=1, prefetch_batches=2) as loader:
         batches = list(loader)
     assert len(kept) == len(batches) == 21
     for row, lines in kept:
@@ -258,12 +253,7 @@ def test_what_is_kept_of_a_batch_stays_what_it_was(
     for batch in batches:
         np.testing.assert_array_equal(batch["image"][0], expected[int(batch["row"])])
     assert len([r for r in caplog.records if "batches" in r.message]) == 1
-
-
-def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(image_store: BuiltStore) -> None:
-    with precache.Loader(
-        image_store.path, batch_size=2, num_threads=1, prefetch_batches=2
-    ) as loader:
+    with opened(image_store, 2, num_threads=1, prefetch_batches=2) as loader:
         addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
@@ -271,28 +261,28 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(image_store: BuiltS
 
 
 def test_memory_of_batches_is_free_with_the_last_one_even_of_a_closed_loader(
-    image_store: BuiltStore,
+    image_store: BuiltStore, request: pytest.FixtureRequest
 ) -> None:
-    with precache.Loader(image_store.path, 1, num_threads=1, prefetch_batches=1) as loader:
+    def held() -> int:
+        return tracemalloc.get_traced_memory()[0]
+
+    with opened(image_store, 1, num_threads=1, prefetch_batches=1) as loader:
         tracemalloc.start()
-        try:
-            batches = list(loader)
-            nbytes = batches[0]["image"].nbytes
-            held = tracemalloc.get_traced_memory()[0]
-            assert held > 21 * nbytes
-            batches.clear()
-            assert tracemalloc.get_traced_memory()[0] < held - 16 * nbytes
-            batches = list(loader)
-            last = batches[20]["image"]
-            values = last.clone()
-            del batches
-            loader.close()
-            assert torch.equal(last, values)
-            held = tracemalloc.get_traced_memory()[0]
-            del last
-            assert tracemalloc.get_traced_memory()[0] < held - nbytes / 2
-        finally:
-            tracemalloc.stop()
+        request.addfinalizer(tracemalloc.stop)
+        batches = list(loader)
+        before, nbytes = held(), batches[0]["image"].nbytes
+        assert before > 21 * nbytes
+        batches.clear()
+        assert held() < before - 16 * nbytes
+        batches = list(loader)
+        last = batches[20]["image"]
+        values = last.clone()
+        del batches
+        loader.close()
+        assert torch.equal(last, values)
+        before = held()
+        del last
+        assert held() < before - nbytes / 2
 
 
 ITERABLES: dict[str, Callable[..., Any]] = {
@@ -313,12 +303,9 @@ def test_a_batch_that_is_dropped_within_its_step_is_gone(
         raw.append(weakref.ref(batch["image"]))
         return {**batch, "image": batch["image"].float()}
 
-    with contextlib.ExitStack() as ends:
-        loaders = [
-            ends.enter_context(precache.Loader(image_store.path, 3, transform=transform))
-            for _ in range(2)
-        ]
-        batches = iter(ITERABLES[name](*loaders))
+    first, second = (opened(image_store, 3, transform=transform) for _ in range(2))
+    with first, second:
+        batches = iter(ITERABLES[name](first, second))
         for _ in range(4):
             batch = next(batches)
             assert [each() for each in raw] == [None] * len(raw)
@@ -328,72 +315,64 @@ def test_a_batch_that_is_dropped_within_its_step_is_gone(
         batches.close()
 
 
-def test_all_threads_decode_the_same_batch(
-    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each waits until three have begun, of an epoch of one batch."""
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads divide batches of any size."""
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
+
+
+def test_all_threads_decode_the_same_batch_and_that_makes_no_difference(
+    image_store: BuiltStore, parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first each waits until three have begun, of an epoch of one batch."""
     together, read = threading.Barrier(3), VersionReader.read
 
     def read_together(self: VersionReader, *args: Any, **kwargs: Any) -> None:
         together.wait(30)
         read(self, *args, **kwargs)
 
-    monkeypatch.setattr(VersionReader, "read", read_together)
-    with precache.Loader(image_store.path, batch_size=21, num_threads=3) as loader:
-        [batch] = loader
+    with monkeypatch.context() as waiting:
+        waiting.setattr(VersionReader, "read", read_together)
+        with opened(image_store, 21, num_threads=3) as loader:
+            [batch] = loader
     np.testing.assert_array_equal(batch["image"], image_store.rows()[batch["row"]])
-
-
-@pytest.mark.parametrize(
-    ("threads", "batch_size"), [(1, 4), (2, 1), (2, 8), (3, 2), (3, 21), (5, 4), (5, 21)]
-)
-def test_parts_of_a_batch_make_no_difference(
-    threads: int, batch_size: int, image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with precache.Loader(image_store.path, batch_size, num_threads=1) as loader:
-        expected = [{name: each.numpy() for name, each in batch.items()} for batch in loader]
-    monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(image_store.path, batch_size, num_threads=threads) as loader:
-        for batch, whole in zip(loader, expected, strict=True):
-            for name, values in whole.items():
-                np.testing.assert_array_equal(batch[name], values)
+    for size, counts in ((1, [2]), (2, [3]), (4, [5]), (8, [2]), (21, [3, 5])):
+        with opened(image_store, size, num_threads=1) as loader:
+            expected = arrays_of(loader)
+        for threads in counts:
+            with opened(image_store, size, num_threads=threads) as loader:
+                assert_same_arrays(arrays_of(loader), expected)
 
 
 def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
-    stores: dict[str, BuiltStore],
-    copy_store: Callable[[BuiltStore], BuiltStore],
-    monkeypatch: pytest.MonkeyPatch,
+    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore], parts: None
 ) -> None:
-    monkeypatch.setattr(stream, "PART_NBYTES", 1)
     store = copy_store(stores["zstd"])
-    row = int(store.open().valid.nonzero()[0][13])
+    row = valid_rows(store)[13]
     [reader] = VersionReader(str(store.path)).readers.values()
     [(path, [(offset, length)])] = reader.extents(np.array([row])).items()
     with Path(path).open("r+b") as file:
         file.seek(offset + length // 2)
         file.write(bytes(9))
-    with precache.Loader(store.path, 4, shuffle=False, num_threads=3) as loader:
+    with opened(store, 4, shuffle=False, num_threads=3) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)
         with pytest.raises(DamageError, match=re.escape(store.open().keys[row])):
             next(batches)
         gc.collect()
-        assert loader._source.stream._pool.owned == len(loader._source.stream._pool._free)  # type: ignore[union-attr]
+        pool: Any = loader._source.stream._pool  # type: ignore[union-attr]
+        assert pool.owned == len(pool._free)
 
 
-def test_slots_come_back_from_an_epoch_that_is_left(
-    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(image_store.path, 2, num_threads=3) as loader:
+def test_slots_come_back_from_an_epoch_that_is_left(image_store: BuiltStore, parts: None) -> None:
+    with opened(image_store, 2, num_threads=3) as loader:
+        pool: Any = loader._source.stream._pool  # type: ignore[union-attr]
         for epoch in range(20):
             for number, batch in enumerate(loader):
                 del batch
                 if number == epoch % 5:
                     break
-            pool = loader._source.stream._pool  # type: ignore[union-attr]  # never None here
             assert len(pool._free) == pool.owned <= pool._keep
 
 
@@ -406,97 +385,76 @@ class Event:
     def __init__(self, blocking: bool = False) -> None:
         self.blocking, self.passed, self.waited = blocking, False, False
         self.on: object = None
+        self.query: Callable[[], bool] = lambda: self.passed
 
     def record(self, stream: object) -> None:
         self.on = stream
-
-    def query(self) -> bool:
-        return self.passed
 
     def synchronize(self) -> None:
         self.waited = True
 
 
-class Stream:
-    """Stands in for one of CUDA's."""
-
-    def __init__(self, device: object = None) -> None:
-        self.waits: list[Event] = []
-
-    def wait_event(self, event: Event) -> None:
-        self.waits.append(event)
-
-
-class Tensor:
-    """Stands in for one on a device."""
-
-    def __init__(self) -> None:
-        self.streams: list[Stream] = []
-
-    def record_stream(self, stream: Stream) -> None:
-        self.streams.append(stream)
-
-
 @pytest.fixture
-def users(monkeypatch: pytest.MonkeyPatch) -> Stream:
+def users(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """The caller's stream, where CUDA is stood in for."""
-    stream = Stream()
-    stand_ins = {"Stream": Stream, "Event": Event, "current_stream": lambda device: stream}
+    stream = Mock()
+    stand_ins = {"Stream": Mock(), "Event": Event, "current_stream": lambda device: stream}
     contexts = {name: lambda each: contextlib.nullcontext() for name in ("device", "stream")}
     for name, stand_in in {**stand_ins, **contexts}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return stream
 
 
-def _send(copier: DeviceCopier, slot: np.ndarray) -> tuple[Event, dict[str, Tensor]]:
-    sent: Any = copier.send(slot, len(slot), lambda memory: {"image": Tensor()})  # type: ignore[dict-item]
-    return sent.arrived, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
+@pytest.fixture
+def copier(pool: SlotPool, users: Mock) -> DeviceCopier:
+    return DeviceCopier(pool, torch.device("cpu"))
+
+
+def _send(copier: Any, slot: np.ndarray) -> tuple[Event, dict[str, Mock]]:
+    sent = copier.send(slot, len(slot), lambda memory: {"image": Mock()})
+    return sent.arrived, copier.hand_out(sent)
 
 
 def test_a_slot_comes_back_once_it_is_copied_and_the_callers_stream_waits_for_that(
-    pool: SlotPool, users: Stream
+    pool: SlotPool, users: Mock, copier: DeviceCopier
 ) -> None:
-    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+    slot = pool.acquire()
     address = _address(slot)
     there, batch = _send(copier, slot)
     del slot
-    assert users.waits == [there]
+    users.wait_event.assert_called_once_with(there)
     assert there.on is copier._stream
-    assert batch["image"].streams == [users]
-    copied = pool._copies[0][0]
+    batch["image"].record_stream.assert_called_once_with(users)
+    copied: Any = pool._copies[0][0]
     pool._collect_copies()
     other = pool.acquire()
     assert _address(other) != address
-    copied.passed = True  # type: ignore[attr-defined]  # a stand-in
+    copied.passed = True
     pool._collect_copies()
     assert _address(pool.acquire()) == address
 
 
-def test_a_closed_pool_has_waited_for_its_copies(pool: SlotPool, users: Stream) -> None:
-    _send(DeviceCopier(pool, torch.device("cpu")), pool.acquire())
-    [(copied, slot)] = pool._copies
-    gone = weakref.ref(slot)
+def test_a_closed_pool_has_waited_for_its_copies_also_of_slots_that_could_not_be_unpacked(
+    pool: SlotPool, copier: Any
+) -> None:
+    _send(copier, pool.acquire())
+    slot = pool.acquire()
+    with pytest.raises(ZeroDivisionError):
+        copier.send(slot, len(slot), lambda memory: 1 / 0)
+    assert pool._copies[1][1] is slot
     del slot
+    copies: Any = list(pool._copies)
+    gone = [weakref.ref(slot) for _, slot in copies]
+    events = [event for event, _ in copies]
+    del copies
     pool.close()
-    assert copied.waited  # type: ignore[attr-defined]  # a stand-in
-    assert gone() is None
-
-
-def test_a_slot_comes_back_when_unpacking_fails(pool: SlotPool, users: Stream) -> None:
-    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
-
-    def fail(memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        copier.send(slot, len(slot), fail)
-    assert pool._copies[0][1] is slot
+    assert all(event.waited for event in events)
+    assert [each() for each in gone] == [None, None]
 
 
 def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
-    pool: SlotPool, users: Stream
+    pool: SlotPool, users: Mock, copier: Any
 ) -> None:
-    copier = DeviceCopier(pool, torch.device("cpu"))
     queued: Any = copier._handed_out
     for number in range(3 * STEPS_AHEAD):
         oldest = queued[0] if len(queued) == STEPS_AHEAD else None

@@ -44,6 +44,7 @@ from precache.transforms import (
 )
 from tests.conftest import BuiltStore
 from tests.support.building import encoded, own_threads, write
+from tests.support.loaders import assert_refused, flat, opened
 
 ROWS = torch.arange(100, 124)
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -110,17 +111,13 @@ def test_draws_are_uniform_and_independent() -> None:
     assert np.abs(correlation).max() < 0.02
 
 
-def test_another_seed_epoch_or_place_draws_otherwise() -> None:
+def test_draws_are_those_of_earlier_releases_and_others_for_each_seed_epoch_and_place() -> None:
+    golden = [0.363138, 0.852229, 0.226694, 0.940511, 0.386057, 0.981346]
+    found = Draw((0, 0), 0, torch.arange(3)).uniform(2)
+    assert [round(x, 6) for x in found.flatten().tolist()] == golden
     draws = [Draw((1, 2), 0, ROWS), Draw((2, 2), 0, ROWS), Draw((1, 3), 0, ROWS)]
     draws += [draws[0].inside(0), draws[0].inside(1), draws[0].inside(0).inside(1)]
-    found = {tuple(draw.uniform(1)[:, 0].tolist()) for draw in draws}
-    assert len(found) == len(draws)
-
-
-def test_draws_are_those_of_earlier_releases() -> None:
-    found = Draw((0, 0), 0, torch.arange(3)).uniform(2)
-    golden = [0.363138, 0.852229, 0.226694, 0.940511, 0.386057, 0.981346]
-    assert [round(x, 6) for x in found.flatten().tolist()] == golden
+    assert len({tuple(draw.uniform(1)[:, 0].tolist()) for draw in draws}) == len(draws)
 
 
 # --- geometry -----------------------------------------------------------------------------------
@@ -142,11 +139,10 @@ def test_a_random_crop_is_a_window_of_its_own_image(
         assert same.sum() == 1
         corners.add(tuple(same.nonzero()[0].tolist()))
     assert len(corners) >= places
-
-
-def test_a_crop_that_does_not_fit_is_named() -> None:
-    with pytest.raises(UsageError, match="a crop of 30 x 30 does not fit an image of 20 x 26"):
-        RandomCrop(30).images(_images(), _draw())
+    assert_refused(
+        ("a crop of 30 x 30 does not fit an image of 20 x 26",
+         lambda: RandomCrop(30).images(images, _draw())),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [(9, 11), (20, 26), (40, 31)])
@@ -162,14 +158,10 @@ def test_a_random_resized_crop_is_its_box_resized(size: tuple[int, int]) -> None
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 99))
 def test_random_boxes_lie_inside_the_image(height: int, width: int, seed: int) -> None:
-    draw = Draw((seed,), 0, torch.arange(50))
-    top, left, h, w = RandomResizedCrop(8).boxes(height, width, draw).unbind(1)
-    assert (top >= 0).all()
-    assert (left >= 0).all()
-    assert (h >= 1).all()
-    assert (w >= 1).all()
-    assert (top + h <= height).all()
-    assert (left + w <= width).all()
+    boxes = RandomResizedCrop(8).boxes(height, width, Draw((seed,), 0, torch.arange(50)))
+    top, left, h, w = boxes.unbind(1)
+    spare = torch.stack([top, left, h - 1, w - 1, height - top - h, width - left - w])
+    assert (spare >= 0).all()
 
 
 def test_random_boxes_have_the_areas_and_ratios_asked_for() -> None:
@@ -212,7 +204,7 @@ def _jittered(image: np.ndarray, factors: tuple[float, float, float], turn: floa
     return out
 
 
-def test_colour_jitter_is_that_of_the_standard_library() -> None:
+def test_colour_jitter_is_that_of_the_standard_library_and_of_nothing_changes_nothing() -> None:
     images = _images(6, 8, 9)
     jitter, draw = ColorJitter(0.5, 0.4, 0.3, 0.2), _draw(ROWS[:6])
     found = jitter.images(images, draw).numpy()
@@ -220,86 +212,60 @@ def test_colour_jitter_is_that_of_the_standard_library() -> None:
     for image, got, (b, c, s, h) in zip(images.numpy(), found, u, strict=True):
         wanted = _jittered(image / 255, (1 + 0.5 * b, 1 + 0.4 * c, 1 + 0.3 * s), 0.2 * h)
         assert np.abs(wanted * 255 - got).max() <= 0.51
-
-
-def test_colour_jitter_of_nothing_changes_nothing() -> None:
-    assert torch.equal(ColorJitter().images(_images(), _draw()), _images())
-    floats = _images().float() / 255
-    assert torch.equal(ColorJitter().images(floats, _draw()), floats)
+    for unchanged in (_images(), _images().float() / 255):
+        assert torch.equal(ColorJitter().images(unchanged, _draw()), unchanged)
 
 
 class OfTorchvision(torch.nn.Module):
     __module__ = "torchvision.transforms.v2._geometry"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Compose([3]), "a step of Compose is 3; give one of precache.transforms"),
-        (lambda: Compose([HorizontalFlip]), r"is the class HorizontalFlip; make one"),
-        (lambda: Compose([precache.HorizontalFlip()]), "; give one of precache.transforms"),
-        (lambda: Compose([precache.HorizontalFlip]), "; give one of precache.transforms"),
-        (lambda: Compose([OfTorchvision()]), "OfTorchvision of torchvision, .* draws once for all"),
-        (lambda: Compose(HorizontalFlip()), "Compose takes a list of transforms, not <"),
-        (lambda: HorizontalFlip(2), "p is 2; give a number from 0 to 1"),
-        (lambda: RandomResizedCrop(8, scale=0.5), "scale is 0.5; give an ascending pair"),
-        (lambda: RandomResizedCrop(8, ratio=(2, 1)), r"ratio is \(2, 1\); give an ascending pair"),
-        *(
-            (
-                functools.partial(Normalize, mean, std),
-                (
-                    "Normalize takes a mean and a std above 0 for each channel, not "
-                    rf"{re.escape(repr(mean))} and {re.escape(repr(std))}; give .*mean\['image'\]"
-                ),
-            )
-            for mean, std in [
-                (3, 4),
-                ([], []),
-                ([1.0, 2.0], [1.0]),
-                ([1.0], [0]),
-                ([math.nan], [1.0]),
-                ([1.0], [math.nan]),
-                ([1.0], [math.inf]),
-                ("ab", "ab"),
-                ([None], [None]),
-                ({"image": [1.0]}, {"image": [1.0]}),
-                (np.array(1.0), torch.tensor(1.0)),
-                ([10**400], [1.0]),
-                ([1j], [1.0]),
-                ([[1.0], [1.0, 2.0]], [1.0]),
-            ]
-        ),
-        (lambda: HorizontalFlip(10**400), "p is 10+; give a number from 0 to 1"),
-        (lambda: RandomResizedCrop(8, (0.1, math.inf)), "scale is inf; give a number from 0 up"),
-        (lambda: ColorJitter(math.inf), "brightness is inf; give a number from 0 up"),
-        (lambda: MixUp(3, math.inf), "alpha is inf; give a number from 0 up"),
-        (lambda: ToDType("float16"), "dtype is 'float16'; give a dtype of torch"),
-        (lambda: MixUp(3, "x"), "alpha is 'x'; give a number from 0 up"),
-        (lambda: CutMix(3, 0), "alpha is 0; give a number above 0"),
-        (lambda: ColorJitter(-0.1), "give a number from 0"),
-        (lambda: ColorJitter(hue=0.6), "give a number from 0"),
-        (lambda: Normalize([0], [1], torch.uint8), "floats"),
-        (lambda: Normalize([0, 0, 0], [1, 0, 1]), "std above 0"),
-        (lambda: HorizontalFlip(fields="image"), "fields is 'image'; give names"),
-        (lambda: RandomCrop(8, fields=()), r"fields is \(\); give names"),
-        (lambda: MixUp(3, fields=[1]), r"fields is \[1\]; give names"),  # type: ignore[list-item]
-        (
-            lambda: RandomResizedCrop(8, fields=("image", "mask")),
-            r"resamples image and mask; say how: fields=\{'image': 'bilinear', 'mask': 'nearest'\}",
-        ),
-        (lambda: RandomResizedCrop(8, fields=("mask",)), "say how"),
-        (lambda: Resize(8, fields=("image", "mask")), "Resize resamples image and mask; say how"),
-        (
-            lambda: RandomResizedCrop(8, fields={"image": "bicubic"}),
-            "'bicubic' for image; give 'bilinear' or 'nearest'",
-        ),
-    ],
-)
-def test_wrong_parameters_are_refused_where_a_transform_is_made(
-    make: Callable[[], Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        make()
+NO_MEAN_AND_STD: list[tuple[Any, Any]] = [
+    (3, 4), ([], []), ([1.0, 2.0], [1.0]), ([1.0], [0]), ([math.nan], [1.0]), ([1.0], [math.nan]),
+    ([1.0], [math.inf]), ("ab", "ab"), ([None], [None]), ({"image": [1.0]}, {"image": [1.0]}),
+    (np.array(1.0), torch.tensor(1.0)), ([10**400], [1.0]), ([1j], [1.0]),
+    ([[1.0], [1.0, 2.0]], [1.0]),
+]  # fmt: skip
+
+
+def test_wrong_parameters_are_refused_where_a_transform_is_made() -> None:
+    flip, crop = HorizontalFlip, RandomResizedCrop
+    both, no_pair = ("image", "mask"), "; give an ascending pair"
+    assert_refused(
+        ("a step of Compose is 3; give one of precache.transforms", lambda: Compose([3])),
+        (r"is the class HorizontalFlip; make one", lambda: Compose([flip])),
+        ("; give one of precache.transforms", lambda: Compose([precache.HorizontalFlip()])),
+        ("; give one of precache.transforms", lambda: Compose([precache.HorizontalFlip])),
+        ("OfTorchvision of torchvision, .* draws once", lambda: Compose([OfTorchvision()])),
+        ("Compose takes a list of transforms, not <", lambda: Compose(flip())),
+        ("p is 2; give a number from 0 to 1", lambda: flip(2)),
+        ("p is 10+; give a number from 0 to 1", lambda: flip(10**400)),
+        (f"scale is 0.5{no_pair}", lambda: crop(8, scale=0.5)),
+        (rf"ratio is \(2, 1\){no_pair}", lambda: crop(8, ratio=(2, 1))),
+        ("scale is inf; give a number from 0 up", lambda: crop(8, (0.1, math.inf))),
+        ("brightness is inf; give a number from 0 up", lambda: ColorJitter(math.inf)),
+        ("give a number from 0", lambda: ColorJitter(-0.1)),
+        ("give a number from 0", lambda: ColorJitter(hue=0.6)),
+        ("alpha is inf; give a number from 0 up", lambda: MixUp(3, math.inf)),
+        ("alpha is 'x'; give a number from 0 up", lambda: MixUp(3, "x")),
+        ("alpha is 0; give a number above 0", lambda: CutMix(3, 0)),
+        ("dtype is 'float16'; give a dtype of torch", lambda: ToDType("float16")),
+        ("floats", lambda: Normalize([0], [1], torch.uint8)),
+        ("std above 0", lambda: Normalize([0, 0, 0], [1, 0, 1])),
+        ("fields is 'image'; give names", lambda: flip(fields="image")),
+        (r"fields is \(\); give names", lambda: RandomCrop(8, fields=())),
+        (r"fields is \[1\]; give names", lambda: MixUp(3, fields=[1])),  # type: ignore[list-item]
+        (r"resamples image and mask; say how: fields=\{'image': 'bilinear', 'mask': 'nearest'\}",
+         lambda: crop(8, fields=both)),
+        ("say how", lambda: crop(8, fields=("mask",))),
+        ("Resize resamples image and mask; say how", lambda: Resize(8, fields=both)),
+        ("'bicubic' for image; give 'bilinear' or 'nearest'",
+         lambda: crop(8, fields={"image": "bicubic"})),
+    )  # fmt: skip
+    for mean, std in NO_MEAN_AND_STD:
+        given = f"{re.escape(repr(mean))} and {re.escape(repr(std))}; give .*mean"
+        said = rf"Normalize takes a mean and a std above 0 for each channel, not {given}\['image'\]"
+        assert_refused((said, functools.partial(Normalize, mean, std)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -318,24 +284,16 @@ def test_normalize(dtype: torch.dtype, channels_last: bool) -> None:
         assert (found.double() - wanted).abs().max() < tolerance
 
 
-def test_normalize_refuses_other_channels_than_its_own() -> None:
-    with pytest.raises(UsageError, match="1 channels, images 3"):
-        Normalize([0], [1]).images(_images(), _draw())
-
-
-def test_to_dtype_scales_integers() -> None:
+def test_to_dtype_scales_integers_and_wraps_no_values() -> None:
     assert torch.equal(ToDType().images(_images(), _draw()), _images().float() / 255)
     floats = torch.rand(2, 3, 4, 4)
     assert torch.equal(ToDType(torch.float64).images(floats, _draw()), floats.double())
-
-
-@pytest.mark.parametrize(
-    ("images", "dtype"), [(torch.rand(1, 3, 2, 2), torch.uint8), (_images(), torch.int8)]
-)
-def test_to_dtype_wraps_no_values(images: torch.Tensor, dtype: torch.dtype) -> None:
-    with pytest.raises(UsageError, match="whose values it may not hold; put a function"):
-        ToDType(dtype).images(images, _draw())
-    assert ToDType(torch.bool).images(images, _draw()).any()
+    for images, dtype in ((floats, torch.uint8), (_images(), torch.int8)):
+        with pytest.raises(UsageError, match="whose values it may not hold; put a function"):
+            ToDType(dtype).images(images, _draw())
+        assert ToDType(torch.bool).images(images, _draw()).any()
+    with pytest.raises(UsageError, match="1 channels, images 3"):
+        Normalize([0], [1]).images(_images(), _draw())
 
 
 # --- mixing -------------------------------------------------------------------------------------
@@ -374,19 +332,13 @@ def test_cutmix_replaces_a_box_and_labels_by_its_area() -> None:
     assert len(sizes) > 8
 
 
-def test_mixing_is_the_same_again_and_another_in_the_next_step() -> None:
-    for mix in (MixUp(10), CutMix(10)):
-        first = mix.apply(_batch(), _draw())["label"]
-        assert torch.equal(first, mix.apply(_batch(), _draw())["label"])
-        assert not torch.equal(first, mix.apply(_batch(), Draw((11, 3), 6, ROWS))["label"])
-
-
 @pytest.mark.parametrize("mix", [MixUp(5), CutMix(5)], ids=lambda each: type(each).__name__)
-def test_labels_of_one_byte_are_mixed_and_those_that_are_no_class_refused(mix: Transform) -> None:
+def test_mixing_is_another_in_each_step_and_takes_labels_that_are_classes(mix: Transform) -> None:
     batch = {**_batch(), "label": ROWS % 5}
     expected = mix.apply(batch, _draw())["label"]
-    of_bytes = mix.apply({**batch, "label": batch["label"].byte()}, _draw())["label"]
-    assert torch.equal(of_bytes, expected)
+    for labels in (batch["label"], batch["label"].byte()):
+        assert torch.equal(mix.apply({**batch, "label": labels}, _draw())["label"], expected)
+    assert not torch.equal(mix.apply(batch, Draw((11, 3), 6, ROWS))["label"], expected)
     for wrong in (-1, 5, 2**40):
         batch["label"][3] = batch["label"][7] = wrong
         said = f"a batch has the label {wrong}, and .* takes 0 to 4; 2 rows .* ones are 103, 107"
@@ -410,13 +362,11 @@ def test_labels_of_a_store_are_looked_at_before_the_first_batch(
     inner = Compose([HorizontalFlip(), Normalize([120] * 3, [60] * 3), MixUp(classes)])
     for transform in (CutMix(classes), Compose([ToDType(), inner])):
         with pytest.raises(UsageError, match=text):
-            precache.Loader(image_tiles.path, 8, transform=transform)
+            opened(image_tiles, 8, transform=transform)
     sound = np.where(version.labels < classes, 1.0, 0.0)
     for chosen in ({"rows": sound > 0}, {"shuffle": Weighted(sound)}):
-        with precache.Loader(image_tiles.path, 2, transform=inner, **chosen) as loader:  # type: ignore[arg-type]
-            assert all(
-                batch["label"].shape == (2, classes) for batch in loader if len(batch["row"]) == 2
-            )
+        with opened(image_tiles, 2, transform=inner, **chosen) as loader:
+            assert {tuple(b["label"].shape) for b in loader if len(b["row"]) == 2} == {(2, classes)}
 
 
 def test_labels_that_a_function_makes_or_that_were_not_read_are_named_with_their_batch(
@@ -425,26 +375,26 @@ def test_labels_that_a_function_makes_or_that_were_not_read_are_named_with_their
     def labelled(by: int) -> Callable[[Batch], Batch]:
         return lambda batch: {**batch, "label": batch["label"] * 0 + by}
 
-    coarse = Compose([labelled(0), MixUp(1)])
-    with precache.Loader(image_tiles.path, 8, transform=coarse) as loader:
+    with opened(image_tiles, 8, transform=Compose([labelled(0), MixUp(1)])) as loader:
         assert all((batch["label"] == 1).all() for batch in loader)
-    unread: dict[str, Any] = {"fields": ("image",)}
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (Compose([labelled(-1), MixUp(1)]), {}, "a batch has the label -1"),
-        *((Compose([lambda batch: batch, mix]), unread, "mixes labels")
-          for mix in (MixUp(5), CutMix(5))),
-    ]  # fmt: skip
-    for transform, options, said in cases:
-        with (
-            precache.Loader(image_tiles.path, 8, transform=transform, **options) as loader,
-            pytest.raises(UsageError, match=said),
-        ):
-            next(iter(loader))
+    refusals(image_tiles, "a batch has the label -1", Compose([labelled(-1), MixUp(1)]))
     for mix in (MixUp(5), CutMix(5)):
+        unread = Compose([lambda batch: batch, mix])
+        refusals(image_tiles, "mixes labels", unread, fields=("image",))
         with pytest.raises(
             UsageError, match=r"mixes labels .* has image, row; .*\('image', 'label"
         ):
-            precache.Loader(image_tiles.path, 8, transform=mix, **unread)
+            opened(image_tiles, 8, transform=mix, fields=("image",))
+
+
+def refusals(store: Any, said: str, *transforms: Any, **options: Any) -> None:
+    """Each of the transforms is refused with the first batch of a loader."""
+    for transform in transforms:
+        with (
+            opened(store, 8, transform=transform, **options) as loader,
+            pytest.raises(UsageError, match=said),
+        ):
+            next(iter(loader))
 
 
 # --- all of them, in a loader -------------------------------------------------------------------
@@ -534,14 +484,8 @@ def test_on_the_cpu_transforms_run_ahead_of_the_loop(
     image_tiles: BuiltStore, wrap: Callable[[Transform], Any], threads: int
 ) -> None:
     watched = _Watched()
-    with precache.Loader(
-        image_tiles.path,
-        8,
-        device="cpu",
-        transform=wrap(watched),
-        num_threads=threads,
-        prefetch_batches=3,
-    ) as loader:
+    options = {"num_threads": threads, "prefetch_batches": 3}
+    with opened(image_tiles, 8, transform=wrap(watched), **options) as loader:
         iterator = iter(loader)
         first = next(iterator)
         assert watched.three.wait(60), "no batch was transformed while the loop had another"
@@ -577,9 +521,7 @@ def test_other_callables_run_on_the_thread_of_the_loop_batch_by_batch(
     transform: Any, image_tiles: BuiltStore
 ) -> None:
     THREADS.clear()
-    with precache.Loader(
-        image_tiles.path, 8, device="cpu", num_threads=4, transform=transform
-    ) as loader:
+    with opened(image_tiles, 8, num_threads=4, transform=transform) as loader:
         for count, _ in enumerate(loader, 1):
             assert len(THREADS) == count
     assert set(THREADS) == {threading.get_ident()}
@@ -588,47 +530,40 @@ def test_other_callables_run_on_the_thread_of_the_loop_batch_by_batch(
 def test_an_error_of_a_transform_comes_at_its_batch_and_the_loader_goes_on(
     image_tiles: BuiltStore,
 ) -> None:
-    failing = {2}
+    failing, calls = {2}, itertools.count()
 
-    class FailsAtTwo(_Watched):
-        def apply(self, batch: dict[str, torch.Tensor], draw: Draw) -> dict[str, torch.Tensor]:
-            if draw.step in failing:
-                raise ZeroDivisionError("in the transform")
-            return batch
-
-    calls = itertools.count()
-
-    def fails_once(batch: Any) -> Any:
-        if next(calls) in failing:
+    def passed(batch: Any, step: int) -> Any:
+        if step in failing:
             raise ZeroDivisionError("in the transform")
         return batch
 
-    for transform in (FailsAtTwo(), fails_once):
+    class FailsAtTwo(Transform):
+        def apply(self, batch: Batch, draw: Draw) -> Any:
+            return passed(batch, draw.step)
+
+    for transform in (FailsAtTwo(), lambda batch: passed(batch, next(calls))):
         failing.add(2)
-        with precache.Loader(image_tiles.path, 8, device="cpu", transform=transform) as loader:
+        with opened(image_tiles, 8, transform=transform) as loader:
             iterator = iter(loader)
             assert len([next(iterator), next(iterator)]) == 2
             with pytest.raises(ZeroDivisionError, match="in the transform"):
                 next(iterator)
             failing.clear()
-            assert sum(len(batch["row"]) for batch in loader) == 73
+            assert len(flat(loader)) == 73
     assert own_threads() == []
 
 
 # --- rows that come again -----------------------------------------------------------------------
 
 
-def _crops(store: BuiltStore, start: int = 0, **options: Any) -> list[tuple[int, bytes]]:
+def _crops(store: BuiltStore, size: int, start: int = 0, **options: Any) -> list[tuple[int, bytes]]:
     """Rows of the rest of an epoch, in order, each with its crop."""
     inner = Compose([HorizontalFlip(), ColorJitter(hue=0.2)])
     transform = Compose([RandomCrop(16), inner, lambda batch: batch])
-    with precache.Loader(store.path, seed=3, transform=transform, **options) as loader:
+    with opened(store, size, seed=3, transform=transform, **options) as loader:
         loader.seek(2, start)
-        return [
-            (int(row), image.numpy().tobytes())
-            for batch in loader
-            for row, image in zip(batch["row"], batch["image"], strict=True)
-        ]
+        pairs = (zip(b["row"].tolist(), b["image"], strict=True) for b in loader)
+        return [(row, image.numpy().tobytes()) for batch in pairs for row, image in batch]
 
 
 def _repeated(crops: list[tuple[int, bytes]]) -> list[set[bytes]]:
@@ -642,15 +577,15 @@ def _repeated(crops: list[tuple[int, bytes]]) -> list[set[bytes]]:
 def test_draws_by_weight_are_augmented_anew_and_the_same_for_all_ranks_and_after_a_resume(
     image_tiles: BuiltStore,
 ) -> None:
-    weights = np.where(image_tiles.open().labels == 0, 5.0, 1.0)
-    whole = _crops(image_tiles, batch_size=8, shuffle=Weighted(weights))
+    drawn = {"shuffle": Weighted(np.where(image_tiles.open().labels == 0, 5.0, 1.0))}
+    whole = _crops(image_tiles, 8, **drawn)
     repeated = _repeated(whole)
     assert len(repeated) > 3
     assert all(len(each) > 1 for each in repeated)
-    assert _crops(image_tiles, batch_size=8, start=2, shuffle=Weighted(weights)) == whole[16:]
-    assert _crops(image_tiles, batch_size=5, shuffle=Weighted(weights)) == whole
-    options = {"shuffle": Weighted(weights), "world_size": 2, "drop_last": True}
-    ranks = [_crops(image_tiles, batch_size=4, rank=rank, **options) for rank in range(2)]
+    assert _crops(image_tiles, 8, start=2, **drawn) == whole[16:]
+    assert _crops(image_tiles, 5, **drawn) == whole
+    options: dict[str, Any] = {**drawn, "world_size": 2, "drop_last": True}
+    ranks = [_crops(image_tiles, 4, rank=rank, **options) for rank in range(2)]
     steps = [rank[start : start + 4] for start in range(0, len(ranks[0]), 4) for rank in ranks]
     assert list(itertools.chain(*steps)) == whole[: len(whole) // 8 * 8]
 
@@ -659,12 +594,11 @@ def test_draws_by_weight_are_augmented_anew_and_the_same_for_all_ranks_and_after
 def test_rows_that_fill_up_the_last_step_are_augmented_anew(
     image_tiles: BuiltStore, shuffle: str | bool
 ) -> None:
-    options = {"batch_size": 4, "shuffle": shuffle, "world_size": 7}
-    ranks = [_crops(image_tiles, rank=rank, **options) for rank in range(7)]
+    ranks = [_crops(image_tiles, 4, shuffle=shuffle, rank=r, world_size=7) for r in range(7)]
     drawn = list(itertools.chain(*ranks))
     assert len(drawn) > len({row for row, _ in drawn})
     assert all(len(each) == 2 for each in _repeated(drawn))
-    alone = dict(_crops(image_tiles, batch_size=4, shuffle=shuffle))
+    alone = dict(_crops(image_tiles, 4, shuffle=shuffle))
     assert set(alone.items()) <= set(drawn)  # by its row, as in any other order
 
 
@@ -724,11 +658,10 @@ def test_a_crop_resamples_each_field_as_it_says() -> None:
 
 def test_a_nearest_crop_is_its_box_resized() -> None:
     images, crop = _images(), RandomResizedCrop((9, 33), fields={"image": "nearest"})
-    found = crop.apply({"image": images}, _draw())["image"]
-    for box, image, got in zip(
-        crop.boxes(20, 26, _draw()).int().tolist(), images, found, strict=True
+    found, boxes = crop.apply({"image": images}, _draw())["image"], crop.boxes(20, 26, _draw())
+    for (top, left, height, width), image, got in zip(
+        boxes.int().tolist(), images, found, strict=True
     ):
-        top, left, height, width = box
         part = image[None, :, top : top + height, left : left + width]
         expected = functional.interpolate(part, (9, 33), mode="nearest-exact")[0]
         assert (got != expected).float().mean() < 0.1  # of centres between two pixels
@@ -824,15 +757,6 @@ def test_a_field_of_arrays_that_would_stay_behind_is_refused(name: str, other: s
         MAKE[name](fields).apply(batch, _draw())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
-def test_masks_are_not_blended(dtype: torch.dtype) -> None:
-    batch = {**_scene(), "mask": torch.ones(24, 1, 20, 26).to(dtype)}
-    with pytest.raises(UsageError, match=r"mask is torch\.\w+: a blend of the class numbers"):
-        MixUp(10, fields=("image", "mask")).apply(batch, _draw())
-    found = MixUp(10, fields=("image", "second")).apply(batch, _draw())
-    assert torch.allclose(found["second"][:, 0], found["image"][:, 0] + 1, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", [*MOVING, "dtype"])
 def test_a_field_that_is_missing_is_named(name: str) -> None:
     fields = {"image": "nearest", "depht": "nearest"}
@@ -842,7 +766,13 @@ def test_a_field_that_is_missing_is_named(name: str) -> None:
         MAKE[name](None).apply({"label": ROWS}, _draw())
 
 
-def test_values_beyond_a_byte_survive_a_bilinear_crop() -> None:
+def test_masks_are_not_blended_and_values_beyond_a_byte_survive_a_bilinear_crop() -> None:
+    for dtype in (torch.uint8, torch.int64, torch.bool):
+        batch = {**_scene(), "mask": torch.ones(24, 1, 20, 26).to(dtype)}
+        with pytest.raises(UsageError, match=r"mask is torch\.\w+: a blend of the class numbers"):
+            MixUp(10, fields=("image", "mask")).apply(batch, _draw())
+    found = MixUp(10, fields=("image", "second")).apply(_scene(), _draw())
+    assert torch.allclose(found["second"][:, 0], found["image"][:, 0] + 1, atol=1e-3)
     depth = torch.full((24, 1, 20, 26), 5000, dtype=torch.int32)
     crop = RandomResizedCrop(12, fields={"depth": "bilinear"})
     assert (crop.apply({"depth": depth}, _draw())["depth"] == 5000).all()
@@ -866,9 +796,8 @@ def scenes(tmp_path: Path) -> Path:
 
 
 def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
-    """Without a word about the mask it does not open."""
-    both = ("image", "mask")
-    named = {"image": "nearest", "mask": "nearest"}
+    """Without a word about the mask it does not open; by another draw than its image's, neither."""
+    both, named = ("image", "mask"), {"image": "nearest", "mask": "nearest"}
     colours = np.array([(n * 37 + 11) % 256 for n in range(768)], np.uint8).reshape(256, 3)
     moved = Compose([RandomCrop((30, 38), fields=both), HorizontalFlip(fields=both)])
     moved = Compose([moved, RandomResizedCrop(24, fields=named), CutMix(3, fields=both)])
@@ -878,35 +807,25 @@ def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
 
     for transform in (HorizontalFlip(), Compose([RandomCrop(8)]), RandomResizedCrop(8)):
         with pytest.raises(UsageError, match="changes image alone, and mask would stay behind"):
-            precache.Loader(scenes, 20, transform=transform)
-    for late in (Compose([known, HorizontalFlip()]), Compose([known, CutMix(1)])):
-        with (
-            precache.Loader(scenes, 20, transform=late) as loader,
-            pytest.raises(UsageError, match="mask would stay behind"),
-        ):
-            next(iter(loader))
-    with precache.Loader(scenes, 20, transform=HorizontalFlip(), fields=["image"]) as loader:
+            opened(scenes, 20, transform=transform)
+    late = (Compose([known, HorizontalFlip()]), Compose([known, CutMix(1)]))
+    refusals(scenes, "mask would stay behind", *late)
+    with opened(scenes, 20, transform=HorizontalFlip(), fields=["image"]) as loader:
         assert len(list(loader)) == 3
-    with precache.Loader(scenes, 20, transform=Compose([known, moved]), device="cpu") as loader:
+    with opened(scenes, 20, transform=Compose([known, moved])) as loader:
         for batch in loader:
             shown = colours[batch["mask"][:, 0].numpy()].transpose(0, 3, 1, 2)
             assert np.array_equal(batch["image"].numpy(), shown)
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [HorizontalFlip(fields=("image",)), HorizontalFlip(fields=("mask",))],
-        [RandomResizedCrop(24, fields={"image": "bilinear"}), RandomCrop(24, fields=("mask",))],
-        [Compose([HorizontalFlip(fields=("mask", "image"))]), HorizontalFlip(fields=("image",))],
-        [RandomCrop(24, fields=("mask", "image")), HorizontalFlip(fields=("mask",))],
-    ],
-)
-def test_a_mask_is_not_moved_by_another_draw_than_its_picture(
-    steps: list[Transform], scenes: Path
-) -> None:
-    with pytest.raises(UsageError, match=r"each by a draw of its own.* name image and mask in"):
-        precache.Loader(scenes, 20, transform=Compose(steps))
+    image, mask = {"fields": ("image",)}, {"fields": ("mask",)}
+    apart: list[list[Transform]] = [
+        [HorizontalFlip(**image), HorizontalFlip(**mask)],
+        [RandomResizedCrop(24, fields={"image": "bilinear"}), RandomCrop(24, **mask)],
+        [Compose([HorizontalFlip(fields=("mask", "image"))]), HorizontalFlip(**image)],
+        [RandomCrop(24, fields=("mask", "image")), HorizontalFlip(**mask)],
+    ]  # type: ignore[list-item]
+    for steps in apart:
+        with pytest.raises(UsageError, match=r"a draw of its own.* name image and mask in"):
+            opened(scenes, 20, transform=Compose(steps))
 
 
 def test_two_pictures_beside_a_mask_may_move_by_draws_of_their_own() -> None:
@@ -919,6 +838,7 @@ def test_two_pictures_beside_a_mask_may_move_by_draws_of_their_own() -> None:
 # --- units --------------------------------------------------------------------------------------
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+UNIT = Normalize(*IMAGENET)
 
 
 def _literal(text: str) -> Any:
@@ -957,60 +877,39 @@ def test_a_mean_and_a_std_of_another_range_are_refused_with_those_that_fit(name:
     assert torch.allclose(found, expected, atol=0.02)
 
 
-def test_units_are_checked_with_the_first_batch_of_a_loader(image_tiles: BuiltStore) -> None:
-    for steps in ([], [RandomCrop(16), HorizontalFlip()], [lambda batch: batch]):
-        transform = Compose([*steps, Normalize(*IMAGENET)])
-        with (
-            precache.Loader(image_tiles.path, 8, transform=transform) as loader,
-            pytest.raises(UsageError, match="another range"),
-        ):
-            next(iter(loader))
+def test_units_are_checked_with_the_first_batch_of_each_loader(image_tiles: BuiltStore) -> None:
+    """Also of loaders that share a transform."""
+    before: list[list[Any]] = [[], [RandomCrop(16), HorizontalFlip()], [lambda batch: batch]]
+    unfit = (Compose([*steps, Normalize(*IMAGENET)]) for steps in before)
+    refusals(image_tiles, "another range", *unfit)
+    shared = (Normalize(*IMAGENET), "another range"), (ColorJitter(0.1), "takes floats of 0 to 1")
+    for step, said in shared:
+
+        def divided(by: int, step: Any = step) -> Compose:
+            return Compose([lambda batch: {**batch, "image": batch["image"] / by}, step])
+
+        with opened(image_tiles, 8, transform=divided(255)) as right:
+            assert torch.isfinite(next(iter(right))["image"]).all()
+            refusals(image_tiles, said, divided(1))
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [(Normalize(*IMAGENET), "another range"), (ColorJitter(0.1), "takes floats of 0 to 1")],
-)
-def test_units_are_checked_by_each_loader_that_shares_a_transform(
-    step: Any, said: str, image_tiles: BuiltStore
-) -> None:
-    def divided(by: int) -> Compose:
-        return Compose([lambda batch: {**batch, "image": batch["image"] / by}, step])
-
-    with (
-        precache.Loader(image_tiles.path, 8, transform=divided(255)) as right,
-        precache.Loader(image_tiles.path, 8, transform=divided(1)) as wrong,
-    ):
-        assert torch.isfinite(next(iter(right))["image"]).all()
-        with pytest.raises(UsageError, match=said):
-            next(iter(wrong))
+OF_THEIR_PIXELS: list[tuple[torch.Tensor, list[Any], list[Any]]] = [
+    (_images(), [0] * 3, [255] * 3), (_images(), [0] * 3, [1] * 3), (_images(), BYTES[0], [1] * 3),
+    (_images() % 2, [0.4] * 3, [0.49] * 3), (_images() / 1.0, [120] * 3, [60] * 3),
+    (_images() / 255, *IMAGENET), (_images() / 255, IMAGENET[0], [1] * 3),
+    (_images() / 255, [0] * 3, [1] * 3), (_images() / 127.5 - 1, [0.1] * 3, [0.7] * 3),
+    ((_images().int() + 200).to(torch.uint16), *BYTES), (_images() // 128, *BYTES),
+    (_images() // 255, [0.004] * 3, [0.5] * 3),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("images", "mean", "std"),
-    [
-        (_images(), [0] * 3, [255] * 3),
-        (_images(), [0] * 3, [1] * 3),
-        (_images() % 2, [0.4] * 3, [0.49] * 3),
-        (_images() / 255, *IMAGENET),
-        (_images() / 1.0, [120] * 3, [60] * 3),
-        (_images() / 127.5 - 1, [0.1] * 3, [0.7] * 3),
-        ((_images().int() + 200).to(torch.uint16), *BYTES),
-        (_images() // 128, *BYTES),
-        (_images() // 255, [0.004] * 3, [0.5] * 3),
-        (_images(), BYTES[0], [1] * 3),
-        (_images() / 255, IMAGENET[0], [1] * 3),
-        (_images() / 255, [0] * 3, [1] * 3),
-    ],
-)
-def test_means_of_their_own_pixels_are_taken(
-    images: torch.Tensor, mean: list[float], std: list[float]
-) -> None:
-    normalize = Normalize(mean, std)
-    for _ in range(2):
-        found = normalize.apply({"image": images}, _draw())["image"]
-        means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
-        assert torch.allclose(found, (images.float() - means) / stds, atol=1e-4)
+def test_means_of_their_own_pixels_are_taken() -> None:
+    for images, mean, std in OF_THEIR_PIXELS:
+        normalize = Normalize(mean, std)
+        for _ in range(2):
+            found = normalize.apply({"image": images}, _draw())["image"]
+            means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
+            assert torch.allclose(found, (images.float() - means) / stds, atol=1e-4)
 
 
 ONES = [1.0] * 3
@@ -1038,43 +937,40 @@ def test_what_is_of_another_range_is_not_subtracted_nor_divided_twice(
 
 
 COLOURS = "ColorJitter takes floats of 0 to 1"
-UNKNOWN = "the pixels are torch.{}, whose full brightness"
 
 
-@pytest.mark.parametrize(
-    ("transform", "images", "said"),
-    [
+def test_pixels_of_other_units_or_unknown_brightness_are_refused() -> None:
+    cases: list[tuple[Transform, torch.Tensor, str]] = [
         (ColorJitter(0.1), _images().float(), COLOURS),
         (ColorJitter(0.1), _images() / 127.5 - 1, COLOURS),
-        *((step, _images().to(getattr(torch, dtype)), UNKNOWN.format(dtype))
-          for step in (ToDType(), ColorJitter(0.1)) for dtype in ("int16", "int32", "bool")),
-    ],
-)  # fmt: skip
-def test_pixels_of_other_units_or_unknown_brightness_are_refused(
-    transform: Transform, images: torch.Tensor, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        transform.apply({"image": images}, _draw())
+        *((step, _images().to(dtype), f"the pixels are {dtype}, whose full brightness")
+          for step in (ToDType(), ColorJitter(0.1))
+          for dtype in (torch.int16, torch.int32, torch.bool)),
+    ]  # fmt: skip
+    for transform, images, said in cases:
+        with pytest.raises(UsageError, match=said):
+            transform.apply({"image": images}, _draw())
 
 
 def test_pixels_are_normalized_once(image_tiles: BuiltStore) -> None:
-    once = Normalize([120] * 3, [60] * 3)
-    scale, unit = Normalize([0] * 3, [255] * 3), Normalize(*IMAGENET)
-    for steps in ([once, once], [once, Compose([HorizontalFlip(), unit])], [scale, unit, unit]):
-        with pytest.raises(UsageError, match=r"changes image a second time, after Normalize\(\["):
-            precache.Loader(image_tiles.path, 8, transform=Compose(steps))
-    both = Compose([once, lambda batch: batch, Compose([once])])
-    with pytest.raises(UsageError, match=r"a second time, .* function of both and what is"):
-        precache.Loader(image_tiles.path, 8, transform=both)
+    def made(*steps: Any) -> Callable[[], precache.Loader]:
+        return lambda: opened(image_tiles, 8, transform=Compose(steps))
+
+    once, scale, unit = Normalize([120] * 3, [60] * 3), Normalize([0] * 3, [255] * 3), UNIT
+    again = r"changes image a second time, after Normalize\(\["
+    assert_refused(
+        (again, made(once, once)),
+        (again, made(once, Compose([HorizontalFlip(), unit]))),
+        (again, made(scale, unit, unit)),
+        (r"a second time, .* function of both and what is",
+         made(once, lambda batch: batch, Compose([once]))),
+    )  # fmt: skip
     for steps in ([scale, unit], [once, lambda batch: batch], [scale, lambda batch: batch, unit]):
-        precache.Loader(image_tiles.path, 8, transform=Compose(steps)).close()
+        made(*steps)().close()
 
 
 def test_a_transform_that_is_called_says_how_it_is_given(image_tiles: BuiltStore) -> None:
     for step in (HorizontalFlip(), Compose([HorizontalFlip()])):
         name = type(step).__name__
-        with (
-            precache.Loader(image_tiles.path, 8, transform=lambda b, step=step: step(b)) as loader,
-            pytest.raises(UsageError, match=rf"{name} is called, .* as transform={name}\("),
-        ):
-            next(iter(loader))
+        said = rf"{name} is called, .* as transform={name}\("
+        refusals(image_tiles, said, lambda b, step=step: step(b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 import re
@@ -13,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import precache
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import environment
+from tests.support.loaders import assert_refused, flat, opened, rows_of
 
-
-def _plain(store: Path, **options: Any) -> Any:
-    return precache.Loader(store, 5, device="cpu", **options)
+_plain = functools.partial(opened, batch_size=5)
 
 
 def _mixed(store: Path, **options: Any) -> Any:
@@ -102,14 +101,23 @@ def test_workers_of_several_ranks_have_parts_of_their_own(
     assert len(rows) == len(set(rows)) == 20
 
 
+@contextlib.contextmanager
+def _lines_of(module: str, folder: Path) -> Iterator[list[str]]:
+    """What a module of `precache.loading` logs, in all processes; known in the end."""
+    logger, lines = logging.getLogger(f"precache.loading.{module}"), list[str]()
+    with contextlib.closing(logging.FileHandler(folder / "log")) as handler:
+        logger.addHandler(handler)
+        yield lines
+        logger.removeHandler(handler)
+    lines += (folder / "log").read_text().splitlines()
+
+
 @pytest.mark.parametrize(("workers", "world", "said"), [(0, 2, 0), (1, 2, 1), (2, 2, 1), (1, 1, 0)])
 def test_a_loader_in_a_worker_says_that_no_rank_compares_it(
     workers: int, world: int, said: int, stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
-    logger = logging.getLogger("precache.loading.rank_check")
     rows = list[int]()
-    with contextlib.closing(logging.FileHandler(tmp_path / "log")) as handler:
-        logger.addHandler(handler)
+    with _lines_of("rank_check", tmp_path) as lines:
         for rank in range(world):
             options: dict[str, Any] = {"rank": rank, "world_size": world}
             if workers > 1:
@@ -118,8 +126,6 @@ def test_a_loader_in_a_worker_says_that_no_rank_compares_it(
                     "world_size": lambda: world * workers,
                 }
             rows += _rows(Streamed(_plain, stores["raw"].path, drop_last=True, **options), workers)
-        logger.removeHandler(handler)
-    lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == said
     assert all("is in a worker of a DataLoader, and no rank compares it" in line for line in lines)
     assert len(rows) == len({*rows}) == 20
@@ -151,9 +157,7 @@ def test_workers_that_begin_each_epoch_anew_say_that_it_is_the_first(
 ) -> None:
     """By way of both remedies that the line names, epochs have orders of their own."""
     monkeypatch.setattr("precache.loading.loop._first_epochs", set())
-    logger = logging.getLogger("precache.loading.loop")
-    with contextlib.closing(logging.FileHandler(tmp_path / "log")) as handler:
-        logger.addHandler(handler)
+    with _lines_of("loop", tmp_path) as lines:
         dataset, epochs = Kept(make, stores["raw"].path), []
         batches: DataLoader[Any] = DataLoader(
             dataset, batch_size=None, num_workers=1, persistent_workers=persistent
@@ -161,9 +165,7 @@ def test_workers_that_begin_each_epoch_anew_say_that_it_is_the_first(
         for epoch in range(2):
             if chosen:
                 dataset.loader.set_epoch(epoch)
-            epochs.append([batch["row"].tolist() for batch in batches])
-        logger.removeHandler(handler)
-    lines = (tmp_path / "log").read_text().splitlines()
+            epochs.append(rows_of(batches))
     assert len(lines) == said
     assert all("begins at epoch 0 in a worker of a DataLoader" in line for line in lines)
     assert all("persistent_workers=True, or call set_epoch(epoch)" in line for line in lines)
@@ -175,21 +177,21 @@ def test_a_worker_that_does_not_know_the_rank_of_its_process_is_refused(
     make: Callable[..., Any], stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is spawned, where `torch.multiprocessing.spawn` started the ranks."""
+    store = stores["raw"].path
     with monkeypatch.context() as rank:
         rank.setenv("RANK", "1")
         rank.setenv("WORLD_SIZE", "2")
-        pickled = pickle.dumps(make(stores["raw"].path))
-    with pytest.raises(UsageError, match="made on one of 2 ranks, and is used in a worker"):
-        _rows(Streamed(pickle.loads, pickled), 1)
+        pickled: Any = pickle.dumps(make(store))
+    said = "made on one of 2 ranks, and is used in a worker"
+    assert_refused((said, _rows, Streamed(pickle.loads, pickled), 1))
     assert len(_rows(Streamed(pickle.loads, pickled), 0)) == 21
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(UsageError, match="does not know the rank of its process: MASTER_ADDR="):
-        _rows(Streamed(make, stores["raw"].path), 1)
-    given = Streamed(make, stores["raw"].path, rank=1, world_size=2)
-    assert len(_rows(given, 1)) == 11
+    said = "does not know the rank of its process: MASTER_ADDR="
+    assert_refused((said, _rows, Streamed(make, store), 1))
+    assert len(_rows(Streamed(make, store, rank=1, world_size=2), 1)) == 11
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert len(_rows(Streamed(make, stores["raw"].path), 1)) == 21
+    assert len(_rows(Streamed(make, store), 1)) == 21
 
 
 RANK = """
@@ -279,14 +281,10 @@ def test_other_numbers_of_parts_than_of_processes_and_workers_are_said_once(
     """In a job of four processes."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    loader = precache.Loader(stores["raw"].path, 2, device="cpu", rank=0, world_size=given)
-    logger = logging.getLogger("precache.loading.loader")
-    with contextlib.closing(logging.FileHandler(tmp_path / "log")) as handler:
-        logger.addHandler(handler)
+    loader = opened(stores["raw"], 2, rank=0, world_size=given)
+    with _lines_of("loader", tmp_path) as lines:
         for _ in range(2):
             _rows(Streamed(lambda _: loader, Path()), workers)
-        logger.removeHandler(handler)
-    lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == (2 * 2 if workers else 1) * bool(said)
     assert all(f"rank=0, world_size={given} was given, and" in line for line in lines)
     assert all(said in line for line in lines)
@@ -295,7 +293,7 @@ def test_other_numbers_of_parts_than_of_processes_and_workers_are_said_once(
 def test_a_loader_made_before_the_workers_is_refused_with_its_first_batch(
     stores: dict[str, BuiltStore],
 ) -> None:
-    with precache.Loader(stores["raw"].path, 5, device="cpu", rank=1, world_size=2) as parted:
+    with _plain(stores["raw"], rank=1, world_size=2) as parted:
         assert len(_rows(Streamed(lambda _: parted, Path()), 2)) == 22
 
     class Begun(IterableDataset[Any]):
@@ -305,9 +303,8 @@ def test_a_loader_made_before_the_workers_is_refused_with_its_first_batch(
         def __iter__(self) -> Iterator[Any]:
             return iter(self.batches)
 
-    loader = precache.Loader(stores["raw"].path, 5, device="cpu")
+    loader = _plain(stores["raw"])
     for batches in (loader, iter(loader)):
-        with pytest.raises(UsageError, match="2 workers of a DataLoader"):
-            _rows(Begun(batches), 2)
-    assert torch.utils.data.get_worker_info() is None
-    assert sum(len(batch["row"]) for batch in loader) == 21
+        assert_refused(("2 workers of a DataLoader", _rows, Begun(batches), 2))
+    assert get_worker_info() is None
+    assert len(flat(loader)) == 21

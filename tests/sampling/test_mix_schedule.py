@@ -35,24 +35,18 @@ SCHEDULES = LENGTHS.flatmap(
 )
 
 
-@given(SCHEDULES, st.integers(0, 3))
-def test_every_epoch_has_exactly_its_batches_of_each_source(
-    schedule: MixSchedule, epoch: int
-) -> None:
-    sources, _, _ = schedule.epoch(epoch)
-    assert len(sources) == len(schedule)
-    assert tuple(np.bincount(sources)) == schedule.counts
-
-
 @given(SCHEDULES, st.integers(0, 20))
-def test_a_source_is_read_on_without_a_batch_twice_or_left_out(
+def test_a_source_has_its_batches_and_is_read_on_without_one_twice_or_left_out(
     schedule: MixSchedule, epoch: int
 ) -> None:
     """One that is read at least once in an epoch begins it with an epoch of its own."""
-    columns = [np.concatenate(pair) for pair in
-               zip(schedule.epoch(epoch), schedule.epoch(epoch + 1), strict=True)]  # fmt: skip
+    pairs = zip(schedule.epoch(epoch), schedule.epoch(epoch + 1), strict=True)
+    columns = [np.concatenate(pair) for pair in pairs]
+    sources = columns[0]
+    assert len(sources) == 2 * len(schedule)
+    assert tuple(np.bincount(sources[: len(schedule)])) == schedule.counts
     for number, (length, count) in enumerate(zip(schedule.lengths, schedule.counts, strict=True)):
-        _, epochs, batches = (column[columns[0] == number] for column in columns)
+        _, epochs, batches = (column[sources == number] for column in columns)
         places = epochs * length + batches
         jumps = np.flatnonzero(np.diff(places) != 1) + 1
         if count < length:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from precache.sampling.order import (
     POSITIONS_AT_ONCE,
-    BlockPermutation,
     Order,
     Permutation,
     Shuffle,
@@ -65,28 +64,19 @@ def test_a_shuffle_spreads_rows_evenly_over_the_positions() -> None:
 
 FEW = settings(max_examples=15, derandomize=True, deadline=None)
 
-# --- rows that are not holes --------------------------------------------------------------------
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=200))
-def test_valid_rows_are_those_of_a_mask(mask: list[bool]) -> None:
-    valid = np.array(mask)
-    rows = ValidRows(len(valid), np.flatnonzero(~valid))
-    assert len(rows) == valid.sum()
-    np.testing.assert_array_equal(rows(np.arange(len(rows))), np.flatnonzero(valid))
-
 
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def _edges(n: int, block: int) -> np.ndarray:
-    return ValidRows(n, np.array([], np.int64)).edges(block)
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=60).filter(any), st.integers(1, 20))
-def test_edges_are_where_runs_of_rows_begin(mask: list[bool], block: int) -> None:
+@given(st.lists(st.booleans(), min_size=1, max_size=200).filter(any), st.integers(1, 20))
+def test_valid_rows_are_those_of_a_mask_and_edges_are_where_their_runs_begin(
+    mask: list[bool], block: int
+) -> None:
     valid = np.array(mask)
-    edges = ValidRows(len(valid), np.flatnonzero(~valid)).edges(block)
+    rows = ValidRows(len(valid), np.flatnonzero(~valid))
+    assert len(rows) == valid.sum()
+    np.testing.assert_array_equal(rows(np.arange(len(rows))), np.flatnonzero(valid))
+    edges = rows.edges(block)
     counts = [int(valid[start : start + block].sum()) for start in range(0, len(valid), block)]
     assert np.diff(edges).tolist() == [count for count in counts if count]
     assert (edges[0], edges[-1]) == (0, valid.sum())
@@ -108,17 +98,6 @@ def test_holes_do_not_shift_a_block_shuffle_out_of_its_shards(
     for group in (changes[at : at + window] for at in range(0, len(changes), window)):
         places = [at for at, shard in enumerate(shards) if shard in group]
         assert places == list(range(places[0], places[0] + len(places)))
-
-
-@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 5), st.data())
-def test_any_run_of_positions_of_a_block_shuffle_can_be_asked_alone(
-    n: int, block: int, window: int, data: st.DataObject
-) -> None:
-    permutation = BlockPermutation(_edges(n, block), window, 1)
-    start = data.draw(st.integers(0, n - 1))
-    stop = data.draw(st.integers(start + 1, n))
-    whole = permutation(np.arange(n))
-    np.testing.assert_array_equal(permutation(np.arange(start, stop)), whole[start:stop])
 
 
 # --- batches of an epoch ------------------------------------------------------------------------
@@ -167,17 +146,6 @@ def test_windows_of_the_computation_leave_no_trace(batch_size: int) -> None:
     order = Order(ValidRows(n, np.array([])), batch_size, seed=3)
     rows = np.concatenate(list(order.epoch(1)))
     np.testing.assert_array_equal(rows, Permutation(n, "full", 3, 1)(np.arange(n)))
-
-
-def test_a_shuffle_is_another_each_epoch_and_each_seed() -> None:
-    valid, kinds = ValidRows(60, np.array([])), (Shuffle(), Shuffle("block", 6, 3))
-    orders = {
-        str(_lists(Order(valid, 60, kind, seed), epoch))
-        for kind in kinds
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 18
 
 
 # --- ranks --------------------------------------------------------------------------------------
