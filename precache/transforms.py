@@ -24,11 +24,11 @@ import hashlib
 import itertools
 import math
 import sys
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -740,7 +740,7 @@ class WindowStep(FieldTransform):
 
     moves = True
     resizes: ClassVar[bool] = False
-    interpolation: Mapping[str, str] = MappingProxyType({})
+    interpolation: Mapping[str, str] = types.MappingProxyType({})
     padding = 0
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:

@@ -224,12 +224,12 @@ class _Planner(SampleProbe):
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if none is built, or all are linked."""
-        from precache_workers.profiling.rates import RatesTask, time_rows
-
         target, table = work.target, work.target.table
         built = [shard for shard in shards if not shard.linked]
         if not built:
             return None
+        from precache_workers.profiling.rates import RatesTask, time_rows
+
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
         old = max(built, key=lambda shard: shard.reused)
         task = RatesTask.some_of(
