@@ -139,17 +139,22 @@ time.sleep(0.1)
 """
 
 
-def _process(code: str, *arguments: object) -> subprocess.Popen[str]:
+def _process(code: str, *arguments: object, says: str = "") -> subprocess.Popen[str]:
+    """A process that runs code, once it has said a line."""
     line = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None
+    assert not says or process.stdout.readline() == says
+    return process
 
 
-def _assert_ends(process: subprocess.Popen[str]) -> None:
+def _assert_ends(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
     """It ends by itself, once told that it may, and has nothing to complain of."""
     try:
-        _, errors = process.communicate("\n", LIMIT)
+        output, errors = process.communicate("\n", limit)
         assert (process.returncode, errors) == (0, "")
+        return output
     finally:
         process.kill()
         process.communicate()
@@ -182,10 +187,8 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
             assert answer.wait(3 * LIMIT)
 
     proxy.before = hang
-    process = _process(READ, url, json.dumps(options))
+    process = _process(READ, url, json.dumps(options), says="begun\n")
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
         assert asked.wait(60)
         _assert_ends(process)
     finally:
@@ -198,12 +201,8 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
 
 @pytest.mark.heavy
 def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) -> None:
-    process = _process(
-        READ, stores["image"].path, json.dumps({"num_threads": 4, "prefetch_batches": 6})
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    _assert_ends(process)
+    options = json.dumps({"num_threads": 4, "prefetch_batches": 6})
+    _assert_ends(_process(READ, stores["image"].path, options, says="begun\n"))
 
 
 @pytest.mark.parametrize(
@@ -211,18 +210,13 @@ def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) ->
 )
 def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore], lost: str) -> None:
     """A thread that is ended within torch aborts the process."""
-    process = _process(TRANSFORM + lost, stores["image"].path)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
+    _assert_ends(_process(TRANSFORM + lost, stores["image"].path), 60)
 
 
 def test_a_thread_reads_on_after_the_main_one_and_the_exit_reads_no_more(
     stores: dict[str, BuiltStore],
 ) -> None:
-    process = _process(GOES_ON, stores["image"].path)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    rows, refusal = output.splitlines()
+    rows, refusal = _assert_ends(_process(GOES_ON, stores["image"].path), 60).splitlines()
     assert rows == "21"
     assert "the process ends" in refusal
 
@@ -237,9 +231,7 @@ def test_an_exit_ends_transforms_that_read_from_another_loader(
 @pytest.mark.heavy
 def test_an_exit_that_waits_for_a_transform_is_interrupted(stores: dict[str, BuiltStore]) -> None:
     slow = TRANSFORM.replace("begun + 1", "begun + 15").replace("next(batches)", BESIDE)
-    process = _process(slow, stores["image"].path)
-    assert process.stdout is not None
-    assert process.stdout.readline()
+    process = _process(slow, stores["image"].path, says="\n")
     assert process.stderr is not None
     assert "waiting for the last batches" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -249,10 +241,7 @@ def test_an_exit_that_waits_for_a_transform_is_interrupted(stores: dict[str, Bui
 
 @pytest.mark.heavy
 def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
-    process = _process(METER)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    _assert_ends(process)
+    _assert_ends(_process(METER, says="begun\n"))
 
 
 def test_a_pool_that_is_lost_ends_its_threads(no_collection: None) -> None:
