@@ -44,6 +44,9 @@ FINAL = (
 )
 """Errors that are never retried."""
 
+JITTER = random.Random()
+"""Not the module's own: a retry on another thread would change what a seeded script draws."""
+
 
 def attempts(most: int) -> Iterator[tuple[int, bool]]:
     """Yield the number of each attempt, from 0, within the limits of number and time, and whether
@@ -115,7 +118,7 @@ def pause(attempt: int, error: Exception | None) -> float:
     if seconds is not None:
         return min(seconds, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
-    return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
+    return min(LONGEST_PAUSE, doubled) * JITTER.uniform(0.5, 1.5)
 
 
 async def wait_retry_after(status: int, headers: Mapping[str, str]) -> None:

@@ -166,6 +166,12 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
     assert "; trying again in " in said
 
 
+def test_a_pause_draws_nothing_that_a_users_seed_decides() -> None:
+    state = random.getstate()
+    assert len({retries.pause(2, None) for _ in range(3)}) > 1
+    assert random.getstate() == state
+
+
 def test_the_server_decides_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     class Busy(OSError):
         status = 503
@@ -174,7 +180,7 @@ def test_the_server_decides_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) ->
     assert retries.pause(0, Busy()) == 7
     assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))
     assert all(retries.pause(n, TimeoutError()) <= 1.5 * retries.LONGEST_PAUSE for n in range(20))
-    monkeypatch.setattr(retries.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(retries.JITTER, "uniform", lambda low, high: 1.0)
     pauses = [retries.pause(number, None) for number in range(retries.BUSY_ATTEMPTS - 1)]
     assert sum(pauses) >= retries.RETRY_SECONDS, "it has a minute"
 
