@@ -157,6 +157,13 @@ def require_rank(rank: int, world_size: int) -> None:
 def _detect_rank() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    info = get_worker_info()
+    return _launched(os.getpid(), info and info.id, frozenset(os.environ.items()))
+
+
+@functools.lru_cache(1)
+def _launched(*_: object) -> tuple[int, int]:
+    """Return what the launchers say: once a process and environment, as each epoch asks."""
     rank, size = _reading(TORCH)
     is_given = rank is not None and size is not None
     if rank is not None and size is not None and ELASTIC in os.environ:
