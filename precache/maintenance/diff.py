@@ -10,19 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import StoreError, needs
 from precache.messages import as_text
 from precache.recipe.ops import Op
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
-from precache.store.columns import Texts
+from precache.store.columns import find, strings
 from precache.store.commit_log import short
 from precache.store.json_documents import Attributes
 from precache.store.labels import label_texts
 from precache.store.open import open_version
-from precache.store.row_table import RowTable, read_contents
-from precache.store.version import ROW_TABLE, Version
+from precache.store.row_table import RowTable
+from precache.store.version import Version
 
 EXAMPLES = 5
 """Most keys that are named of each kind of change."""
@@ -154,25 +153,27 @@ class Difference:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Samples in row order, by column; without removed ones, unless there is no table.
+    """Samples in row order, by column; without removed ones, unless nothing is listed.
 
     Attributes
     ----------
     keys
-        A `Texts` if there is a table.
+        An array of `columns.STRINGS` if samples are listed.
     rows
         Row of each sample; int64.
     labels, classes
         As of a version.
     valid
         False for holes; bool.
-    table
-        What the source lists of them, by row; None where rows, and the raw samples in them, are
-        known to be those of the other version.
+    listed
+        Sizes, times, and etags (`columns.STRINGS`) that their source lists; None where rows, and
+        the raw samples in them, are known to be those of the other version.
+    source
+        Digest of the source's place.
     content
-        XXH3-128 (hex) of the raw samples, by row, empty where one was not fetched; None if no
+        XXH3-128 of the raw samples, zeros where one was not fetched: (n, 2) uint64; None if no
         sample was.
     """
 
@@ -181,8 +182,9 @@ class Samples:
     labels: np.ndarray
     classes: tuple[str, ...]
     valid: np.ndarray
-    table: RowTable | None = None
-    content: Texts | None = None
+    listed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    source: str = ""
+    content: np.ndarray | None = None
 
 
 def diff(
@@ -210,24 +212,38 @@ def diff(
 
 
 def _samples(version: Version, *, same_rows: bool) -> Samples:
-    keys, rows, table, content = version.keys, np.arange(version.rows), None, None
-    if not same_rows:
-        data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
-        with needs("comparing samples"):
-            table, content = RowTable.from_parquet(data, where), read_contents(data, where)
-        if len(table) != version.rows:
-            raise StoreError(f"{where} is damaged or forged: it has {len(table)} rows")
-        rows = np.flatnonzero(~table.is_removed)
-        keys = table.present_keys
-    labels, valid = version.labels[rows], version.valid[rows]
-    return Samples(keys, rows, labels, version.classes, valid, table, content)
+    labels, valid, classes = version.labels, version.valid, version.classes
+    if same_rows:
+        rows = np.arange(version.rows)
+        return Samples(keys=version.keys, rows=rows, labels=labels, classes=classes, valid=valid)
+    rows = np.flatnonzero(~version.row_column("removed"))
+    sizes, mtimes = (version.row_column(name)[rows] for name in ("size", "mtime_ns"))
+    keys, etags = (strings(version.row_texts(name))[rows] for name in ("key", "rows/etag"))
+    return Samples(
+        keys=keys,
+        rows=rows,
+        labels=labels[rows],
+        classes=classes,
+        valid=valid[rows],
+        listed=(sizes, mtimes, etags),
+        source=version.attributes.source,
+        content=version.contents()[rows],
+    )
 
 
 def listed_samples(table: RowTable) -> Samples:
     """Samples of a row table as their source lists them, none of them fetched."""
     rows = np.flatnonzero(~table.is_removed)
-    keys, valid = table.present_keys, np.ones(len(rows), np.bool_)
-    return Samples(keys, rows, table.labels[rows], table.classes, valid, table)
+    keys, etags = (strings(column.take(rows).parts()) for column in (table.keys, table.etags))
+    return Samples(
+        keys=keys,
+        rows=rows,
+        labels=table.labels[rows],
+        classes=table.classes,
+        valid=np.ones(len(rows), np.bool_),
+        listed=(table.sizes[rows], table.mtimes[rows], etags),
+        source=table.source,
+    )
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -347,8 +363,8 @@ def compare_samples(before: Samples, after: Samples, *, by_key: bool = False) ->
     by_key
         The first keys of each kind of change are those in alphabetical order, instead of row order.
     """
-    same_rows = before.table is None
-    found = np.arange(len(after.keys)) if same_rows else before.keys.find(after.keys)
+    same_rows = before.listed is None
+    found = np.arange(len(after.keys)) if same_rows else find(before.keys, after.keys)
     new = np.flatnonzero(found >= 0)
     old = found[new]
     removed = np.ones(len(before.keys), np.bool_)
@@ -358,7 +374,7 @@ def compare_samples(before: Samples, after: Samples, *, by_key: bool = False) ->
         places: np.ndarray, side: Samples = after, describe: Callable[[int], str] = lambda place: ""
     ) -> KeyChange:
         if by_key:
-            places = places[side.keys.take(places).order()]
+            places = places[np.argsort(side.keys[places], kind="stable")]
         first = places[:EXAMPLES].tolist()
         return KeyChange(len(places), tuple(side.keys[place] + describe(place) for place in first))
 
@@ -421,13 +437,17 @@ def _raw_changes(
         Of each common sample, bool.
     """
     none = np.zeros(len(new), np.bool_)
-    if before.table is None or after.table is None:
+    if before.listed is None or after.listed is None:
         return none, none
-    rows = before.rows[old], after.rows[new]
-    changed = ~before.table.unchanged(after.table, *rows)
+    pairs = zip(before.listed, after.listed, strict=True)
+    alike = np.logical_and.reduce([one[old] == other[new] for one, other in pairs])
+    alike &= before.source == after.source
+    _, mtimes, etags = before.listed
+    # Without a time or etag, as of web pages, no sample is known to be the same.
+    changed = ~(alike & ((mtimes >= 0) | (etags != ""))[old])
     if before.content is None or after.content is None:
         return changed, none
-    was, now = before.content.take(rows[0]), after.content.take(rows[1])
-    fetched = ~was.is_blank & ~now.is_blank
-    changed = np.where(fetched, ~was.same(now), changed)
-    return changed, fetched & ~changed & ~before.table.listed_alike(after.table, *rows)
+    was, now = before.content[old], after.content[new]
+    fetched = was.any(axis=1) & now.any(axis=1)
+    changed = np.where(fetched, (was != now).any(axis=1), changed)
+    return changed, fetched & ~changed & ~alike

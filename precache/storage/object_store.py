@@ -1,8 +1,9 @@
 """S3 and Azure through obstore.
 
 obstore's own retries are off. They know no Retry-After, take a body that was cut off for whole,
-give up at the 409 by which S3 refuses one of two conditional writes, and log nothing; beside those
-of `precache.storage.retries`, which all services share, they would multiply attempts.
+give up at a page of a listing that breaks off and at the 409 by which S3 refuses one of two
+conditional writes, and log nothing; beside those of `precache.storage.retries`, which all services
+share, they would multiply attempts.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from precache.recipe.recipe import (
     LossyCodec,
     ZstdCodec,
 )
-from precache.store.json_documents import Attributes
+from precache.store.json_documents import Attributes, TableAttributes
 from precache.store.layout import RowShape
 
 Json = dict[str, Any]
@@ -213,10 +213,11 @@ def field_document(field: Field, row: RowShape, rows: int, rows_per_shard: int) 
     is_picture = field.decodes and len(row.shape) == 3
     names = ["row", "channel", "height", "width"] if is_picture else None
     fill_value = False if row.dtype == "bool" else 0
-    return _field_array(field.stored_as, row, rows, rows_per_shard).document(names, fill_value)
+    return field_array(field.stored_as, row, rows, rows_per_shard).document(names, fill_value)
 
 
-def _field_array(codec: AnyCodec, row: RowShape, rows: int, rows_per_shard: int) -> Array:
+def field_array(codec: AnyCodec, row: RowShape, rows: int, rows_per_shard: int) -> Array:
+    """Return the layout of an array of a field."""
     return Array(row, rows, rows_per_shard, row.chunk_rows(rows_per_shard), codec)
 
 
@@ -235,10 +236,10 @@ def version_arrays(attributes: Attributes, where: str) -> dict[str, Array]:
             raise StoreError(f"{where} has codec {field.codec!r}; there are {known}")
         codec: Any = CODEC_CLASSES[field.codec]()
         row = field.row
-        array = _field_array(codec, row, attributes.rows, attributes.rows_per_shard)
+        array = field_array(codec, row, attributes.rows, attributes.rows_per_shard)
         _require_possible(array, f"{where}: {name}")
         arrays[name] = array
-    return {**arrays, "label": label_array(attributes)}
+    return {**arrays, "label": row_array(attributes, "label")}
 
 
 def _require_possible(array: Array, where: str) -> None:
@@ -288,10 +289,18 @@ def label_form(row_shape: Sequence[int], dtype: str) -> tuple[list[str], Any, in
     return ["row"], 0 if dtype == "float32" else -1, ROWS_PER_CHUNK
 
 
-def label_array(attributes: Attributes) -> Array:
-    """Return the layout of the labels."""
-    shape, dtype = attributes.label.shape, attributes.label.dtype
-    return small((attributes.rows, *shape), dtype, label_form(shape, dtype)[2])
+def row_array(attributes: TableAttributes, name: str) -> Array:
+    """Return the layout of a small array by rows: of labels, `valid`, or a column below `rows`."""
+    rows = attributes.rows
+    if name == "label":
+        shape, dtype = attributes.label.shape, attributes.label.dtype
+        return small((rows, *shape), dtype, label_form(shape, dtype)[2])
+    column = name.rpartition("/")[2]
+    if column in ("valid", "removed"):
+        return small((rows,), "bool")
+    if column in ("size", "mtime_ns", "label"):
+        return small((rows,), "int64")
+    return small((rows, 2), "uint64")  # XXH3-128s
 
 
 def checks_array(array: Array) -> Array:

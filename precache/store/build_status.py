@@ -17,7 +17,7 @@ from precache.store.receipts import RECEIPTS
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
 
-FROZEN_ROWS = f"{BUILD}/rows.parquet"
+FROZEN_ROWS = f"{BUILD}/rows.zip"
 """The row table of such a version."""
 
 COPY = f"{BUILD}/copy.json"

@@ -161,7 +161,12 @@ class RowAttributes(_Document):
 
 
 class LabelAttributes(RowAttributes):
-    """Class numbers (int8 to int64), numbers (float32), or several classes of a row (uint8)."""
+    """Class numbers (int8 to int64), numbers (float32), or several classes of a row (uint8).
+
+    `with_samples` is `RowTable.labels_with_samples`.
+    """
+
+    with_samples: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -223,7 +228,16 @@ class LeaseDocument(_Document):
     released: bool = False
 
 
-class Attributes(_Document):
+class TableAttributes(_Document):
+    """What is stored of a row table besides its arrays."""
+
+    rows: Length
+    classes: tuple[str, ...]
+    label: LabelAttributes
+    source: str
+
+
+class Attributes(TableAttributes):
     """`attributes.precache` of a version's group.
 
     `decides` has, by name, the text in the fingerprint for everything besides parameters that
@@ -240,15 +254,11 @@ class Attributes(_Document):
     rows_digest: str
     rows_per_shard: Length
     fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
-    rows: Length
     holes: NonNegativeInt
-    classes: tuple[str, ...]
-    label: LabelAttributes
     mean: dict[str, list[FiniteFloat]]
     std: dict[str, list[FiniteFloat]]
     recipe: Recipe
     objects: dict[SmallName, tuple[NonNegativeInt, Digest]]
-    source: str
     libraries: dict[str, str]
     decides: dict[str, str]
     behaviours: dict[str, dict[str, str]]

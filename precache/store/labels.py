@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -55,11 +54,6 @@ def kind_in_words(row_shape: Sequence[int] = (), dtype: str = "int64") -> str:
     if row_shape:
         return f"multi-hot, {row_shape[0]:,} classes"
     return "numbers" if dtype == "float32" else "class numbers"
-
-
-def label_attributes(labels: np.ndarray) -> dict[str, Any]:
-    """Return the shape and dtype of a row's label."""
-    return {"shape": list(labels.shape[1:]), "dtype": labels.dtype.name}
 
 
 def label_texts(labels: np.ndarray, classes: Sequence[str]) -> list[str]:

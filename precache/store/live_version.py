@@ -16,13 +16,13 @@ from precache.store.arrays import Array, version_arrays
 from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes, Identity
-from precache.store.labels import are_classes, label_attributes
+from precache.store.labels import are_classes
 from precache.store.lease import LastChange, Leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
-from precache.store.row_table import RowTable
+from precache.store.row_table import RowTable, label_attributes, thaw
 from precache.store.tree import Leaf
-from precache.store.version import ROW_TABLE, Version
+from precache.store.version import Version
 
 RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
 """Seconds between two polls for the next receipt."""
@@ -281,9 +281,11 @@ def open_begun(folder: Folder, leases: Leases | None = None) -> LiveVersion | No
     begun = read_description(folder)
     if begun is None:
         return None
-    frozen = folder.get(FROZEN_ROWS)  # committed at this moment, it has another
-    name = ROW_TABLE if frozen is None else FROZEN_ROWS
-    table = RowTable.from_parquet(frozen or folder.read(name), folder.path(name))
+    frozen = folder.get(FROZEN_ROWS)
+    if frozen is None:  # committed at this moment, it has another
+        table = open_own(folder).row_table()
+    else:
+        table = thaw(frozen, folder.path(FROZEN_ROWS))
     if begun.version != folder.name or begun.rows != len(table):
         raise StoreError(f"{folder.path(DESCRIPTION)} is of another version")
     return LiveVersion(folder, begun, table, leases)
@@ -297,5 +299,5 @@ def _attributes(begun: Identity, table: RowTable, where: str) -> Attributes:
     for unknown in ("mean", "std", "objects", "libraries", "decides", "behaviours"):
         own[unknown] = {}
     own |= {"format": FORMAT, "digest": "", "version": begun.version.partition(".")[0], "holes": 0}
-    own |= {"classes": list(table.classes), "label": label_attributes(table.labels)}
+    own |= {"classes": list(table.classes), "label": label_attributes(table)}
     return Attributes.read(json.dumps(own).encode(), where)

@@ -125,7 +125,7 @@ class Receipt:
     shard: int
     objects: dict[str, ShardObject]
     holes: dict[int, str]
-    content: list[str]
+    content: list[Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]]
     sums: dict[str, ChannelSums]
     seconds: dict[str, float]
     cpu_seconds: float
@@ -142,7 +142,7 @@ class Receipt:
     shapes: dict[str, list[list[Annotated[int, Field(ge=0, lt=2**31)]]]] = field(
         default_factory=dict
     )
-    parts: list[str] = field(default_factory=list)
+    parts: list[Annotated[str, Field(pattern="^([0-9a-f]{32})*$")]] = field(default_factory=list)
 
     def fits(self, rows: range, fields: Mapping[str, RowShape], rows_per_shard: int) -> bool:
         """Return whether it can be that of a shard with these rows.

@@ -3,54 +3,36 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+import zipfile
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
-from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
+from precache.store.arrays import as_json, group_document, label_form, parse_json, row_array
+from precache.store.columns import GrowingTexts, Texts
+from precache.store.commit_log import ROOT
+from precache.store.json_documents import TableAttributes
+from precache.store.labels import are_classes, narrow
 from precache.store.locations import Locations, expected_bytes
+from precache.store.small_arrays import read_small, read_strings, small_array, string_array
 
 REMOVED = "removed from the source"
 """Reason for a hole whose sample is no longer in the source."""
 
-COLUMN_TYPES = {
-    "key": "string",
-    "size": "int64",
-    "mtime_ns": "int64",
-    "etag": "string",
-    "label": "int64",
-    "content": "string",
-    "parts": "string",
-    "removed": "bool",
-}
-"""Columns of a stored table and their types, in the order in which they are written."""
+ROWS = "rows"
+"""Folder of a version with columns of its row table; others are `key`, and most often `label`."""
 
-LABEL_TYPES = ("float", "list<element: int32>", "list<item: int32>")
-"""Other types of the column of labels: numbers, and lists of the class numbers of multi-hot
-labels."""
-
-_CLASS_COUNT = b"label_classes"
-"""Key of the schema's metadata that has the number of classes of multi-hot labels."""
-
-_LABELS_WITH_SAMPLES = b"labels_with_samples"
-"""Key of the schema's metadata that has `RowTable.labels_with_samples`: true or false."""
-
-_SOURCE = b"source"
-"""Key of the schema's metadata that has the digest of the source's place."""
-
-IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label", "removed")
-"""Columns that identify samples."""
+LISTED_LABEL = f"{ROWS}/label"
+"""Labels of the row table, where they are not those of the version."""
 
 LISTINGS_FOLDER = "_listings"
 """Folder of a store for indexes of its sources' containers, one object for each source, and records
@@ -93,14 +75,8 @@ def place_digest(place: str) -> str:
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-_CLASSES = TypeAdapter(tuple[str, ...])
-
 MIN_ROW_NBYTES = 8
 """Bytes of memory that a row takes at least, however few are stored."""
-
-ROWS_PER_GROUP = 1 << 16
-"""Rows that are copied in memory at a time while a table is written."""
-
 
 Rows = np.ndarray | slice
 """Row numbers, or a range of them."""
@@ -277,161 +253,176 @@ class RowTable:
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
-    def to_parquet(
-        self, content: Sequence[str] | None = None, parts: Sequence[str] | None = None
-    ) -> bytes:
-        """Serialise to a Parquet file.
 
-        Parameters
-        ----------
-        content
-            XXH3-128 (hex) of each raw sample, empty if it could not be fetched; None while
-            building.
-        parts
-            As in `Receipt`; None for a table without.
-        """
-        import pyarrow as pa  # only nodes that build have it
-        import pyarrow.parquet as pq
-
-        columns: dict[str, Any] = {
-            "key": self.keys,
-            "size": self.sizes,
-            "mtime_ns": self.mtimes,
-            "etag": self.etags,
-            "label": self.labels,
-            "removed": self.is_removed,
-        }
-        if content is not None:
-            columns["content"] = content
-        if parts is not None:
-            columns["parts"] = parts
-        types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
-        metadata = {
-            b"classes": json.dumps(self.classes).encode(),
-            _LABELS_WITH_SAMPLES: json.dumps(self.labels_with_samples).encode(),
-            _SOURCE: self.source.encode(),
-        }
-        if self.labels.ndim == 2:
-            types["label"] = pa.list_(pa.int32())
-            metadata[_CLASS_COUNT] = str(self.labels.shape[1]).encode()
-        elif not are_classes(self.labels):
-            types["label"] = pa.float32()
-        schema = pa.schema(types, metadata)
-        sink = io.BytesIO()
-        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-            for start in range(0, len(self), ROWS_PER_GROUP):
-                part = slice(start, start + ROWS_PER_GROUP)
-                arrays = [_to_arrow(columns[name][part], type_) for name, type_ in types.items()]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        pa.default_memory_pool().release_unused()  # or it keeps 100 MB for a million rows
-        return sink.getvalue()
-
-    @classmethod
-    def from_parquet(cls, data: bytes, where: str) -> RowTable:
-        """Parse the output of `to_parquet`."""
-        with _reading(where):
-            table = _read(data, IDENTITY_COLUMNS)
-            metadata = table.schema.metadata
-            return cls(
-                keys=Texts(table["key"]),
-                sizes=numbers_of(table["size"]),
-                mtimes=numbers_of(table["mtime_ns"]),
-                etags=Texts(table["etag"]),
-                labels=_labels(table),
-                classes=_CLASSES.validate_json(metadata[b"classes"]),
-                removed=frozenset(np.flatnonzero(numbers_of(table["removed"])).tolist()),
-                labels_with_samples=metadata[_LABELS_WITH_SAMPLES] == b"true",
-                source=metadata[_SOURCE].decode(),
-            )
+# --- stored tables ------------------------------------------------------------------------------
 
 
-def read_contents(data: bytes, where: str) -> Texts:
-    """Read the content hashes of a committed version's table, by row."""
-    with _reading(where):
-        return Texts(_read(data, ["content"])["content"])
+def table_objects(table: RowTable) -> dict[str, bytes]:
+    """Make the arrays of a table but those of its labels: name below a version -> bytes."""
+    arrays = {
+        "key": string_array(table.keys, "row"),
+        f"{ROWS}/size": small_array(table.sizes, ["row"], -1),
+        f"{ROWS}/mtime_ns": small_array(table.mtimes, ["row"], -1),
+        f"{ROWS}/etag": string_array(table.etags, "row"),
+        f"{ROWS}/removed": small_array(table.is_removed, ["row"], fill_value=False),
+    }
+    return {f"{ROWS}/{ROOT}": as_json(group_document({})), **below(arrays)}
 
 
-def read_parts(data: bytes, where: str) -> Texts:
-    """Read the contents of the parts of samples, by row; none where the table has none."""
-    import pyarrow.parquet as pq
-
-    with _reading(where):
-        has_parts = "parts" in pq.read_schema(io.BytesIO(data)).names
-        return Texts(_read(data, ["parts"])["parts"] if has_parts else [])
+def label_objects(labels: np.ndarray) -> dict[str, bytes]:
+    """Make the array of labels as a version has it: name below its folder -> bytes."""
+    stored = narrow(labels)
+    files = small_array(stored, *label_form(stored.shape[1:], stored.dtype.name))
+    return below({"label": files})
 
 
-def _to_arrow(values: Any, type_: Any) -> Any:
-    import pyarrow as pa
-
-    if not isinstance(values, np.ndarray):
-        return Texts(values).arrow.cast(type_)
-    if values.ndim == 1:
-        return arrow_of(values).cast(type_)
-    rows, numbers = np.nonzero(values)
-    ends = np.searchsorted(rows, np.arange(len(values) + 1))
-    ends, numbers = arrow_of(ends.astype(np.int32)), arrow_of(numbers.astype(np.int32))
-    return pa.ListArray.from_arrays(ends, numbers, type_)
+def below(arrays: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Name the files of arrays, given by folder, by their paths."""
+    return {f"{folder}/{n}": data for folder, files in arrays.items() for n, data in files.items()}
 
 
-def _labels(table: Any) -> np.ndarray:
-    """Return the labels of a table: of a column of lists, which are class numbers, multi-hot."""
-    column = table["label"]
-    if str(column.type) in ("int64", "float"):
-        return numbers_of(column)
-    count = int(table.schema.metadata[_CLASS_COUNT])
-    if not (0 < count <= MOST_CLASSES and len(table) * count <= MOST_LABEL_NBYTES):
-        raise ValueError(f"it claims labels of {count} classes")
-    lists = column.combine_chunks()
-    numbers = numbers_of(lists.flatten())
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
-        raise ValueError(f"it has class numbers that are not from 0 to {count - 1}")
-    labels = np.zeros((len(table), count), np.uint8)
-    labels[np.repeat(np.arange(len(table)), np.diff(numbers_of(lists.offsets))), numbers] = 1
-    return labels
+def read_table(
+    described: TableAttributes,
+    names: Container[str],
+    read: Callable[[Sequence[str]], Mapping[str, bytes]],
+    place: str,
+) -> RowTable:
+    """Read a stored table.
+
+    Parameters
+    ----------
+    names
+        Names of the stored objects.
+    read
+        Reads objects: name -> bytes.
+    place
+        Start of their paths, for messages.
+
+    Raises
+    ------
+    DamageError
+        An object is damaged; names it.
+    """
+
+    def numbers(name: str) -> np.ndarray:
+        return read_small(row_array(described, name), name, read, place)
+
+    def texts(name: str) -> Texts:
+        growing = GrowingTexts()
+        for part in read_strings(described.rows, name, read, place):
+            growing.extend(part.tolist())
+        return growing.texts()
+
+    labels = numbers(LISTED_LABEL if f"{LISTED_LABEL}/c/0" in names else "label")
+    return RowTable(
+        keys=texts("key"),
+        sizes=numbers(f"{ROWS}/size"),
+        mtimes=numbers(f"{ROWS}/mtime_ns"),
+        etags=texts(f"{ROWS}/etag"),
+        labels=labels.astype(np.int64) if are_classes(labels) else labels,
+        classes=described.classes,
+        removed=frozenset(np.flatnonzero(numbers(f"{ROWS}/removed")).tolist()),
+        labels_with_samples=described.label.with_samples,
+        source=described.source,
+    )
 
 
-def read_columns(data: bytes, types: Mapping[str, str], where: str) -> Any:
-    """Read the columns of a small Parquet file that a store has, with no value missing.
+def freeze(table: RowTable) -> bytes:
+    """Serialise a table to one file: a zip archive, without compression, of a Zarr group."""
+    own = {"rows": len(table), "classes": table.classes, "source": table.source}
+    document = group_document({"precache": {**own, "label": label_attributes(table)}})
+    files = {ROOT: as_json(document), **table_objects(table), **label_objects(table.labels)}
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return sink.getvalue()
+
+
+def thaw(data: bytes, where: str) -> RowTable:
+    """Parse the output of `freeze`.
 
     Raises
     ------
     StoreError
-        It has not these columns, is damaged, or claims more values than it can hold.
+        It is damaged, or claims more rows than it can hold.
     """
-    with _reading(where):
-        return _read(data, list(types), types)
-
-
-def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN_TYPES) -> Any:
-    """Read columns of a table, check their types, and that no value is missing."""
-    import pyarrow.parquet as pq
-
-    # A thread of Arrow that lets go of Python's bytes while the process ends would abort it.
-    file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
-    groups = range(file.num_row_groups)
-    nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
-    # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
-    require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
-    table = file.read(list(columns), use_threads=False)
-    for name in (*columns, *table.column_names):
-        column, expected = table[name], types[name]
-        also = LABEL_TYPES if name == "label" and types is COLUMN_TYPES else ()
-        if str(column.type) not in (expected, *also) or column.null_count:
-            missing = f", {column.null_count} of them missing" if column.null_count else ""
-            raise ValueError(
-                f"its column {name} has values of type {column.type}{missing}, and not {expected}"
-            )
-    return table
-
-
-@contextlib.contextmanager
-def _reading(where: str) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
-        yield
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if any(file.compress_type != zipfile.ZIP_STORED for file in archive.infolist()):
+                raise ValueError("its files are compressed")
+            own = parse_json(archive.read(ROOT), ROOT)["attributes"]["precache"]
+            described = TableAttributes.read(json.dumps(own).encode(), ROOT)
+            require_plausible(len(data), MIN_ROW_NBYTES * described.rows)
+            names = {*archive.namelist()}
+            return read_table(
+                described, names, lambda wanted: {n: archive.read(n) for n in wanted}, ""
+            )
     except (
-        pa.ArrowException, DamageError, MemoryError, OSError, KeyError, TypeError, ValueError
+        DamageError, EOFError, LookupError, MemoryError, OSError, RuntimeError, StoreError,
+        TypeError, ValueError, struct.error, zipfile.BadZipFile,
     ) as error:  # fmt: skip
         reason = str(error) or "it does not fit into memory"
         raise StoreError(f"{where} is no row table: {reason}") from None
+
+
+def label_attributes(table: RowTable, labels: np.ndarray | None = None) -> dict[str, Any]:
+    """Return what a version's attributes say of its labels, by default those of its table."""
+    stored = narrow(table.labels if labels is None else labels)
+    own = {"shape": list(stored.shape[1:]), "dtype": stored.dtype.name}
+    return own | ({"with_samples": True} if table.labels_with_samples else {})
+
+
+# --- digests of samples -------------------------------------------------------------------------
+
+
+def halves_of(digests: Iterable[str], count: int = 1) -> np.ndarray:
+    """Return XXH3-128s in hex as halves: (len, 2 count) uint64, zeros where there is none.
+
+    Parameters
+    ----------
+    count
+        Digests in each text, one after the other; a text may be empty.
+
+    Raises
+    ------
+    ValueError
+        A text is something else.
+    """
+    digits = [digest or "0" * 32 * count for digest in digests]
+    if {*map(len, digits)} - {32 * count}:
+        raise ValueError(f"these are not {count} digests each")
+    halves = np.frombuffer(bytes.fromhex("".join(digits)), ">u8").reshape(-1, 2 * count)
+    return halves.astype(np.uint64)
+
+
+def contents_of(
+    contents: Iterable[str], parts: Sequence[str]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the halves of contents, and of those of the parts of samples.
+
+    Parameters
+    ----------
+    contents, parts
+        As in `Receipt`, by row; a text of `parts` is empty where each is the sample's content.
+
+    Returns
+    -------
+    tuple
+        (rows, 2) uint64, and as many for each part; none if all texts of `parts` are empty.
+    """
+    halves, count = halves_of(contents), max(map(len, parts), default=0) // 32
+    if not count:
+        return halves, []
+    of_parts, blank = halves_of(parts, count), np.array([not text for text in parts])
+    return halves, [
+        np.where(blank[:, np.newaxis], halves, of_parts[:, start : start + 2])
+        for start in range(0, 2 * count, 2)
+    ]
+
+
+def digests_of(halves: np.ndarray) -> list[str]:
+    """Return XXH3-128s in hex, empty for zeros, of their halves: (len, 2) uint64."""
+    digits, none = halves.astype(">u8").tobytes().hex(), "0" * 32
+    texts = (digits[start : start + 32] for start in range(0, len(digits), 32))
+    return ["" if text == none else text for text in texts]

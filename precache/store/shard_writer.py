@@ -17,7 +17,15 @@ from precache.codecs.raw420 import planes_of, rgb_of
 from precache.errors import DamageError
 from precache.recipe.recipe import JpegCodec, LossyCodec
 from precache.storage.base import Buffer
-from precache.store.layout import CHECK_NBYTES, MISSING, encode_index
+from precache.store.arrays import Array
+from precache.store.layout import (
+    CHECK_NBYTES,
+    INDEX_CHECKSUM_NBYTES,
+    INDEX_ENTRY_NBYTES,
+    MISSING,
+    decode_index,
+    encode_index,
+)
 from precache.store.receipts import ShardObject
 
 
@@ -114,6 +122,45 @@ class ShardWriter:
         size, raw = sum(map(len, parts)), written * self._chunk.nbytes
         checks = self._checks.ljust(self._chunks * CHECK_NBYTES, b"\0").hex()
         return parts, ShardObject(size, digest.intdigest(), raw, checks)
+
+
+def of_same_rows(
+    array: Array, data: memoryview, made: memoryview, shapes: Sequence[Sequence[int]] | None
+) -> ShardObject | None:
+    """Return what a receipt says of an object if it has the rows of another: releases differ.
+
+    Parameters
+    ----------
+    data
+        Bytes that may be anything.
+    made
+        Bytes of a writer.
+    shapes
+        Of the rows, if they are ragged.
+    """
+    chunks = array.object_chunks
+    index_nbytes = chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
+    writer = ShardWriter((1,), "uint8", chunks, bytes)
+
+    def decoded(chunk: memoryview, number: int) -> bytes:
+        if shapes is not None:
+            shape = tuple(shapes[number])
+            return array.decoder.decode_ragged(chunk, shape, array.dtype).tobytes()
+        array.decoder.decode(chunk, rows := np.empty(array.chunk_shape, array.dtype))
+        return rows.tobytes()
+
+    try:
+        indexes = [decode_index(whole[-index_nbytes:], chunks).tolist() for whole in (data, made)]
+        for number, ((at, size), (start, length)) in enumerate(zip(*indexes, strict=True)):
+            chunk, own = data[at : at + size], made[start : start + length]
+            if chunk != own and decoded(chunk, number) != decoded(own, number):
+                return None
+            if chunk:
+                writer.put_chunks(chunk, [len(chunk)])
+    except (DamageError, IndexError):
+        return None
+    stored = writer.finish()[1]
+    return None if stored.leaf("").fault(data) else stored  # it is laid out in another way
 
 
 class RaggedWriter(ShardWriter):

@@ -44,6 +44,19 @@ def read_small(
     return values[: array.rows]  # without the padding of the last chunk
 
 
+def read_strings(
+    count: int, folder: str, read: Callable[[Sequence[str]], Mapping[str, bytes]], place: str
+) -> Iterator[np.ndarray]:
+    """Yield the parts of a `string_array` of `count` values: (n,) object arrays of str.
+
+    Parameters are as in `read_small`.
+    """
+    rows = max(1, min(count, KEYS_PER_CHUNK))
+    objects = read([f"{folder}/c/{number}" for number in range(-(-count // rows))])
+    for start, (name, data) in zip(range(0, count, rows), objects.items(), strict=True):
+        yield decode_strings(data, f"{place}{name}", rows)[: count - start]
+
+
 def decode_chunk(array: Array, data: bytes, where: str) -> np.ndarray:
     """Decode one chunk of a small array.
 

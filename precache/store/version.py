@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,20 +39,21 @@ from precache.store.arrays import (
     SUMS,
     Array,
     checks_array,
-    label_array,
     parse_json,
+    row_array,
     shapes_name,
     small,
 )
 from precache.store.commit_log import ROOT, VERSION, id_of, short
 from precache.store.json_documents import FORMAT, Attributes, document_error
 from precache.store.layout import RowShape
-from precache.store.row_table import REMOVED
+from precache.store.row_table import REMOVED, ROWS, RowTable, read_table
 from precache.store.small_arrays import (
     KEYS_PER_CHUNK,
     decode_chunk,
     decode_strings,
     read_small,
+    read_strings,
 )
 from precache.store.tree import (
     CHECKSUM,
@@ -64,7 +66,6 @@ from precache.store.tree import (
     spare_root,
 )
 
-ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
 _OF_A_COPY = "or the pull or push that copied it here"
 REPAIR_HINT = f"run the same precache build command again, which repairs it, {_OF_A_COPY}"
@@ -297,6 +298,28 @@ class Version:
     def keys(self) -> Sequence[str]:
         """Keys by row."""
         return RowKeys(self)
+
+    def row_table(self) -> RowTable:
+        """Read the row table."""
+        return read_table(self.attributes, self.leaves, self.small_objects, f"{self.path}/")
+
+    def row_column(self, name: str) -> np.ndarray:
+        """Read a column of numbers of the row table, by its name in the store."""
+        return self._small(f"{ROWS}/{name}")
+
+    def row_texts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the parts of a column of texts of the row table, as `read_strings` does."""
+        return read_strings(self.rows, name, self.small_objects, f"{self.path}/")
+
+    def contents(self) -> np.ndarray:
+        """Return XXH3-128s of raw samples: (rows, 2) uint64, halves, zeros if it is unknown."""
+        return self.row_column("content")
+
+    def part_contents(self) -> list[np.ndarray]:
+        """Return the contents of the parts of samples, if any has another than the sample."""
+        names = (f"part.{number}" for number in itertools.count())
+        stored = itertools.takewhile(lambda name: f"{ROWS}/{name}/c/0/0" in self.leaves, names)
+        return [self.row_column(name) for name in stored]
 
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
@@ -553,10 +576,8 @@ class Version:
 
     def _layout(self, name: str) -> Array:
         """Return the layout of a small array, from the version's rows and shards."""
-        if name == "label":
-            return label_array(self.attributes)
-        if name == "valid":
-            return small((self.rows,), "bool")
+        if name in ("label", "valid") or name.startswith(f"{ROWS}/"):
+            return row_array(self.attributes, name)
         if name.endswith(SHAPES):
             field = self.attributes.fields[name.removesuffix(SHAPES)]
             return small((self.rows, len(field.shape)), "int32")

@@ -38,6 +38,7 @@ from precache.reading.array_reader import ArrayReader
 from precache.storage.open import open_folder
 from precache.store.layout import CHECK_NBYTES, RowShape
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
+from precache.store.row_table import freeze
 from precache.store.shard_writer import ShardWriter
 from precache_workers.cluster.dispatch import Done, Lost, dispatch
 from precache_workers.driver.build_result import BuildResult
@@ -245,7 +246,7 @@ def _to_row_table(uri: str, store: Path) -> tuple[Cost, int]:
     def run() -> int:
         listed = list_rows(request, folder, source, lambda count: None, log.print)
         listed.keep(folder)
-        return len(listed.spec.table.to_parquet())
+        return len(freeze(listed.spec.table))
 
     return cost_of(run), peak_bytes()
 

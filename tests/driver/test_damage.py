@@ -123,19 +123,19 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "index": flipped("zstd/c/1/0/0/0", 0.998),
     "cut": cut_short("raw/c/2/0/0/0"),
     "exchanged": swapped("raw/c/0/0/0/0", "raw/c/1/0/0/0"),
-    "row table": flipped("rows/c/0", 0.5),
+    "row table": flipped("rows/size/c/0", 0.5),
     "labels": flipped("label/c/0", 0.5),
     "keys": flipped("key/c/0", 0.5),
     "checksums": flipped("shards/raw/c/0/0", 0.7),
     "sums": flipped("_sums/raw/c/0/0", 0.5),
     "checksums and a shard": both(flipped("shards/raw/c/0/0", 0.7), flipped("raw/c/1/0/0/0", 0.3)),
     "sums and a shard": both(flipped("_sums/raw/c/0/0", 0.5), flipped("image/c/1/0/0/0", 0.3)),
-    "rows and holes": both(flipped("rows/c/0", 0.5), flipped("holes/c/0", 0.5)),
+    "rows and holes": both(flipped("rows/size/c/0", 0.5), flipped("holes/c/0", 0.5)),
     "document of a field": flipped("raw/zarr.json", 0.4),
     "document cut": cut_short("zarr.json"),
     **{
         f"document at {text}": flipped_after(text)
-        for text in ("zarr_format", "fingerprint", "rows/c/0")
+        for text in ("zarr_format", "fingerprint", "rows/size/c/0")
     },
     "mean": edited(mean={codec: [1.0, 2.0, 3.0] for codec in CODECS}),
     "rows": edited(rows=23),

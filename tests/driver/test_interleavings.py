@@ -23,6 +23,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from numcodecs import zstd
 
 import precache.store.commit_log
@@ -34,23 +37,26 @@ import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
-from precache.errors import BuildError, FetchError, GoneError, PrecacheError, StoreError
+import precache_workers.shards.stored_rows
+from precache.errors import BuildError, FetchError, GoneError, StoreError
 from precache.maintenance import gc as garbage
 from precache.maintenance import transfer
+from precache.maintenance import versions as inventory
 from precache.maintenance.verify import verify
+from precache.reading.version_reader import open_reader
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import build_status
 from precache.store import lease as leases
 from precache.store.arrays import SHARDS
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import BUILD, ROOT, read_log
+from precache.store.commit_log import BUILD, ROOT, id_of, read_log
 from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
 from precache.store.lease import Lease, Leases
 from precache.store.open import open_own
 from precache.store.tree import Leaf
-from precache.store.version import HOLES
+from precache.store.version import HOLES, Version
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import Build
@@ -146,11 +152,24 @@ def of_the_dead(number: int) -> bytes:
 
 
 def own_process(pid: int) -> Process:
-    return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
+    return Process(node="memory", pid=pid, started=ACTORS.turns.number, host=ACTORS.name)
+
+
+def has_ended(who: Process) -> bool:
+    return who.started != ACTORS.turns.number or ACTORS.turns.has_ended(who.host)
 
 
 def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], *given: int) -> Iterator[Any]:
     yield from map(work, items)
+
+
+def later(*given: object) -> Any:
+    """A pool of threads whose work is done on the actor's own once its result is asked for."""
+
+    def submit(work: Callable[..., object], *given: object, **named: object) -> SimpleNamespace:
+        return SimpleNamespace(result=partial(work, *given, **named))
+
+    return contextlib.nullcontext(SimpleNamespace(submit=submit))
 
 
 def own_number() -> uuid.UUID:
@@ -159,8 +178,10 @@ def own_number() -> uuid.UUID:
 
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (precache_workers.driver.sample_probe, garbage, precache.store.open):
+    for module in (precache_workers.driver.sample_probe, garbage, precache.store.open, inventory):
         monkeypatch.setattr(module, "open_folder", lambda uri, options: ACTORS.store)
+    monkeypatch.setattr(precache.store.open, "ThreadPoolExecutor", later)
+    monkeypatch.setattr(inventory, "split_uri", lambda uri, options: tuple(uri.split("@")))
     monkeypatch.setattr(precache_workers.driver.build, "check_request", lambda request: None)
     monkeypatch.setattr(
         precache_workers.driver.sample_probe, "source_of", lambda asked: asked.source
@@ -169,7 +190,11 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(Leases, "_is_alive", is_alive)
     monkeypatch.setattr(Leases, "holder", lambda own: None)
-    for module in (precache_workers.driver.commit, build_status):  # on the actor's own thread
+    for module in (
+        precache_workers.driver.commit,
+        build_status,
+        transfer,
+    ):  # on the actor's own thread
         monkeypatch.setattr(module, "prefetch", one_by_one)
     for module in (
         precache_workers.profiling.row_probe,
@@ -188,13 +213,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 1e6)
-    monkeypatch.setattr(leases, "process_of", own_process)
+    for module in (leases, precache_workers.shards.shard_objects):
+        monkeypatch.setattr(module, "process_of", own_process)
+        monkeypatch.setattr(module, "has_ended", has_ended)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
     monkeypatch.setattr(Leases, "take", forgetting(Leases.take))
-    monkeypatch.setattr(leases, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
 @dataclass(frozen=True)
@@ -219,13 +245,16 @@ class Rows(HeldRows):
         ]
 
 
+PIXELS = np.random.default_rng(0).integers(0, 99, (12, 3, 4, 4), np.uint8)
+PIXELS[1] = 0
+
+
 def rows(count: int, *missing: str) -> Rows:
-    made = np.random.default_rng(0).integers(0, 99, (count, 3, 4, 4), np.uint8)
-    made[1:2] = 0
+    made = PIXELS[:count]
     return Rows([{"image": row} for row in made], count, missing=frozenset(missing))
 
 
-def build(source: Rows, retry_failed: bool = False) -> str:
+def build(source: Rows, **options: bool) -> str:
     request = Request.model_construct(  # without checks: a source is opened by its name
         source=source,
         store="store",
@@ -233,7 +262,7 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         address="serial",
         shard_samples=4,
         accept_missing=True,
-        retry_failed=retry_failed,
+        **options,
     )
     with BuildProgress(False) as progress:
         run = Build(request, progress)
@@ -371,19 +400,6 @@ def test_a_builder_is_killed_at_its_calls_and_another_goes_on(name: str, step: i
         check(memory, turns.run(actors), source)
 
 
-@pytest.mark.heavy
-def test_builders_and_a_removal_in_any_order() -> None:
-    old, source = rows(7), rows(12)
-    before = store_with(old)
-    builds = {"first": partial(build, source), "second": partial(build, rows(12, "9"))}
-    builds |= {"third": partial(build, source)}
-    for seed in range(30):
-        chance = random.Random(seed)
-        memory = Memory(before.objects)
-        outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
-        check(memory, outcomes, source)
-
-
 def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None:
     source = rows(4, "2")
     before = store_with(source)
@@ -397,33 +413,125 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
         assert all(name.startswith("commits/") for name in added)  # the removals
 
 
-@pytest.mark.heavy
-def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The version was made elsewhere by another release of a codec, with another hole."""
-    elsewhere, source = Memory(), rows(8)
-    Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
-    there = MemoryFolder(elsewhere)
-    [commit] = read_log(there).commits
-    version = open_own(there.folder(commit.version))
-    monkeypatch.setattr(transfer, "open_for_writing", lambda uri, source, options: ACTORS.store)
-    monkeypatch.setattr(transfer, "open_version", lambda *given: version)
-    monkeypatch.setattr(transfer, "split_uri", lambda uri, options: (uri, None))
-    monkeypatch.setattr(transfer, "prefetch", one_by_one)
+# --- any history --------------------------------------------------------------------------------
 
-    def pull() -> str:
-        return transfer.pull("elsewhere", "store").version
+SOURCES = [rows(4), rows(4, "2"), rows(9), rows(12, "5")]
+"""Of two of them a sample cannot be fetched: what is committed has it, or a hole in its place."""
 
-    alone_ = Turns(Memory(), lambda able: able[0])
-    alone_.run({"second": pull})
-    for point in range(1, len(alone_.calls)):
-        memory = Memory()
-        turns = Turns(memory, preempted([point], "second"))
-        outcomes = turns.run({"first": partial(build, source), "second": pull})
-        for outcome in outcomes.values():
-            assert isinstance(outcome, str | PrecacheError), repr(outcome)
-        require_whole(memory)
+
+class Pair(RuleBasedStateMachine):
+    """Two stores that builds, removals and copies from one to the other share, killed anywhere.
+
+    At any time the current version of each is whole, and a reader gets its rows, or that it is
+    gone. In the end, a build makes its version, and leaves nothing else of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stores = [Memory(), Memory()]
+        self.built: dict[str, Rows] = {}
+
+    # --- what an actor does ---------------------------------------------------------------------
+
+    def build(self, number: int, **options: bool) -> str:
+        version = build(SOURCES[number], **options)
+        self.built[id_of(version)] = SOURCES[number]
+        return version
+
+    def use(self) -> str:
+        versions = [commit.version for commit in read_log(ACTORS.store).commits]
+        return inventory.use(f"store@{versions[0]}").version if versions else ""
+
+    def copy(self, other: Memory) -> str:
+        """Pull the current version of the other store, which is at rest."""
+        there = MemoryFolder(other)
+        current = read_log(there).current
+        if current is None:
+            return ""
+        version = open_own(there.folder(current.version))
+        return transfer._pull(version, ACTORS.store, lambda nbytes: None).version
+
+    def read(self) -> str:
+        """Read a version in two steps, between which others go on."""
+        current = read_log(ACTORS.store).current
+        if current is not None:
+            require_rows(open_own(ACTORS.store.folder(current.version)), self.built)
+        return ""
+
+    def actions(self, other: Memory) -> list[Callable[[], object]]:
+        builds = [partial(self.build, number) for number in range(len(SOURCES))]
+        again = [partial(self.build, 1, retry_failed=True), partial(self.build, 2, recompute=True)]
+        return [*builds, *again, remove_old, self.use, partial(self.copy, other), self.read]
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    @rule(
+        place=st.integers(0, 1),
+        chosen=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        kills=st.dictionaries(st.sampled_from(("first", "second")), st.integers(0, 90)),
+        seed=st.integers(0, 2**16),
+    )
+    def act(self, place: int, chosen: list[int], kills: dict[str, int], seed: int) -> None:
+        memory, actions = self.stores[place], self.actions(self.stores[1 - place])
+        actors = dict(zip(LEVELS, (actions[number] for number in chosen), strict=False))
+        turns = Turns(memory, random.Random(seed).choice, kills)
+        for name, outcome in turns.run(actors).items():
+            expected = str | garbage.GcResult | BuildError | StoreError | Killed
+            assert isinstance(outcome, expected), (name, repr(outcome))
+
+    @rule(place=st.integers(0, 1), at=st.floats(0, 0.99), killed=st.integers(0, 90))
+    def repair(self, place: int, at: float, killed: int) -> None:
+        """Of any object that is damaged or lost, by the same build, even if it is killed."""
+        memory = self.stores[place]
+        current = read_log(MemoryFolder(memory)).current
+        if current is None or id_of(current.version) not in self.built:
+            return
+        names = [name for name in sorted(memory.objects) if name.startswith(current.version)]
+        name = names[int(at * len(names))]
+        data = bytearray(memory.objects[name])
+        if data and killed % 3:
+            data[int(at * len(data))] ^= 0x55
+        memory.set(name, bytes(data) if killed % 3 else None)
+        source = self.built[id_of(current.version)]
+        mend = partial(build, source, verify=True)
+        Turns(memory, lambda able: able[0], {"first": killed}).run({"first": mend})
+        alone(memory, mend)
+
+    @invariant()
+    def what_is_current_is_whole(self) -> None:
+        for memory in self.stores:
+            require_whole(memory)
+            if current := read_log(ACTORS.store).current:
+                require_rows(open_own(ACTORS.store.folder(current.version)), self.built)
+
+    def teardown(self) -> None:
+        for memory in self.stores:
+            check(memory, {}, SOURCES[0])
+
+
+def require_rows(version: Version, built: Mapping[str, Rows]) -> None:
+    """All rows of a version are those of its source, unless it is gone."""
+    found = np.empty((version.rows, *SHAPES["image"].shape), np.uint8)
+    try:
+        open_reader(version, "image").read(np.arange(version.rows), found)
+        keys, valid = list(version.keys), version.valid
+    except GoneError:
+        return
+    for key, row, is_valid in zip(keys, found, valid.tolist(), strict=True):
+        right = PIXELS[int(key)] if is_valid else 0
+        np.testing.assert_array_equal(row, right)
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(150, marks=HEAVY)])
+@pytest.mark.timeout(3600)
+def test_any_history_of_two_stores(examples: int) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Pair,
+        settings=settings(
+            max_examples=examples, stateful_step_count=6, deadline=None,
+            suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+        ),
+    )  # fmt: skip
 
 
 def minimal(source: Rows) -> str:

@@ -104,7 +104,7 @@ def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
         assert [damage.shard for damage in precache.verify(store).damage] == ["label/c/0"]
         build(source, store, **options(tmp_path, kind))
         assert labels_of(given.path) == labels
-    (Path(given.path) / "rows/c/0").unlink()
+    (Path(given.path) / "rows/size/c/0").unlink()
     build(source, store, **options(tmp_path, kind))
     assert precache.verify(store).ok
 

@@ -209,10 +209,10 @@ def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
             (store / version / name).write_bytes(b"lost")
     mend(source, store)
     assert contents(store) == before
-    flip(store / version / "rows/c/0", 0.5, 0x55)
+    flip(store / version / "rows/size/c/0", 0.5, 0x55)
     mend(source, store, progress=True)
     said = capfd.readouterr().err
-    assert f"Version {version[:8]} is complete again: rows/c/0 mended" in said
+    assert f"Version {version[:8]} is complete again: rows/size/c/0 mended" in said
     assert "Nothing to do" not in said
     mend(source, store, progress=True)
     said = capfd.readouterr().err
@@ -239,7 +239,7 @@ def test_without_any_copy_the_next_generation_takes_the_place_of_the_version(
     """The damaged one stays as it is, until gc removes it."""
     source, _, version = built
     before = contents(store / version)
-    for name in ("rows/c/0", "_spare/c/0"):
+    for name in ("rows/size/c/0", "_spare/c/0"):
         (store / version / name).unlink()
     left = contents(store / version)
     result = mend(source, store, progress=True)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import StoreError
 from precache.maintenance.diff import Change, Samples, compare_samples
-from precache.store.columns import Texts
-from precache.store.row_table import RowTable
+from precache.store.columns import find, strings
+from precache.store.row_table import halves_of
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 from tests.support.forging import settle
 
@@ -138,9 +138,24 @@ def samples_of(rows: list[Any]) -> Samples:
     content, *listed, etags = zip(*raw, strict=True) if rows else ((), (), (), ())
     sizes, mtimes = np.array(listed, np.int64)
     classes, is_valid = np.array([*map(LABELS.index, labels)], np.int64), np.array(valid, np.bool_)
-    table = RowTable.of_keys(keys, etags=etags, sizes=sizes, mtimes=mtimes)
-    places = np.arange(len(rows))
-    return Samples(table.keys, places, classes - 1, LABELS[1:], is_valid, table, Texts(content))
+    return Samples(
+        keys=strings([keys]),
+        rows=np.arange(len(rows)),
+        labels=classes - 1,
+        classes=LABELS[1:],
+        valid=is_valid,
+        listed=(sizes, mtimes, strings([etags])),
+        content=halves_of(text and text * 32 for text in content),
+    )
+
+
+@given(st.lists(st.text(), unique=True), st.lists(st.text(), unique=True), st.randoms())
+def test_texts_are_found_by_arrays(values: list[str], others: list[str], draw: Any) -> None:
+    kept = draw.sample(values, draw.randint(0, len(values)))
+    wanted = list(dict.fromkeys(draw.choice([kept, values[: len(kept)]]) + others))
+    places = {value: place for place, value in enumerate(values)}
+    found = find(strings([values]), strings([wanted[:2], wanted[2:]]))
+    assert found.tolist() == [places.get(value, -1) for value in wanted]
 
 
 @given(SAMPLES, SAMPLES)

@@ -141,12 +141,15 @@ def test_verify_asks_for_each_shard_once_a_piece_and_for_no_size(
 
 
 def test_nothing_but_the_store_is_needed(
-    image_store: BuiltStore, run_python: Callable[..., Any]
+    stores: dict[str, BuiltStore], run_python: Callable[..., Any]
 ) -> None:
     code = """
 import sys
 sys.modules["pyarrow"] = None
 import precache
-assert precache.verify(sys.argv[1]).ok
+one, other = sys.argv[1:]
+assert precache.verify(one).ok and precache.info(one).rows
+assert precache.versions(one).versions and not precache.diff(one, one).samples.added.count
+precache.diff(one, other)
 """
-    run_python(code, image_store.path)
+    run_python(code, stores["image"].path, stores["raw"].path)

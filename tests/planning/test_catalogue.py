@@ -7,16 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.store.columns import Texts
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
 from precache.store.version import Version
-from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples, halves_of
+from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import DECODING, KILLS
 from tests.support.stored import SHAPE, stored_array
@@ -164,16 +162,6 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
         catalogue = Catalogue(spec, [samples], known_rows(content), retries=retries)
         assert catalogue.find().holes == holes
         assert catalogue.failed == {0, 1}
-
-
-def test_contents_are_read_as_numbers() -> None:
-    texts = ["00112233445566778899aabbccddeeff", "", "f" * 32]
-    assert halves_of(Texts(texts)).tolist() == [
-        [0x0011223344556677, 0x8899AABBCCDDEEFF], [0, 0], [2**64 - 1] * 2,
-    ]  # fmt: skip
-    assert halves_of(Texts(["", f"{1:032x}{2:032x}"]), 2).tolist() == [[0] * 4, [0, 1, 0, 2]]
-    with pytest.raises(ValueError, match="cannot reshape"):
-        halves_of(Texts(["0" * 32]), 2)
 
 
 @given(catalogues())

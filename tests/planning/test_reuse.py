@@ -272,7 +272,7 @@ def test_an_object_that_goes_before_it_is_linked_is_made_anew(kept: Kept) -> Non
     assert_as_if_built_anew(second, kept.source, recipe=recipe)
 
 
-@pytest.mark.parametrize("name", ["zarr.json", "rows/c/0", "holes/c/0", "shards/image/c/0/0"])
+@pytest.mark.parametrize("name", ["zarr.json", "rows/size/c/0", "holes/c/0", "shards/image/c/0/0"])
 def test_a_version_whose_records_are_damaged_offers_nothing(name: str, kept: Kept) -> None:
     path = kept.version_folder / name
     path.write_bytes(path.read_bytes()[:-7])

@@ -541,7 +541,7 @@ def test_a_photo_is_read_where_the_row_table_of_an_earlier_version_is_damaged(
 ) -> None:
     store, photos = tmp_path / "store", photos_from(0)
     source = write_source("folder", tmp_path / "photos", photos)
-    rows = store / build("folder", source, store).version / "rows/c/0"
+    rows = store / build("folder", source, store).version / "rows/size/c/0"
     rows.write_bytes(rows.read_bytes()[:-9])
     key = "cat/new.jpg" if "new" in changed else "cat/03.jpg"
     photos[key] = padded_photo(503)

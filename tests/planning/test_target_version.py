@@ -86,7 +86,7 @@ def test_a_version_is_found_by_recipe_rows_and_shard_size(tmp_path: Path) -> Non
 
 def test_beginning_again_keeps_the_row_table(tmp_path: Path) -> None:
     target_of(tmp_path).begin()
-    [table] = tmp_path.rglob("rows.parquet")
+    [table] = tmp_path.rglob("rows.zip")
     before = table.stat().st_ino
     target = target_of(tmp_path)
     target.begin()

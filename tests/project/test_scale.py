@@ -36,7 +36,10 @@ def write_huge(to: Path) -> Path:
     table = np.full((SHARDS, 3), (size, 0, 0), np.uint64)
     checks = np.zeros((SHARDS, CHUNKS), np.uint32)
     keys = string_array([f"{row:08d}.jpg" for row in range(KEYS_PER_CHUNK)], "row")
-    keys |= {f"c/{number}": keys["c/0"] for number in range(-(-ROWS // KEYS_PER_CHUNK))}
+    etags = string_array([""] * KEYS_PER_CHUNK, "row")
+    for texts in (keys, etags):
+        texts |= {f"c/{number}": texts["c/0"] for number in range(-(-ROWS // KEYS_PER_CHUNK))}
+    numbers = np.arange(ROWS)
     for array, files in {
         "label": small_array(np.zeros(ROWS, np.int8), ["row"], fill_value=-1),
         "valid": small_array(np.ones(ROWS, np.bool_), ["row"], fill_value=False),
@@ -46,6 +49,11 @@ def write_huge(to: Path) -> Path:
             checks, ["shard", "chunk"], per_chunk=checks_per_object(CHUNKS)
         ),
         "key": keys,
+        "rows/size": small_array(numbers % 99_991, ["row"]),
+        "rows/mtime_ns": small_array(numbers, ["row"]),
+        "rows/etag": etags,
+        "rows/removed": small_array(np.zeros(ROWS, np.bool_), ["row"], fill_value=False),
+        "rows/content": small_array(np.zeros((ROWS, 2), np.uint64), ["row", "xxh3"]),
     }.items():
         shutil.rmtree(version / array)
         for name, data in files.items():

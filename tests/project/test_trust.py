@@ -27,9 +27,8 @@ from precache.cli.main import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
 from precache.recipe.recipe import Field, Recipe
 from precache.store.json_documents import version_id
-from precache.store.row_table import RowTable, read_contents
-from precache.store.small_arrays import file_array, string_array
-from precache.store.version import ROW_TABLE
+from precache.store.row_table import below, table_objects
+from precache.store.small_arrays import small_array
 from precache_workers.sources.base import Sample, Source
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.kinds import open_source
@@ -151,16 +150,14 @@ def forge(
     own["recipe"]["fields"]["image"]["ops"] += ops or []
     own["fingerprint"] = hashlib.sha256(json.dumps(own["recipe"]).encode()).hexdigest()
     if keys:
-        data = (folder / ROW_TABLE).read_bytes()
-        table, contents = RowTable.from_parquet(data, ""), read_contents(data, "")
+        table, contents = version.row_table(), version.contents()
         changed = [key in keys for key in table.keys]
         names = [keys.get(key, key) for key in table.keys]
         table = replace(table, keys=names, sizes=np.where(changed, -1, table.sizes))
-        contents = ["" if new else each for new, each in zip(changed, contents, strict=True)]
-        written = table.to_parquet(contents)
-        for name, files in (("rows", file_array(written)), ("key", string_array(names, "row"))):
-            for part, each in files.items():
-                (folder / name / part).write_bytes(each)
+        contents[changed] = 0
+        content = small_array(contents, ["row", "xxh3"])
+        for name, data in {**table_objects(table), **below({"rows/content": content})}.items():
+            (folder / name).write_bytes(data)
         own["rows_digest"] = table.digest
     own["version"] = version_id(own["fingerprint"], own["rows_digest"], own["rows_per_shard"])
     (folder / "zarr.json").write_text(json.dumps(document))

@@ -27,6 +27,7 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs import zstd
 from PIL import Image
 
 import precache
@@ -448,6 +449,50 @@ def test_a_copy_that_fails_while_it_replaces_objects_does_not_let_another_finish
     receipt = _build(task)
     for field, name in task.objects.items():
         assert xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
+
+
+def of_another_release(data: bytes, order: Sequence[int]) -> bytes:
+    """A shard of zstd with room for 8 chunks, encoded anew at another level, in an order."""
+    index = decode_index(memoryview(data)[-(8 * 16 + 4) :], 8).tolist()
+    chunks = [zstd.decompress(data[at : at + size]) for at, size in index if at != 2**64 - 1]
+    writer = ShardWriter((1,), "uint8", 8, lambda chunk: b"")
+    for number in order:
+        encoded_anew = bytes(zstd.compress(chunks[number], 19, True))
+        writer.put_chunks(encoded_anew, [len(encoded_anew)])
+    return b"".join(writer.finish()[0])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_an_object_of_another_release_of_a_codec_is_kept_and_one_of_other_rows_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server, place: str, codec: Any,
+    ragged: bool,
+) -> None:  # fmt: skip
+    keys, shapes = (
+        photos(tmp_path / "in", 4),
+        {"image": RowShape((3, HEIGHT, WIDTH), "uint8", ragged)},
+    )
+    task = task_of(tmp_path, keys, precache.Recipe.image(codec=codec), shapes=shapes)
+    if place == "bucket":
+        uri = f"s3://bucket/{codec}{ragged}"
+        task = dataclasses.replace(task, folder=open_folder(uri, s3.options()))
+    name, first = task.objects["image"], _build(task)
+    data = bytes(task.folder.read(name))
+    other, swapped = (of_another_release(data, rows) for rows in ([0, 1, 2, 3], [1, 0, 2, 3]))
+    assert other != data
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
+    for there, expected in ((other, other), (swapped, data), (other[:-1], data), (b"", data)):
+        task.folder.remove(receipt_name(0))
+        task.folder.put(name, [there])
+        receipt = _build(task)
+        assert task.folder.read(name) == expected
+        assert not receipt.objects["image"].leaf(name).fault(expected)
+        np.testing.assert_array_equal(receipt.objects["image"].ends, checks_of(expected, 8))
+        for same in ("content", "shapes", "sums", "holes"):
+            assert getattr(receipt, same) == getattr(first, same)
+        assert receipt.objects["image"].raw_nbytes == first.objects["image"].raw_nbytes
+        assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipt.objects
 
 
 def test_copies_that_race_in_a_bucket_agree(

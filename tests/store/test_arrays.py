@@ -51,8 +51,9 @@ def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
 def test_every_array_of_a_version_has_a_document(store: BuiltStore) -> None:
     documents = sorted(store.version_folder.rglob("zarr.json"))
     names = {path.parent.relative_to(store.version_folder).as_posix() for path in documents}
-    groups = {".", "shards", "_checks", "_sums"}
-    small = {"label", "valid", "key", "rows", "holes", "_spare"}
+    groups = {".", "shards", "_checks", "_sums", "rows"}
+    columns = {f"rows/{name}" for name in ("size", "mtime_ns", "etag", "removed", "content")}
+    small = {"label", "valid", "key", "holes", "_spare", *columns}
     assert names == groups | small | {"image", "shards/image", "_checks/image", "_sums/image"}
     kinds = [parse_json(path.read_bytes(), str(path))["node_type"] for path in documents]
     assert kinds.count("array") == len(names - groups)

@@ -274,7 +274,7 @@ def test_a_shard_with_a_forged_receipt_is_made_again(
 
 @pytest.mark.parametrize(
     "name",
-    ["zarr.json", "image/zarr.json", "valid/c/0", "key/c/0", "rows/c/0", "shards/image/c/0/0"],
+    ["zarr.json", "image/zarr.json", "valid/c/0", "key/c/0", "rows/size/c/0", "shards/image/c/0/0"],
 )
 def test_a_small_object_of_a_terabyte_is_not_read(
     name: str, store: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ RECEIPTS = st.builds(
         NAMES, st.builds(ShardObject, COUNTS, COUNTS, COUNTS, ENDS), max_size=3
     ),
     holes=st.dictionaries(COUNTS, st.text(), max_size=4),
-    content=st.lists(st.text(max_size=4), max_size=4),
+    content=st.lists(st.just("") | st.binary(min_size=16, max_size=16).map(bytes.hex), max_size=4),
     sums=st.dictionaries(
         NAMES, st.builds(ChannelSums, COUNTS, st.lists(FLOATS), st.lists(FLOATS)), max_size=2
     ),

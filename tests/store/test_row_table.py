@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import json
+import tempfile
+import zipfile
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import StoreError
-from precache.store.row_table import RowTable, read_contents, read_parts
+from precache.store import arrays, small_arrays
+from precache.store.row_table import (
+    RowTable,
+    contents_of,
+    digests_of,
+    freeze,
+    halves_of,
+    thaw,
+)
 
 I64 = st.integers(-1, 2**62)
 ROWS = st.tuples(st.text(), I64, I64, st.text(max_size=5), st.integers(-1, 1000))
@@ -38,9 +47,17 @@ def tables(draw: st.DrawFn) -> RowTable:
 
 @settings(max_examples=20)
 @given(tables())
-def test_a_table_round_trips_through_parquet(table: RowTable) -> None:
-    again = RowTable.from_parquet(table.to_parquet(), "rows.parquet")
-    assert again.digest == table.digest
+def test_a_frozen_table_is_the_same_and_a_zarr_group(table: RowTable) -> None:
+    data = freeze(table)
+    assert thaw(data, "rows.zip").digest == table.digest
+    with tempfile.NamedTemporaryFile(suffix=".zip") as file:
+        file.write(data)
+        file.flush()
+        group: Any = zarr.open_group(zarr.storage.ZipStore(file.name, mode="r"), mode="r")
+        assert [*group["key"][:]] == list(table.keys)
+        assert [*group["rows/etag"][:]] == list(table.etags)
+        assert group["rows/size"][:].tolist() == table.sizes.tolist()
+        assert group["label"][:].tolist() == table.labels.tolist()
 
 
 OTHER_LABELS = [
@@ -60,22 +77,42 @@ def _with_labels(labels: np.ndarray) -> RowTable:
 
 
 @pytest.mark.parametrize("labels", [np.arange(-1, 9), *OTHER_LABELS])
+@pytest.mark.parametrize("per_chunk", [3, 1 << 20])
 def test_a_table_is_written_in_parts_with_labels_of_every_kind(
-    labels: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    labels: np.ndarray, per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.store.row_table.ROWS_PER_GROUP", 3)
-    table, count = _with_labels(labels), len(labels)
-    contents, parts = [f"c{n}" for n in range(count)], [f"p{n}" for n in range(count)]
-    data = table.to_parquet(contents)
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == -(-count // 3)
-    assert pq.read_table(io.BytesIO(data))["content"].to_pylist() == contents
-    assert read_contents(data, "rows.parquet") == contents
-    assert read_parts(data, "rows.parquet") == []
-    assert read_parts(table.to_parquet(contents, parts), "rows.parquet") == parts
-    again = RowTable.from_parquet(data, "rows.parquet")
+    monkeypatch.setattr(arrays, "ROWS_PER_CHUNK", per_chunk)
+    monkeypatch.setattr(small_arrays, "KEYS_PER_CHUNK", per_chunk)
+    table = _with_labels(labels)
+    data = freeze(table)
+    names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    assert f"key/c/{(len(labels) - 1) // per_chunk}" == max(n for n in names if "key/c" in n)
+    again = thaw(data, "rows.zip")
     assert (list(again.keys), again.labels.dtype) == (list(table.keys), labels.dtype)
     np.testing.assert_array_equal(again.labels, labels)
     assert again.digest == table.digest
+
+
+DIGESTS = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}" if number else "")
+
+
+@given(st.lists(st.tuples(DIGESTS, st.none() | st.tuples(DIGESTS, DIGESTS)), min_size=1))
+def test_contents_are_numbers_and_those_of_parts_the_samples_unless_given(
+    rows: list[tuple[str, tuple[str, str] | None]],
+) -> None:
+    contents = [content for content, _ in rows]
+    texts = ["".join(part or "0" * 32 for part in parts or ()) for _, parts in rows]
+    halves, of_parts = contents_of(contents, texts)
+    assert digests_of(halves) == contents
+    pairs = [(content, content) if parts is None else parts for content, parts in rows]
+    expected = [[pair[n] for pair in pairs] for n in range(2)] if any(texts) else []
+    assert [*map(digests_of, of_parts)] == expected
+
+
+@pytest.mark.parametrize("text", ["0", "0" * 33, "0" * 64, "x" * 32, "0" * 31 + " "])
+def test_what_is_no_content_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"digests each|reshape|hexadecimal"):
+        halves_of([text])
 
 
 def _table(**changes: Any) -> RowTable:
@@ -124,68 +161,81 @@ def test_rows_are_found_by_their_keys(keys: list[str]) -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_table_are_refused(data: bytes) -> None:
-    with pytest.raises(StoreError, match=r"rows\.parquet is no row table"):
-        RowTable.from_parquet(data, "rows.parquet")
+    with pytest.raises(StoreError, match=r"rows\.zip is no row table"):
+        thaw(data, "rows.zip")
 
 
-def _column(name: str, values: list[object]) -> Callable[[Any], Any]:
-    return lambda table: table.set_column(table.column_names.index(name), name, pa.array(values))
+def _repacked(table: RowTable, **options: Any) -> bytes:
+    """A frozen table with other files, by name (None for none), or attributes; or compressed."""
+    files, own = options.get("files", {}), options.get("own", {})
+    sink = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(freeze(table))) as archive,
+        zipfile.ZipFile(sink, "w", options.get("method", zipfile.ZIP_STORED)) as forged,
+    ):
+        for name in archive.namelist():
+            data = files.get(name, archive.read(name))
+            if name == "zarr.json":
+                document = json.loads(data)
+                document["attributes"]["precache"].update(own)
+                data = json.dumps(document).encode()
+            if data is not None:
+                forged.writestr(name, data)
+    return sink.getvalue()
 
 
-def _metadata(**changes: str | None) -> Callable[[Any], Any]:
-    def change(table: Any) -> Any:
-        metadata = {**table.schema.metadata, **{n.encode(): v for n, v in changes.items()}}
-        return table.replace_schema_metadata({n: v for n, v in metadata.items() if v is not None})
-
-    return change
+def _array(values: Any) -> bytes:
+    return small_arrays.small_array(np.array(values), ["row"])["c/0"]
 
 
-FORGED = [
+FORGED: Any = [
     *(
-        (_table(), _column(name, values), f"its column {name} has values of type")
-        for name, values in [
-            ("key", ["a", None]),
-            ("key", [1, 2]),
-            ("key", [b"a", b"b"]),
-            ("size", [1.5, 2.0]),
-            ("label", [0, None]),
-            ("etag", [["x"], []]),
+        (_table(), {"files": {name: data}}, words)
+        for name, data, words in [
+            ("key/c/0", small_arrays.string_array(["a"], "row")["c/0"], "not hold 2 strings"),
+            ("key/c/0", _array([1, 2]), "key/c/0 is damaged"),
+            ("rows/etag/c/0", b"", "rows/etag/c/0 is damaged"),
+            ("rows/etag/c/0", None, "rows/etag/c/0"),
+            ("rows/size/c/0", _array([1, 2, 3]), "another size"),
+            ("rows/removed/c/0", _array(np.uint8([0, 2])), "neither true nor false"),
         ]
     ),
-    (_table(), lambda table: table.drop(["etag"]), ""),
-    *((_table(), _metadata(classes=classes), "") for classes in (None, "[1]", "[" * 10**5)),
+    *((_table(), {"own": {"classes": classes}}, "classes") for classes in (None, [1], "x")),
+    *((_table(), {"own": {"rows": rows}}, "") for rows in (0, -1, 1, 3, 10**12, 2**63, "2")),
+    (_table(), {"method": zipfile.ZIP_DEFLATED}, "its files are compressed"),
     *(
-        (_with_labels(OTHER_LABELS[1]), _metadata(label_classes=count), "")
-        for count in ("0", "-1", "2", "99999999999", "many", None)
+        (
+            _with_labels(OTHER_LABELS[1]),
+            {"own": {"label": {"shape": [count], "dtype": "uint8"}}},
+            "",
+        )
+        for count in (0, -1, 2, 2**16 + 1, 99999999999, "many")
     ),
+    (_table(), {"own": {"label": {"shape": [], "dtype": "object"}}}, "dtype"),
 ]
 
 
-@pytest.mark.parametrize(("table", "change", "words"), FORGED)
-def test_a_forged_table_is_refused(table: RowTable, change: Any, words: str) -> None:
-    sink = io.BytesIO()
-    pq.write_table(change(pq.read_table(io.BytesIO(table.to_parquet()))), sink)
-    with pytest.raises(StoreError, match=rf"rows\.parquet is no row table: .*{words}"):
-        RowTable.from_parquet(sink.getvalue(), "rows.parquet")
+@pytest.mark.parametrize(("table", "options", "words"), FORGED)
+def test_a_forged_table_is_refused(table: RowTable, options: Any, words: str) -> None:
+    with pytest.raises(StoreError, match=rf"rows\.zip is no row table: .*{words}"):
+        thaw(_repacked(table, **options), "rows.zip")
 
 
 @given(st.data())
 def test_a_damaged_table_is_refused_or_still_a_table(data: st.DataObject) -> None:
-    stored = bytearray(_table().to_parquet())
+    stored = bytearray(freeze(_table()))
     for position in data.draw(st.lists(st.integers(0, len(stored) - 1), min_size=1, max_size=4)):
         stored[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([len(stored), len(stored) // 2]))
     try:
-        table = RowTable.from_parquet(bytes(stored[:cut]), "rows.parquet")
+        table = thaw(bytes(stored[:cut]), "rows.zip")
     except StoreError:
         return
     assert len(table) == 2
 
 
-def test_a_few_bytes_are_not_read_as_ten_million_rows() -> None:
-    column = pa.DictionaryArray.from_arrays(np.zeros(10_000_000, np.int32), ["x" * 32])
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"content": column}), sink, store_schema=False)
-    assert len(sink.getvalue()) < 100_000
-    with pytest.raises(StoreError, match=r"rows/c/0 is no row table: .* cannot be 80000000 bytes"):
-        read_contents(sink.getvalue(), "rows/c/0")
+def test_a_few_bytes_are_not_read_as_many_rows() -> None:
+    with pytest.raises(
+        StoreError, match=r"rows\.zip is no row table: .* cannot be 8888888888 bytes"
+    ):
+        thaw(_repacked(_table(), own={"rows": 1111111111}), "rows.zip")

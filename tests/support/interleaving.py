@@ -23,11 +23,11 @@ ACTORS = threading.local()
 
 
 class Memory:
-    """The objects of a store, and how often they changed."""
+    """The objects of a store, how often they changed, and how often actors ran in it."""
 
     def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
         self.objects = dict(objects or {})
-        self.changes = 0
+        self.changes = self.runs = 0
 
     def view(self) -> list[tuple[str, str]]:
         """Names and digests of all objects, without times taken."""
@@ -186,12 +186,16 @@ class Turns:
         Actors that have not ended.
     clock
         How often all were asleep, and one was woken.
+    number
+        Of the run in its store, from 1: actors of earlier ones have ended.
     """
 
     def __init__(
         self, memory: Memory, choose: Choose, killed: Mapping[str, int] | None = None
     ) -> None:
         self._memory, self._choose, self._killed = memory, choose, killed or {}
+        memory.runs += 1
+        self.number = memory.runs
         self._changed = threading.Condition()
         self._waiting: dict[str, int | None] = {}
         """Actor -> None, or the number of changes that it has seen and waits to see exceeded."""

@@ -20,17 +20,24 @@ from precache.store.arrays import (
     checks_per_object,
     field_document,
     group_document,
-    label_form,
     shapes_name,
 )
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import ROOT, read_log
 from precache.store.json_documents import FORMAT
-from precache.store.labels import are_classes, label_attributes, narrow
+from precache.store.labels import are_classes, narrow
 from precache.store.lease import Lease
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
-from precache.store.small_arrays import file_array, small_array, string_array
+from precache.store.row_table import (
+    LISTED_LABEL,
+    ROWS,
+    contents_of,
+    label_attributes,
+    label_objects,
+    table_objects,
+)
+from precache.store.small_arrays import file_array, small_array
 from precache.store.tree import Leaf, sealed_root, spare_objects
 from precache.store.version import mean_and_std
 from precache_workers.driver.totals import Totals, holes
@@ -175,14 +182,20 @@ def small_objects(
             add(shapes_name(name), small_array(np.array(shapes, np.int32), ["row", "axis"]))
         if name in sums:
             add(f"{SUMS}/{name}", small_array(sums[name], ["shard", "count_total_squares"]))
-    add("label", small_array(labels, *label_form(labels.shape[1:], labels.dtype.name)))
+    objects |= {**label_objects(labels), **table_objects(table)}
+    if not np.array_equal(labels, table.labels, equal_nan=labels.dtype.kind == "f"):
+        add(LISTED_LABEL, small_array(table.labels, ["row"], -1))
     add("valid", small_array(valid, ["row"], fill_value=False))
-    add("key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
     add("holes", file_array(as_json(named)))
-    content = [digest for receipt in receipts for digest in receipt.content]
-    parts = [part for receipt in receipts for part in receipt.parts or [""] * len(receipt.content)]
-    add("rows", file_array(table.to_parquet(content, parts if any(parts) else None)))
+    texts = [text for receipt in receipts for text in receipt.content]
+    of_parts = [t for receipt in receipts for t in receipt.parts or [""] * len(receipt.content)]
+    contents, parts = contents_of(texts, of_parts)
+    for name, halves in {
+        "content": contents,
+        **{f"part.{n}": p for n, p in enumerate(parts)},
+    }.items():
+        add(f"{ROWS}/{name}", small_array(halves, ["row", "xxh3"]))
     return objects
 
 
@@ -207,7 +220,7 @@ def _attributes(
         **own,
         "holes": hole_count,
         "classes": list(target.table.classes),
-        "label": label_attributes(labels),
+        "label": label_attributes(target.table, labels),
         "mean": {name: mean for name, (mean, _) in means.items() if mean is not None},
         "std": {name: std for name, (_, std) in means.items() if std is not None},
         "libraries": {**installed_versions(), **joined},

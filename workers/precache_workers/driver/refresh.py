@@ -17,8 +17,7 @@ from precache.store.build_status import read_description
 from precache.store.commit_log import read_log, recordable_source, short
 from precache.store.lease import is_built
 from precache.store.open import open_version
-from precache.store.row_table import RowTable
-from precache.store.version import ROW_TABLE, Version
+from precache.store.version import Version
 from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
@@ -123,7 +122,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         not tried again.
     """
     folder, attributes = version.folder, version.attributes
-    table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
+    table = version.row_table()
     store = open_folder(request.store, request.storage_options)
     source = source_of(request)
     table = with_locations(request, store, source, table)

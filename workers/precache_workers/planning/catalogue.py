@@ -25,7 +25,7 @@ from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, joined_texts
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
-from precache.store.row_table import REMOVED, RowTable
+from precache.store.row_table import REMOVED, RowTable, digests_of
 from precache.store.version import Version
 from precache_workers.ops.identity import all_starts, ops_digest, starts_of
 from precache_workers.planning.stored_versions import (
@@ -163,7 +163,7 @@ class StoredRows:
     @functools.cached_property
     def contents(self) -> list[str]:
         """XXH3-128 (hex) of each row's sample, empty for none."""
-        return [text if text.strip("0") else "" for text in _digits(self.content)]
+        return digests_of(self.content)
 
     @functools.cached_property
     def has_parts(self) -> bool:
@@ -173,7 +173,7 @@ class StoredRows:
     @functools.cached_property
     def parts_of_rows(self) -> list[dict[str, str]]:
         """Part -> XXH3-128 (hex), zeros for none, of each row's sample."""
-        columns = [_digits(content) for content in self.parts.values()]
+        columns = [[text or "0" * 32 for text in digests_of(part)] for part in self.parts.values()]
         return [dict(zip(self.parts, row, strict=True)) for row in zip(*columns, strict=True)]
 
     @functools.cached_property
@@ -204,10 +204,6 @@ class StoredRows:
             if own:
                 shapes[name] = min(own, key=self.used.index).shape
         return shapes
-
-
-def _digits(content: np.ndarray) -> list[str]:
-    return [f"{a << 64 | b:032x}" for a, b in content.tolist()]
 
 
 def has_row(held: Held) -> np.ndarray:
@@ -535,10 +531,10 @@ def _samples(
             ended = any(ended_workers(why) for _, why in version.holes.values())
             if not (matches or ended or is_made):
                 continue
-            table, contents, part_texts, finished = stored.read_rows()
-            content, rows = halves_of(contents), table.keys.find(spec.table.keys)
+            table, content, of_parts, finished = stored.read_rows()
+            rows, starts = table.keys.find(spec.table.keys), all_starts(attributes.recipe)
             rows[~finished[rows]] = -1
-            parts = _parts_of(content, part_texts, attributes.recipe)
+            parts = dict(zip(starts, of_parts or [content] * len(starts), strict=True))
             samples = StoredSamples(version, attributes, table, content, rows, matches, parts)
             for array in (array for of_field in matches.values() for array in of_field):
                 version.shard_leaves(array.name)
@@ -546,31 +542,6 @@ def _samples(
                     version.row_shapes(array.name)
             samples.is_hole  # noqa: B018 - these are read here, where damage is expected
             yield samples
-
-
-def halves_of(contents: Texts, count: int = 1) -> np.ndarray:
-    """Return XXH3-128s in hex as halves: (len, 2 count) uint64, zeros where there is none.
-
-    Raises
-    ------
-    ValueError
-        One is no XXH3-128, or not as many.
-    """
-    blank = contents.is_blank
-    digits = bytes.fromhex("".join(contents.take(~blank)))
-    halves = np.zeros((len(contents), 2 * count), np.uint64)
-    halves[~blank] = np.frombuffer(digits, ">u8").reshape(-1, 2 * count)
-    return halves
-
-
-def _parts_of(content: np.ndarray, texts: Texts, recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return part -> its contents, of samples of a version: `content` where it records no other."""
-    starts = all_starts(recipe)
-    if texts.is_blank.all():
-        return dict.fromkeys(starts, content)
-    halves = halves_of(texts, len(starts))
-    halves[texts.is_blank] = np.tile(content[texts.is_blank], len(starts))
-    return {start: halves[:, 2 * n : 2 * n + 2] for n, start in enumerate(starts)}
 
 
 def _contents(

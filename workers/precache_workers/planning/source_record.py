@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.errors import ChoiceError, StoreError
+from precache.errors import ChoiceError
 from precache.storage.base import Folder
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.commit_log import short
-from precache.store.row_table import RowTable, read_columns, record_name
+from precache.store.row_table import RowTable, digests_of, record_name
 from precache.units import size as in_units
 from precache_workers.planning.content_reader import ContentReader, DatasetReader, with_label
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
+from precache_workers.sources.containers import read_columns
 from precache_workers.sources.dataset import DatasetSource
 
 _COLUMNS = {
@@ -112,11 +113,10 @@ class RecalledListing:
 
 def read_record(store: Folder, source: str, inputs: str = "") -> Any:
     """Read the record of a source as an Arrow table, empty if there is none, or it is damaged."""
-    name = record_name(source, inputs)
-    data = store.get(name) or b""
+    data = store.get(record_name(source, inputs)) or b""
     if xxhash.xxh3_128_digest(data[16:]) == data[:16]:
-        with contextlib.suppress(StoreError, ValueError):
-            record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
+        with contextlib.suppress(LookupError, ValueError):
+            record = read_columns(data[16:], _COLUMNS).combine_chunks()
             record.validate(full=True)
             return record
     return _table(dict.fromkeys(_COLUMNS, Texts([]).arrow))
@@ -255,7 +255,8 @@ def stored_tables(
     begun = versions[len(committed) :]
     for stored in (*committed[:1], *begun, *committed[1:]) if deep else committed[:1]:
         try:
-            table, contents, _, _ = stored.read_rows()
+            table, halves, *_ = stored.read_rows()
+            contents = Texts(digests_of(halves))
             if brings and table.labels_with_samples:
                 contents = _labelled(contents, stored.version.labels)
         except UNREADABLE:

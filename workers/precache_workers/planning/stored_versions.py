@@ -12,15 +12,14 @@ import numpy as np
 from precache.errors import DamageError, FormatError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.build_status import read_description
-from precache.store.columns import Texts
 from precache.store.commit_log import ROOT, VERSION, read_log
 from precache.store.json_documents import Attributes, Identity
 from precache.store.live_version import LiveVersion, open_begun
 from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
-from precache.store.row_table import RowTable, read_contents, read_parts
+from precache.store.row_table import RowTable, contents_of
 from precache.store.tree import spare_root
-from precache.store.version import ROW_TABLE, Version, read_attributes
+from precache.store.version import Version, read_attributes
 
 UNREADABLE = DamageError, StorageError, StoreError
 """Raised where a version is read that is damaged, was removed, or is of a newer release."""
@@ -45,15 +44,14 @@ class StoredVersion:
         """The version; raises one of `UNREADABLE`, as `read_rows` does."""
         return open_own(self.folder) if self.begun is None else self.begun
 
-    def read_rows(self) -> tuple[RowTable, Texts, Texts, np.ndarray]:
-        """Read the row table, the contents of each row's sample and of its parts (hex), empty where
-        unknown, and none of the latter if no sample has several; and whether its shard is finished:
-        (rows,) bool."""
+    def read_rows(self) -> tuple[RowTable, np.ndarray, list[np.ndarray], np.ndarray]:
+        """Read the row table, the contents of each row's sample and of its parts, none of these if
+        no sample has several; and whether its shard is finished: (rows,) bool."""
         if self.begun is not None:
             return self.begun.table, *add_receipts(self.begun)
-        data, where = self.version.read_checked(ROW_TABLE), self.folder.path(ROW_TABLE)
-        table, finished = RowTable.from_parquet(data, where), np.ones(self.version.rows, np.bool_)
-        return table, read_contents(data, where), read_parts(data, where), finished
+        finished = np.ones(self.version.rows, np.bool_)
+        version = self.version
+        return version.row_table(), version.contents(), version.part_contents(), finished
 
 
 def documents(
@@ -119,24 +117,24 @@ def stored_versions(
                 yield StoredVersion(folder, live.attributes, live)
 
 
-def add_receipts(begun: LiveVersion) -> tuple[Texts, Texts, np.ndarray]:
+def add_receipts(begun: LiveVersion) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """Read the receipts of a version that was begun.
 
     Returns
     -------
     tuple
-        The content of each row's sample (hex), empty if its shard has no receipt; those of its
-        parts; and whether it has one: (rows,) bool.
+        Contents of the samples, zeros if their shards have no receipt; those of their parts; and
+        whether they have one: (rows,) bool.
     """
-    contents, parts, done = dict[int, str](), dict[int, str](), np.zeros(begun.rows, np.bool_)
+    contents, parts = [""] * begun.rows, [""] * begun.rows
+    done = np.zeros(begun.rows, np.bool_)
     for receipt in receipts_of(begun.folder):
         with contextlib.suppress(StoreError):  # its shard is not taken
             rows = begun.add(receipt, receipt.shard)
-            contents |= zip(rows, receipt.content, strict=True)
-            parts |= zip(rows, receipt.parts, strict=False)
-            done[rows.start : rows.stop] = True
-    blank = Texts.repeated([""], [begun.rows])
-    return blank.replaced(contents), blank.replaced(parts), done
+            part = slice(rows.start, rows.stop)
+            contents[part], done[part] = receipt.content, True
+            parts[part] = receipt.parts or [""] * len(rows)
+    return *contents_of(contents, parts), done
 
 
 def open_finished(folder: Folder) -> Version:

@@ -32,7 +32,7 @@ from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
-from precache.store.row_table import RowTable
+from precache.store.row_table import RowTable, freeze
 from precache.store.tree import Leaf, seal_of, spare_root
 from precache.store.version import Version
 from precache_workers.ops.identity import decides, ops_digest
@@ -193,7 +193,7 @@ class TargetVersion:
             Whether all rows are computed again.
         """
         if self.folder.size(FROZEN_ROWS) is None:
-            self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
+            self.folder.create(FROZEN_ROWS, [freeze(self.table)], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
         begun = {**self.describe(), "begun": time.time(), "by": by}
         begun |= {"version": self.version, "refreshes": refreshes, "recompute": recompute}

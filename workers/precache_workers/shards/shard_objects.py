@@ -2,10 +2,10 @@
 
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
-an object without a receipt is kept if it is the same, or its receipt follows; else one copy claims
-the shard, after which no other can finish it, and replaces it. If it fails, or its process is known
-to have ended, another takes the claim over. So what is done stays as it is, and what was committed
-is never overwritten, unless it is lost: then the same bytes replace it.
+an object without a receipt is kept if its rows are the same, or its receipt follows; else one copy
+claims the shard, after which no other can finish it, and replaces it. If it fails, or its process
+is known to have ended, another takes the claim over. So what is done stays as it is, and what was
+committed is never overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -25,9 +25,11 @@ import xxhash
 from precache.errors import BuildError, StorageError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import Buffer, Folder
+from precache.store.arrays import field_array
 from precache.store.commit_log import BUILD, short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
+from precache.store.shard_writer import of_same_rows
 from precache_workers.planning.assembly import ObjectId
 from precache_workers.planning.catalogue import StoredArray
 from precache_workers.planning.target_version import SCRATCH
@@ -142,8 +144,10 @@ def finished(task: ShardTask) -> Receipt | None:
     return None
 
 
-def create_objects(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bool:
-    """Create the objects of a shard, unless the same ones exist.
+def create_objects(
+    task: ShardTask, objects: Mapping[str, FinishedObject]
+) -> tuple[bool, Mapping[str, FinishedObject]]:
+    """Create the objects of a shard, unless some with the same rows exist.
 
     Where others exist, the receipt of their copy is waited for. If there is none after a while,
     the shard is claimed in place of a receipt, so that no other copy can finish it, and the objects
@@ -151,18 +155,22 @@ def create_objects(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bo
 
     Returns
     -------
-    bool
-        Whether the shard was claimed.
+    bool, Mapping[str, FinishedObject]
+        Whether the shard was claimed; and the objects as they lie there.
 
     Raises
     ------
     StorageError
         An object cannot be written or read.
     """
-    own_names = [(own, task.objects[field]) for field, own in objects.items()]
-    if all(own.create(task.folder, name) or _exists(task, own, name) for own, name in own_names):
-        return False
-    return not _awaited(task, RECEIPT_SECONDS) and _claimed(task, objects)
+    kept = dict[str, FinishedObject]()
+    for field, own in objects.items():
+        created = own.create(task.folder, task.objects[field])
+        stored = own if created else _existing(task, field, own)
+        if stored is None:
+            return not _awaited(task, RECEIPT_SECONDS) and _claimed(task, objects), objects
+        kept[field] = stored
+    return False, kept
 
 
 class OtherBytesError(BuildError):
@@ -192,13 +200,23 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
         objects[field].put(task.folder, task.objects[field])
 
 
-def _exists(task: ShardTask, own: FinishedObject, name: str) -> bool:
-    """Return whether an object that exists has the bytes of a finished one."""
+def _existing(task: ShardTask, field: str, own: FinishedObject) -> FinishedObject | None:
+    """Return the object that exists in place of a finished one; None if its rows are others."""
+    name = task.objects[field]
     data = task.folder.get(name)
     if data is None:
         where = task.folder.path(name)
         raise BuildError(f"{where} was removed at this moment; run the same again")
-    return not own.stored.leaf(name).fault(data)
+    if not own.stored.leaf(name).fault(data):
+        return own
+    made = b"".join(own.parts) if own.other is None or own.parts else own.other.open()
+    codec = task.job.recipe.fields[field].stored_as
+    array = field_array(codec, task.shapes[field], len(task.keys), task.rows_per_shard)
+    stored = of_same_rows(array, memoryview(data), memoryview(made), own.shapes)
+    if stored is None:
+        return None
+    stored = replace(stored, raw_nbytes=own.stored.raw_nbytes)
+    return replace(own, parts=[data], stored=stored, other=None)
 
 
 def _awaited(task: ShardTask, seconds: float) -> Receipt | None:

@@ -31,6 +31,7 @@ from precache_workers.shards.samples import (
 )
 from precache_workers.shards.shard_objects import (
     DamagedObjectError,
+    FinishedObject,
     OtherBytesError,
     create_objects,
     create_receipt,
@@ -196,9 +197,11 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
             f"shard {task.shard}: {len(unfetched)} samples could not be fetched: {first}{more}"
         )
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
-    built = {name: all_built[name] for name in task.objects}
+    built: Mapping[str, FinishedObject] = {name: all_built[name] for name in task.objects}
     require_lease(task)
-    claimed = task.lost is None and create_objects(task, built)
+    claimed = False
+    if task.lost is None:
+        claimed, built = create_objects(task, built)
     timing.charge("put")
     receipt = Receipt(
         shard=task.shard,

@@ -29,7 +29,15 @@ import pyarrow.compute as pc
 import xxhash
 from pydantic import TypeAdapter
 
-from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
+from precache.codecs.chunk import require_plausible
+from precache.errors import (
+    DamageError,
+    FetchError,
+    PrecacheError,
+    SampleError,
+    SourceError,
+    StorageError,
+)
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.runtime.process_id import this_node
@@ -46,7 +54,7 @@ from precache.storage.base import (
 )
 from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of
 from precache.store.locations import Container, Locations
-from precache.store.row_table import RowTable, read_columns
+from precache.store.row_table import MIN_ROW_NBYTES, RowTable
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
     BY_DATASET,
@@ -870,6 +878,33 @@ def member_names(keys: Texts, located: Locations) -> Texts:
 # --- index --------------------------------------------------------------------------------------
 
 
+def read_columns(data: bytes, types: Mapping[str, str]) -> Any:
+    """Read the columns of a Parquet file that a store keeps of a source, with no value missing.
+
+    Raises
+    ------
+    ValueError
+        It has not these columns, or claims more values than it can hold.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        # A thread of Arrow that lets go of Python's bytes while the process ends would abort it.
+        file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
+        groups = range(file.num_row_groups)
+        nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
+        # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
+        require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
+        table = file.read(list(types), use_threads=False)
+    except (DamageError, MemoryError, OSError, pa.ArrowException) as error:
+        raise ValueError(str(error)) from None
+    for name in (*types, *table.column_names):
+        column = table[name]
+        if str(column.type) != types[name] or column.null_count:
+            raise ValueError(f"{column.null_count} values of type {column.type} of {name}")
+    return table
+
+
 def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:
     """Parse an index: a container -> its members; empty if it is damaged or of other rules.
 
@@ -887,7 +922,7 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
         return {}
     known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
-        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
+        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)})
         file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
         labels = file.read(["label"], use_threads=False)["label"].combine_chunks()
         if pa.types.is_large_list(labels.type):  # its items may have another name
