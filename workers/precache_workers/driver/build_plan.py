@@ -184,8 +184,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         progress.phase("Comparing")
         per_shard, anew = request.shard_samples, request.recompute
         target = find_target(store, listed.spec, per_shard, recompute=anew)
-        work = find_work(request, store, listed, target, planner)
-        work = work if work.committed else remaining(work)
+        work = remaining(find_work(request, store, listed, target, planner))
         shards = list(plan_shards(work))
         plan = planner.plan(work, shards, planner.estimate(work, shards) if timing else None)
         progress.finish("Nothing was written")

@@ -325,12 +325,15 @@ class Catalogue:
         Contents and labels of the listed samples, without places of rows.
     retries
         Samples that failed are not known to fail.
+    lost
+        Shards of arrays that are not what they were: no rows are taken of these.
     """
 
     spec: VersionSpec
     versions: Sequence[StoredSamples]
     listed: StoredRows
     retries: bool = False
+    lost: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -365,6 +368,13 @@ class Catalogue:
         versions = [*_samples(stored, spec, made)]
         listed = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, listed, retries or pinned is not None)
+
+    def without(self, version: str, objects: Iterable[tuple[str, int]]) -> Catalogue:
+        """Return the catalogue without objects of a version: names of arrays, and shards."""
+        lost: dict[tuple[str, str], list[int]] = {}
+        for name, shard in objects:
+            lost.setdefault((version, name), []).append(shard)
+        return replace(self, lost=lost)
 
     @functools.cached_property
     def arrays(self) -> dict[str, list[tuple[int, StoredArray]]]:
@@ -454,6 +464,8 @@ class Catalogue:
                 ways = []
                 for (number, array), rows in zip(group, rows_of, strict=True):
                     is_hole = self._is_hole_of(number) & ~valid
+                    if lost := self.lost.get(array.place):
+                        is_hole &= ~np.isin(places // array.rows_per_shard, lost)
                     same = (rows == places) | is_hole
                     whole = _in_whole_shards(array, rows_per_shard, same)
                     at = numbers[id(array)], is_hole
@@ -492,7 +504,10 @@ class Catalogue:
         if key not in self._found:
             samples = self.versions[number]
             self._found[key] = samples.rows_with(self.listed.parts, starts, same_keys=same_keys)
-        return self._found[key]
+        rows = self._found[key]
+        if lost := self.lost.get(array.place):
+            rows = np.where(np.isin(rows // array.rows_per_shard, lost), -1, rows)
+        return rows
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""
@@ -525,15 +540,14 @@ def _samples(
     """
     wanted = _wanted_digests(spec)
     for stored in versions:
-        attributes, is_made = stored.attributes, stored.folder.name == made
+        attributes = stored.attributes
         matches = match_arrays(spec.recipe, wanted, stored.folder, attributes)
-        if not (matches or attributes.holes) or (is_made and stored.begun is not None):
+        if not (matches or attributes.holes) or stored.folder.name == made:
             continue
-        matches = {} if is_made else matches
         with contextlib.suppress(*UNREADABLE, ValueError):  # `verify` says why
             version = stored.version
             ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended or is_made):
+            if not (matches or ended):
                 continue
             table, contents, part_texts, finished = stored.read_rows()
             content, rows = halves_of(contents), table.keys.find(spec.table.keys)
