@@ -6,9 +6,10 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from precache_workers.planning.shard_plan import ShardPlan
+if TYPE_CHECKING:
+    from precache_workers.planning.shard_plan import ShardPlan
 
 BUILD_ROUND_TRIPS, SHARD_ROUND_TRIPS = 65, 3
 """Requests to a bucket that wait for one another: of a build, from its first look at the store to
