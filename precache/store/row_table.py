@@ -16,13 +16,13 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
-from precache.errors import DamageError, StoreError
+from precache.errors import DamageError, Hole, StoreError
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
 from precache.store.locations import Locations, expected_bytes
 
-REMOVED = "removed from the source"
-"""Reason for a hole whose sample is no longer in the source."""
+REMOVED = Hole("removed", "removed from the source")
+"""Of a hole whose sample is no longer in the source."""
 
 COLUMN_TYPES = {
     "key": "string",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import precache
+from precache.store.row_table import REMOVED
 from tests.support.building import (
     build_here,
     contents,
@@ -207,7 +208,7 @@ def test_samples_that_come_back_take_their_rows_again_and_compact_lays_all_down_
     some_removed(source)
     second = rebuilt(source, store, image)
     assert (second.samples, second.removed, second.failed) == (38, 2, 0)
-    assert precache.open(store).holes[keys.index("cat/0004.jpg")][1] == "removed from the source"
+    assert precache.open(store).holes[keys.index("cat/0004.jpg")][1] == REMOVED
     compact = build(source, store, image, compact=True)
     assert (CALLS, compact.rows_reused) == ([], 38)
     fresh = build(source, tmp_path / "anew", image)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache.errors import Hole
 from precache.store.columns import Texts
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples, halves_of
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import DECODING, KILLS
 from tests.support.stored import SHAPE, stored_array
 
 FLIP = {"op": "horizontal_flip"}
@@ -28,11 +28,14 @@ OPS = {
 }
 
 
+BROKEN = Hole("failed", "not an image")
+
+
 @dataclass
 class Opened:
     """A version of which only the holes are known."""
 
-    holes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    holes: dict[int, tuple[str, Hole]] = field(default_factory=dict)
 
 
 def contents_of(numbers: list[int]) -> np.ndarray:
@@ -66,7 +69,7 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         stored = draw(numbers)
         table = RowTable.of_keys([f"k{key}" for key in draw(keys)[: len(stored)]])
         holes = draw(st.sets(st.integers(0, len(stored) - 1), max_size=2))
-        opened = Opened({row: (table.keys[row], "broken") for row in holes})
+        opened = Opened({row: (table.keys[row], BROKEN) for row in holes})
         rows = table.keys.find(wanted.keys)
         applied = draw(st.integers(1, 2))
         finished = applied == 2
@@ -151,11 +154,11 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
     wanted = precache.Recipe.from_dict({"fields": {"image": ops["fixed"]}})
     table = RowTable.of_keys(["a", "b", "c"])
     spec = VersionSpec(wanted, "", table, "")
-    reasons = {0: f"{DECODING} {KILLS}", 1: "not an image"}
-    opened = Opened({row: (table.keys[row], why) for row, why in reasons.items()})
+    ended = Hole("killed its worker", "it fell")
+    opened = Opened({0: ("a", ended), 1: ("b", BROKEN)})
     content = contents_of([1, 2, 3])
     for before, retries, holes in (
-        ("random", False, {0: reasons[0]}), ("user's", False, {}), ("random", True, {}),
+        ("random", False, {0: ended}), ("user's", False, {}), ("random", True, {}),
     ):  # fmt: skip
         recipe = precache.Recipe.from_dict({"fields": {"image": ops[before]}})
         attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))

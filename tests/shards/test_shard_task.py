@@ -220,11 +220,13 @@ def test_holes_have_reasons_and_shift_nothing(tmp_path: Path) -> None:
     task = task_of(tmp_path, order, shard=2)
     receipt = run_shard(task)
     assert sorted(receipt.holes) == [17, 19, 20, 22]
-    assert "not an image" in receipt.holes[17]
-    assert "truncated" in receipt.holes[19]
-    assert f"(3, {HEIGHT}, {WIDTH + 1})" in receipt.holes[20]
-    assert f"(3, {HEIGHT}, {WIDTH})" in receipt.holes[20]
-    assert receipt.holes[22]
+    reasons = {row: hole.reason for row, hole in receipt.holes.items()}
+    assert {hole.kind for hole in receipt.holes.values()} == {"failed"}
+    assert "not an image" in reasons[17]
+    assert "truncated" in reasons[19]
+    assert f"(3, {HEIGHT}, {WIDTH + 1})" in reasons[20]
+    assert f"(3, {HEIGHT}, {WIDTH})" in reasons[20]
+    assert reasons[22]
     rows = raw_rows(stored(task), 8)
     expected = [reading(key, tmp_path) if key in keys else bytes(ROW_NBYTES) for key in order]
     assert rows == expected
@@ -283,8 +285,10 @@ def test_missing_samples_are_holes_where_accepted(tmp_path: Path) -> None:
     (tmp_path / "in/1.png").unlink()
     receipt = run_shard(task)
     assert list(receipt.holes) == [1]
-    assert receipt.holes[1].startswith("could not be fetched: ")
-    assert "1.png" in receipt.holes[1]
+    kind, reason = receipt.holes[1]
+    assert kind == "not fetched"
+    assert reason.startswith("could not be fetched: ")
+    assert "1.png" in reason
     assert receipt.content[1] == ""
     assert raw_rows(stored(task), 8)[1:3] == [bytes(ROW_NBYTES), reading("2.png", tmp_path)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from precache.errors import (
     DamageError,
     FetchError,
     GoneError,
+    Hole,
     PrecacheError,
     StorageError,
     StoreError,
@@ -58,7 +59,6 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.stored_versions import stored_versions
@@ -267,7 +267,7 @@ class Build(SampleProbe):
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         self.target = target
-        self._check_failures(list(open_own(target.folder).failures.values()), target)
+        self._check_failures(_reasons(open_own(target.folder).failures.values()), target)
         entry = self._make_current(target)
         self.listed.keep(self.store)
         remove_abandoned_scratch(target.folder)
@@ -297,7 +297,7 @@ class Build(SampleProbe):
     def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         """Return the result for a committed version; `counts` is of what the run made."""
         version, total = open_own(target.folder), Totals.of(self.new_receipts)
-        failed = list(version.failures.values())
+        failed = _reasons(version.failures.values())
         arrays = version.attributes.fields.values()
         statistics = pool_statistics(version.attributes.mean, version.attributes.std)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
@@ -467,6 +467,8 @@ class Build(SampleProbe):
         if there := target.shards - len(work.todo):
             self.progress.say(f"{there} of {target.shards} shards are there already")
         for stored in itertools.islice(stored_versions(self.store), 1):
+            from precache_workers.planning.diff import edited_functions
+
             for function in edited_functions(stored.attributes, target.spec):
                 self.progress.say(
                     f"The code of {function} was edited since version {short(stored.folder.name)}: "
@@ -587,7 +589,7 @@ class Build(SampleProbe):
             self.barred |= task.barred
             if isinstance(outcome, FetchError | CrashError):
                 errors[task.shard] = outcome
-                self._check_failures([*failed, *task.barred.items()], target)
+                self._check_failures([*failed, *_reasons(task.barred.items())], target)
             elif isinstance(outcome, PrecacheError):
                 raise outcome
             else:
@@ -617,6 +619,10 @@ class Build(SampleProbe):
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _reasons(holes: Iterable[tuple[str, Hole]]) -> list[tuple[str, str]]:
+    return [(key, hole.reason) for key, hole in holes]
 
 
 def _taken_by_another(target: TargetVersion) -> StoreError:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from precache.errors import Hole
 from precache.recipe.recipe import Field, LossyCodec, Recipe, crop_pairs, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
@@ -35,7 +36,6 @@ from precache_workers.planning.stored_versions import (
     stored_versions,
 )
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import ended_workers
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StoredRows:
     known
         (rows,) bool, whether this is the content of the listed sample, and none of it is a guess.
     holes
-        Row -> reason, where samples of this content fail.
+        Row -> hole, where samples of this content fail.
     labels
         Labels of rows that came with their samples, -1 for none; None if others are known.
     parts, starts
@@ -124,7 +124,7 @@ class StoredRows:
     fields: Mapping[str, Held]
     content: np.ndarray
     known: np.ndarray
-    holes: Mapping[int, str]
+    holes: Mapping[int, Hole]
     labels: np.ndarray | None = None
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)
     starts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -250,12 +250,12 @@ class StoredSamples:
         return holes
 
     @functools.cached_property
-    def failures(self) -> list[tuple[int, str]]:
-        """Listed samples that failed, and the reasons."""
+    def failures(self) -> list[tuple[int, Hole]]:
+        """Listed samples that failed, and how."""
         places = np.flatnonzero(self.at_keys(self.is_hole, False))
         holes = self.version.holes
         pairs = ((row, holes[self.rows[row]][1]) for row in places.tolist())
-        return [(row, why) for row, why in pairs if why != REMOVED]
+        return [(row, hole) for row, hole in pairs if hole != REMOVED]
 
     def at_keys(self, of_rows: np.ndarray, unknown: object) -> np.ndarray:
         """Return values of rows for the listed samples of the same keys."""
@@ -402,10 +402,10 @@ class Catalogue:
         return frozenset(failed)
 
     @functools.cached_property
-    def holes(self) -> dict[int, str]:
-        """Row -> reason, where a version has a hole for a sample of the same key and content, which
+    def holes(self) -> dict[int, Hole]:
+        """Row -> hole, where a version has a hole for a sample of the same key and content, which
         is due to the ops of these fields alone; or ended workers, without functions of the user."""
-        holes: dict[int, str] = {}
+        holes: dict[int, Hole] = {}
         for samples in () if self.retries else self.versions:
             arrays = [array for of_field in samples.arrays.values() for array in of_field]
             whole = {name for name, of in samples.arrays.items() if any(a.finished for a in of)}
@@ -416,9 +416,9 @@ class Catalogue:
             by_library = not (self.spec.recipe.functions or samples.attributes.recipe.functions)
             of_keys = samples.at_keys(samples.content, 0)
             same = _is_known(of_keys) & (of_keys == self.listed.content).all(1)
-            for row, why in samples.failures:
-                if same[row] and (due or (by_library and ended_workers(why))):
-                    holes.setdefault(row, why)
+            for row, hole in samples.failures:
+                if same[row] and (due or (by_library and hole.ended_worker)):
+                    holes.setdefault(row, hole)
         return holes
 
     @functools.cached_property
@@ -474,7 +474,7 @@ class Catalogue:
                     new = some & (held[:, 0] < 0)
                     held[new, 0], held[new, 1], held[new, 2] = at, taken[new], is_hole[new]
         made = np.logical_and.reduce([has_row(held) for held in fields.values()])
-        holes = {row: why for row, why in self.holes.items() if not made[row]}
+        holes = {row: hole for row, hole in self.holes.items() if not made[row]}
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
@@ -546,7 +546,7 @@ def _samples(
             continue
         with contextlib.suppress(*UNREADABLE, ValueError):  # `verify` says why
             version = stored.version
-            ended = any(ended_workers(why) for _, why in version.holes.values())
+            ended = any(hole.ended_worker for _, hole in version.holes.values())
             if not (matches or ended):
                 continue
             table, contents, part_texts, finished = stored.read_rows()

@@ -134,7 +134,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
 
         def build(part: slice, arrays: Sequence[str] = arrays) -> Receipt:
             receipt = run_shard(_shard_of(task, arrays, keys[part], samples[part]))
-            failed.update({keys[part][row]: why for row, why in receipt.holes.items()})
+            failed.update({keys[part][row]: hole.reason for row, hole in receipt.holes.items()})
             return receipt
 
         build(slice(1))  # the first row of a process is slower
