@@ -209,11 +209,9 @@ class Field(Declared):
             raise ValueError(f"codec 'image' stores images, not {kind}; use zstd or raw")
 
     @model_serializer(mode="wrap")
-    def _stated_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a kind that is not given: recipes of images and arrays do not know of it."""
+    def _declared(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self.model_copy(update={"ops": self.own_ops}))
-        optional = {"kind": self.kind, "of": self.of}
-        return {name: value for name, value in data.items() if optional.get(name, 1) is not None}
+        return data
 
     @property
     def belongs(self) -> bool:
@@ -509,19 +507,21 @@ class Recipe(Declared):
         icc
             ``srgb`` converts the colours of images with an ICC profile; by default it is ignored.
         """
-        resampling = _given(interpolation=interpolation)
-        decode = _given(mode=mode, bits=bits, truncated=truncated, icc=icc)
-        ops: list[dict[str, Any]] = [{"op": "decode", **decode}]
-        if resize is not None:
-            ops.append({"op": "resize", "size": resize, **resampling})
-        if max_size is not None:
-            ops.append({"op": "resize", "max_size": max_size, **resampling})
-        if crop is not None:
-            ops.append({"op": "center_crop", "size": crop})
-        if random_resized_crop is not None:
-            ops.append({"op": "random_resized_crop", "size": random_resized_crop, **resampling})
-        if flip:
-            ops.append({"op": "horizontal_flip"})
+        resampling = {"interpolation": interpolation}
+        decode = {"mode": mode, "bits": bits, "truncated": truncated, "icc": icc}
+        steps: list[tuple[Any, str, dict[str, Any]]] = [
+            (True, "decode", decode),
+            (resize, "resize", {"size": resize, **resampling}),
+            (max_size, "resize", {"max_size": max_size, **resampling}),
+            (crop, "center_crop", {"size": crop}),
+            (
+                random_resized_crop,
+                "random_resized_crop",
+                {"size": random_resized_crop, **resampling},
+            ),
+            (flip or None, "horizontal_flip", {}),
+        ]
+        ops = [_given(op=name, **values) for asked, name, values in steps if asked is not None]
         stored: Any = codec
         if quality is not None:
             if codec != "jpeg":
