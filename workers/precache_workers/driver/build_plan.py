@@ -256,7 +256,7 @@ class _Planner(SampleProbe):
         current = read_log(self.store, newest=True).current
         reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
         versions = work.found.versions if reused else []
-        if work.committed:
+        if work.lost is not None:
             failed = len(target.committed().failures)
         else:
             failed = sum(shard.stay_failed for shard in shards)
@@ -317,7 +317,7 @@ class _Planner(SampleProbe):
             others = ", ".join(map(short, versions[1:]))
             most = f"it has most of the rows; others are of {others}"
             return most if others else "all reused rows are of it"
-        if work.committed:
+        if work.lost is not None:
             return "lost objects are built again, with the same rows"
         if self.request.recompute:
             return "--recompute"
@@ -354,7 +354,7 @@ def _round_trip(store: Folder) -> float:
 
 
 def _state(work: Work) -> PlanState:
-    if work.committed:
+    if work.lost is not None:
         return "repair" if work.todo else "nothing"
     return "build" if work.target.folder.size(DESCRIPTION) is None else "continue"
 

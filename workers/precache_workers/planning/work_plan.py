@@ -114,11 +114,6 @@ class Work:
     needed: int | None = None
     failed: TargetVersion | None = None
 
-    @property
-    def committed(self) -> bool:
-        """Return whether the version was committed before, and lacks only lost objects."""
-        return self.lost is not None
-
 
 def find_work(
     request: Request,
@@ -147,18 +142,27 @@ def find_work(
         Pixels have two readings, and the recipe does not state which; or two reads of a sample
         differ.
     """
-    failed = None
+    failed = lost = None
     if target is not None and is_committed(target):
-        if not is_tried_again(request, target):
-            lost = {**target.committed().lost_objects(), **damaged}
-            found = StoredRows.empty(target.shapes, len(target.table))
-            if lost:
-                catalogue = read_catalogue(request, store, listed).without(target.folder.name, lost)
-                found = catalogue.find(target.rows_per_shard, target.shapes)
-            return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
-        failed, target = target, new_target(store, target)
+        if is_tried_again(request, target):
+            failed, target = target, new_target(store, target)
+        elif not (lost := {**target.committed().lost_objects(), **damaged}):
+            return Work(target, StoredRows.empty(target.shapes, len(target.table)), lost=lost)
     spec, measured, is_new = listed.spec, None, target is None
-    catalogue = read_catalogue(request, store, listed, target.version if target else None)
+    catalogue = Catalogue.empty(spec)  # to compute all rows again
+    if not request.recompute:
+        catalogue = Catalogue.read(
+            store,
+            spec,
+            retries=request.retry_failed,
+            pinned=listed.refreshes,
+            labels_with_samples=listed.fetches_labels,
+            made=None if target is None or lost else target.version,
+        )
+    if target is not None and lost:
+        whole = catalogue.without(target.version, lost)
+        found = whole.find(target.rows_per_shard, target.shapes)
+        return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
@@ -186,28 +190,6 @@ def find_work(
     if catalogue.retries:
         retried = catalogue.failed if failed is None else frozenset(failed.committed().failures)
     return Work(target, found, retried, needed=needed, failed=failed)
-
-
-def read_catalogue(
-    request: Request, store: Folder, listed: ListedSource, made: str | None = None
-) -> Catalogue:
-    """Read the catalogue of a build: an empty one has all rows computed again.
-
-    Parameters
-    ----------
-    made
-        Id of the version that is made, if the store has it.
-    """
-    if request.recompute:
-        return Catalogue.empty(listed.spec)
-    return Catalogue.read(
-        store,
-        listed.spec,
-        retries=request.retry_failed,
-        pinned=listed.refreshes,
-        labels_with_samples=listed.fetches_labels,
-        made=made,
-    )
 
 
 def may_draw(request: Request, recipe: Recipe) -> bool:

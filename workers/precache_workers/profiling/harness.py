@@ -18,9 +18,9 @@ import numpy as np
 
 from precache.errors import Hole, PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.profiling.estimate import TimeCost
 from precache_workers.runtime.time_limit import DECODING, samples_at_work
 from precache_workers.shards.samples import one_thread
+from precache_workers.shards.timing import TimeCost
 from precache_workers.sources.base import Sample
 from precache_workers.sources.fetching import FetchedSamples
 
