@@ -17,7 +17,13 @@ from precache.store.columns import Texts
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
 from precache.store.version import Version
-from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples, halves_of
+from precache_workers.planning.catalogue import (
+    Catalogue,
+    StoredArray,
+    StoredRows,
+    StoredSamples,
+    halves_of,
+)
 from precache_workers.planning.target_version import VersionSpec
 from tests.support.stored import SHAPE, stored_array
 
@@ -85,7 +91,13 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         )  # fmt: skip
         versions.append(samples)
     spec = VersionSpec(recipe, "", wanted, "")
-    return Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True), 4
+    catalogue = Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True)
+    damaged = draw(st.sets(st.integers(0, 5), max_size=2))
+    return catalogue.without("v0", [("image", shard) for shard in sorted(damaged)]), 4
+
+
+def is_lost(catalogue: Catalogue, array: StoredArray, row: int) -> bool:
+    return row // array.rows_per_shard in catalogue.lost.get(array.place, ())
 
 
 @given(catalogues())
@@ -105,12 +117,14 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
                 same &= (samples.content[other] == content[row]).all()
                 if any(op.is_random for op in ops):
                     same &= samples.table.keys[other] == table.keys[row]
-                if same and other not in samples.version.holes:
+                usable = other not in samples.version.holes and not is_lost(catalogue, array, other)
+                if same and usable:
                     candidates.append((array.applied, array.encoded, other == row, array, other))
         if is_hole == 1:
             [array] = [found.arrays[number]]
             version = next(v for v, each in catalogue.arrays["image"] if each is array)
             assert stored_row == row in catalogue.versions[version].version.holes
+            assert not is_lost(catalogue, array, row)
             assert all(candidate[:2] < (array.applied, array.encoded) for candidate in candidates)
             continue
         assert (number >= 0) == bool(candidates)
@@ -140,6 +154,7 @@ def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalo
                 and (samples.content[row] == content[row]).all()
                 and (samples.rows[row] == row or not draws)
                 and row not in samples.version.holes
+                and not is_lost(catalogue, array, row)
                 for row in rows
             ):
                 assert len(set(taken[:, 0].tolist())) == 1

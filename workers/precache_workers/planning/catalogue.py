@@ -264,9 +264,14 @@ class StoredSamples:
         return found
 
     def rows_with(
-        self, parts: Mapping[str, np.ndarray], starts: Sequence[str], *, same_keys: bool
+        self,
+        parts: Mapping[str, np.ndarray],
+        starts: Sequence[str],
+        usable: np.ndarray,
+        *,
+        same_keys: bool,
     ) -> np.ndarray:
-        """Find rows of the same contents of some parts: (listed,) int64, -1 for none.
+        """Find usable rows of the same contents of some parts: (listed,) int64, -1 for none.
 
         Of several it is the one in the same place, else the one of the same key.
 
@@ -274,6 +279,8 @@ class StoredSamples:
         ----------
         parts
             Part of listed samples -> its contents.
+        usable
+            (rows,) bool.
         same_keys
             Only rows of the same keys.
         """
@@ -286,7 +293,7 @@ class StoredSamples:
         def take(rows: np.ndarray) -> None:
             same = wanted & (found < 0) & (rows >= 0)
             same[same] = (own[rows[same]] == content[same]).all(1)
-            same[same] = ~self.is_hole[rows[same]]
+            same[same] = usable[rows[same]]
             found[same] = rows[same]
 
         if same_keys:
@@ -298,7 +305,7 @@ class StoredSamples:
         left = np.flatnonzero(wanted & (found < 0))
         if len(left):
             # A content of which only the first half is found is taken for unknown.
-            ordered = np.flatnonzero(~self.is_hole & _is_known(own))
+            ordered = np.flatnonzero(usable & _is_known(own))
             ordered = ordered[np.argsort(own[ordered, 0], kind="stable")]
             at = np.searchsorted(own[ordered, 0], content[left, 0])
             rows = np.full(len(content), -1)
@@ -464,8 +471,7 @@ class Catalogue:
                 ways = []
                 for (number, array), rows in zip(group, rows_of, strict=True):
                     is_hole = self._is_hole_of(number) & ~valid
-                    if lost := self.lost.get(array.place):
-                        is_hole &= ~np.isin(places // array.rows_per_shard, lost)
+                    is_hole &= self._is_there(array, len(places))
                     same = (rows == places) | is_hole
                     whole = _in_whole_shards(array, rows_per_shard, same)
                     at = numbers[id(array)], is_hole
@@ -500,14 +506,18 @@ class Catalogue:
         declared = self.spec.recipe.fields[name]
         same_keys = any(op.is_random for op in declared.ops[: array.applied])
         starts = (*starts_of(name, declared),)
-        key = number, starts, same_keys
+        key = number, starts, same_keys, array.place if array.place in self.lost else None
         if key not in self._found:
             samples = self.versions[number]
-            self._found[key] = samples.rows_with(self.listed.parts, starts, same_keys=same_keys)
-        rows = self._found[key]
-        if lost := self.lost.get(array.place):
-            rows = np.where(np.isin(rows // array.rows_per_shard, lost), -1, rows)
-        return rows
+            usable = ~samples.is_hole & self._is_there(array, len(samples.table))
+            self._found[key] = samples.rows_with(
+                self.listed.parts, starts, usable, same_keys=same_keys
+            )
+        return self._found[key]
+
+    def _is_there(self, array: StoredArray, rows: int) -> np.ndarray:
+        shards = np.arange(rows) // array.rows_per_shard
+        return ~np.isin(shards, self.lost.get(array.place, ()))
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""
