@@ -577,7 +577,6 @@ class Build(SampleProbe):
                 stored=stored,
                 check_stored=self.verifies,
                 pinned=stored.contents if self.listed.refreshes else contents,
-                read_before=bool(contents),
                 removed=removed,
                 lease=lease.name,
                 barred={key: self.barred[key] for key in self.barred.keys() & table.keys[part]},

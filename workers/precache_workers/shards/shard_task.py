@@ -66,9 +66,7 @@ class ShardTask(FetchAllTask):
         they are linked.
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
-        first rows of the shard.
-    read_before
-        Whether the samples were read before, in this build, and `pinned` is what they were then.
+        first rows of the shard. It is that of the refreshed version, else of an earlier read.
     removed
         Places of rows whose samples the source has no more.
     lease
@@ -88,7 +86,6 @@ class ShardTask(FetchAllTask):
     stored: StoredRows | None = None
     check_stored: bool = False
     pinned: Sequence[str] = ()
-    read_before: bool = False
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     again: bool = False
@@ -183,7 +180,9 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         for name, declared in recipe.fields.items()
     }
     frames = MaskFrames(recipe.fields, ops) if ops else None
-    rows = _Rows(task, assembly, writers, timing, frames if frames and frames.compares else None)
+    rows = _RowMaker(
+        task, assembly, writers, timing, frames if frames and frames.compares else None
+    )
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     task.require_unchanged(assembly.fetched)
@@ -225,7 +224,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     return create_receipt(task, receipt, built, claimed=claimed)
 
 
-class _Rows:
+class _RowMaker:
     """Makes the rows of a shard, every field of a row together.
 
     Attributes
@@ -332,7 +331,7 @@ class _Rows:
             return Sample({}), barred or Hole("failed", str(fetched))
         pinned = task.pinned[place] if place < len(task.pinned) else ""
         if pinned and fetched.content and fetched.content != pinned:
-            if task.read_before:
+            if not task.job.refreshes:  # read before, in this build
                 raise differs(key)
             source = task.job.source
             unseen = isinstance(source, DatasetSource) and not source.compares
