@@ -33,14 +33,9 @@ from typing import Any, Literal, NamedTuple
 from precache.messages import printable, without_secrets
 
 HoleKind = Literal[
-    "failed",
-    "not fetched",
-    "timed out",
-    "fetch timed out",
-    "killed its worker",
-    "fetch killed its worker",
-    "removed",
-]
+    "failed", "not fetched", "timed out", "fetch timed out", "killed its worker",
+    "fetch killed its worker", "removed",
+]  # fmt: skip
 
 _PACKAGES = {"cv2": "opencv-python-headless", "PIL": "pillow"}
 """Names of packages that are not called as their modules. The cv2 of opencv-python, without

@@ -507,21 +507,19 @@ class Recipe(Declared):
         icc
             ``srgb`` converts the colours of images with an ICC profile; by default it is ignored.
         """
-        resampling = {"interpolation": interpolation}
-        decode = {"mode": mode, "bits": bits, "truncated": truncated, "icc": icc}
-        steps: list[tuple[Any, str, dict[str, Any]]] = [
-            (True, "decode", decode),
-            (resize, "resize", {"size": resize, **resampling}),
-            (max_size, "resize", {"max_size": max_size, **resampling}),
-            (crop, "center_crop", {"size": crop}),
-            (
-                random_resized_crop,
-                "random_resized_crop",
-                {"size": random_resized_crop, **resampling},
-            ),
-            (flip or None, "horizontal_flip", {}),
-        ]
-        ops = [_given(op=name, **values) for asked, name, values in steps if asked is not None]
+        resampling = _given(interpolation=interpolation)
+        decode = _given(mode=mode, bits=bits, truncated=truncated, icc=icc)
+        ops: list[dict[str, Any]] = [{"op": "decode", **decode}]
+        if resize is not None:
+            ops.append({"op": "resize", "size": resize, **resampling})
+        if max_size is not None:
+            ops.append({"op": "resize", "max_size": max_size, **resampling})
+        if crop is not None:
+            ops.append({"op": "center_crop", "size": crop})
+        if random_resized_crop is not None:
+            ops.append({"op": "random_resized_crop", "size": random_resized_crop, **resampling})
+        if flip:
+            ops.append({"op": "horizontal_flip"})
         stored: Any = codec
         if quality is not None:
             if codec != "jpeg":

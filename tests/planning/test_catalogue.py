@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -93,11 +93,11 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
     spec = VersionSpec(recipe, "", wanted, "")
     catalogue = Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True)
     damaged = draw(st.sets(st.integers(0, 5), max_size=2))
-    return catalogue.without("v0", [("image", shard) for shard in sorted(damaged)]), 4
+    return replace(catalogue, lost=[(("v0", "image"), shard) for shard in sorted(damaged)]), 4
 
 
 def is_lost(catalogue: Catalogue, array: StoredArray, row: int) -> bool:
-    return row // array.rows_per_shard in catalogue.lost.get(array.place, ())
+    return (array.place, row // array.rows_per_shard) in catalogue.lost
 
 
 @given(catalogues())

@@ -20,6 +20,9 @@ from precache.recipe.recipe import Field, Recipe
 from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Held, StoredArray, StoredRows, has_row
 
+Parts = Mapping[str, str]
+"""Part of a sample -> its content."""
+
 ObjectId = tuple[tuple[str, str], int]
 """Version and name of an array, and number of its shard."""
 
@@ -152,11 +155,7 @@ class Assembly:
         )
 
     def with_sample(
-        self,
-        place: int,
-        content: str,
-        hole: Hole | None = None,
-        parts: Mapping[str, str] | None = None,
+        self, place: int, content: str, hole: Hole | None = None, parts: Parts | None = None
     ) -> Run:
         """Settle how a row is made whose sample was fetched, by the sample's content.
 

@@ -333,14 +333,14 @@ class Catalogue:
     retries
         Samples that failed are not known to fail.
     lost
-        Shards of arrays that are not what they were: no rows are taken of these.
+        Places of arrays, and shards, that are not what they were: no rows are taken of these.
     """
 
     spec: VersionSpec
     versions: Sequence[StoredSamples]
     listed: StoredRows
     retries: bool = False
-    lost: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    lost: Collection[tuple[tuple[str, str], int]] = ()
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -375,13 +375,6 @@ class Catalogue:
         versions = [*_samples(stored, spec, made)]
         listed = _contents(spec, versions, pinned, labels_with_samples)
         return cls(spec, versions, listed, retries or pinned is not None)
-
-    def without(self, version: str, objects: Iterable[tuple[str, int]]) -> Catalogue:
-        """Return the catalogue without objects of a version: names of arrays, and shards."""
-        lost: dict[tuple[str, str], list[int]] = {}
-        for name, shard in objects:
-            lost.setdefault((version, name), []).append(shard)
-        return replace(self, lost=lost)
 
     @functools.cached_property
     def arrays(self) -> dict[str, list[tuple[int, StoredArray]]]:
@@ -506,7 +499,7 @@ class Catalogue:
         declared = self.spec.recipe.fields[name]
         same_keys = any(op.is_random for op in declared.ops[: array.applied])
         starts = (*starts_of(name, declared),)
-        key = number, starts, same_keys, array.place if array.place in self.lost else None
+        key = number, starts, same_keys, array.place if self.lost else None
         if key not in self._found:
             samples = self.versions[number]
             usable = ~samples.is_hole & self._is_there(array, len(samples.table))
@@ -516,8 +509,8 @@ class Catalogue:
         return self._found[key]
 
     def _is_there(self, array: StoredArray, rows: int) -> np.ndarray:
-        shards = np.arange(rows) // array.rows_per_shard
-        return ~np.isin(shards, self.lost.get(array.place, ()))
+        lost = [shard for place, shard in self.lost if place == array.place]
+        return ~np.isin(np.arange(rows) // array.rows_per_shard, lost)
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""

@@ -160,8 +160,8 @@ def find_work(
             made=None if target is None or lost else target.version,
         )
     if target is not None and lost:
-        whole = catalogue.without(target.version, lost)
-        found = whole.find(target.rows_per_shard, target.shapes)
+        gone = [((target.version, name), shard) for name, shard in lost]
+        found = replace(catalogue, lost=gone).find(target.rows_per_shard, target.shapes)
         return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
     if target is None:
         found = catalogue.find()

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from precache.errors import HangError, Hole
+from precache.errors import HangError, Hole, HoleKind
 
 Result = TypeVar("Result")
 
@@ -157,10 +157,8 @@ def late_hole(what: str, limit: str) -> Hole:
 
 def killer_hole(what: str, why: str) -> Hole:
     """Return the hole of a sample that kills its worker while it is fetched or decoded."""
-    return Hole(
-        "fetch killed its worker" if what == FETCHING else "killed its worker",
-        f"{what} {KILLS}: {why}",
-    )
+    kind: HoleKind = "fetch killed its worker" if what == FETCHING else "killed its worker"
+    return Hole(kind, f"{what} {KILLS}: {why}")
 
 
 def take_suspects(path: str, why: str) -> dict[str, Hole] | None:

@@ -180,9 +180,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         for name, declared in recipe.fields.items()
     }
     frames = MaskFrames(recipe.fields, ops) if ops else None
-    rows = _RowMaker(
-        task, assembly, writers, timing, frames if frames and frames.compares else None
-    )
+    rows = _RowMaker(task, assembly, writers, timing, frames)
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     task.require_unchanged(assembly.fetched)
@@ -245,7 +243,7 @@ class _RowMaker:
         timing: Timing,
         frames: MaskFrames | None,
     ) -> None:
-        self._frames = frames
+        self._frames = frames if frames and frames.compares else None
         self._task, self._assembly, self._writers, self._timing = task, assembly, writers, timing
         self._at_work = samples_at_work()
         self.content: list[str] = []
