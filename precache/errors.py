@@ -28,9 +28,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from precache.messages import printable, without_secrets
+
+HoleKind = Literal[
+    "failed", "not fetched", "timed out", "fetch timed out", "killed its worker",
+    "fetch killed its worker", "removed",
+]  # fmt: skip
 
 _PACKAGES = {"cv2": "opencv-python-headless", "PIL": "pillow"}
 """Names of packages that are not called as their modules. The cv2 of opencv-python, without
@@ -142,16 +147,36 @@ class MismatchError(BuildError):
     node = ""
 
 
+class Hole(NamedTuple):
+    """Why a row has no sample: a failure that is data, and no error of the build."""
+
+    kind: HoleKind
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+    @property
+    def ended_worker(self) -> bool:
+        """True if its sample took too long, or killed its workers."""
+        return self.in_fetch or self.kind in ("timed out", "killed its worker")
+
+    @property
+    def in_fetch(self) -> bool:
+        """True if that was while it was fetched: then it is not fetched again."""
+        return self.kind in ("fetch timed out", "fetch killed its worker")
+
+
 class HangError(BuildError):
     """A sample exceeds the time limit; its process cannot process any more samples.
 
     Attributes
     ----------
     late
-        Key -> reason. Of several samples, one hangs, and the others may only wait for it.
+        Key -> hole. Of several samples, one hangs, and the others may only wait for it.
     """
 
-    def __init__(self, *parts: object, late: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *parts: object, late: Mapping[str, Hole] | None = None) -> None:
         super().__init__(*parts)
         self.late = dict(late or {})
 

@@ -109,7 +109,7 @@ def summarize(version: Version) -> VersionInfo:
         version=version.id,
         path=version.path,
         rows=version.rows,
-        holes=tuple(version.holes.values()),
+        holes=tuple((key, hole.reason) for key, hole in version.holes.values()),
         fields=version.fields,
         classes=tuple(version.classes),
         mean=version.mean,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.errors import StorageError, StoreError, needs
+from precache.errors import Hole, StorageError, StoreError, needs
 from precache.reading.array_reader import ArrayReader
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import RawCodec
@@ -54,7 +54,7 @@ class ForeignGroup(Version):
 
     foreign = True
     classes = ()
-    holes: dict[int, tuple[str, str]] = {}  # noqa: RUF012 - as of a version
+    holes: dict[int, tuple[str, Hole]] = {}  # noqa: RUF012 - as of a version
     hole_rows = np.empty(0, np.int64)
 
     def __init__(self, folder: Folder, opened: Mapping[str, zarr.Array[Any]]) -> None:

@@ -22,12 +22,10 @@ from pydantic import (
     BeforeValidator,
     PositiveInt,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic import Field as Attribute
@@ -451,12 +449,6 @@ class Resize(Resampling):
             raise ValueError("give either size or max_size")
         return self
 
-    @model_serializer(mode="wrap")
-    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the size that is not given: recipes without `max_size` do not know of it."""
-        data: dict[str, Any] = handler(self)
-        return {name: v for name, v in data.items() if v is not None or "size" not in name}
-
     @property
     def least(self) -> tuple[int, int]:
         """Height and width that all results have at least."""
@@ -484,14 +476,11 @@ class Resize(Resampling):
 
     def before(self, following: Operation) -> Computed:
         if isinstance(following, CenterCrop):
-            return functools.partial(self._resized, crop=following)
+            return functools.partial(self, crop=following)
         return self
 
-    def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
-        return self._resized(value, random)
-
-    def _resized(
-        self, value: np.ndarray, _: np.random.Generator | None, crop: CenterCrop | None = None
+    def __call__(
+        self, value: Any, random: np.random.Generator | None, crop: CenterCrop | None = None
     ) -> np.ndarray:
         """Resize; leave out what a crop of the result does not keep."""
         height, width = self.size_after(value.shape[0], value.shape[1])
@@ -711,12 +700,6 @@ class Function(Operation):
         if self.random and "random" in self.params:
             raise ValueError("params has 'random', the generator's parameter; rename it")
         return self
-
-    @model_serializer(mode="wrap")
-    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the default of `moves`: recipes without boxes do not know of it."""
-        data: dict[str, Any] = handler(self)
-        return {name: value for name, value in data.items() if name != "moves" or not value}
 
     @property
     def is_random(self) -> bool:

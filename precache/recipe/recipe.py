@@ -209,11 +209,9 @@ class Field(Declared):
             raise ValueError(f"codec 'image' stores images, not {kind}; use zstd or raw")
 
     @model_serializer(mode="wrap")
-    def _stated_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a kind that is not given: recipes of images and arrays do not know of it."""
+    def _declared(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self.model_copy(update={"ops": self.own_ops}))
-        optional = {"kind": self.kind, "of": self.of}
-        return {name: value for name, value in data.items() if optional.get(name, 1) is not None}
+        return data
 
     @property
     def belongs(self) -> bool:

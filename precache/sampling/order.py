@@ -10,71 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.sampling.permutation import U64, Permutation, mix
+
 POSITIONS_AT_ONCE = 65_536
 """Number of positions that are mapped to rows at once. With fewer, most of the time goes into cycle
 walking for the last few positions."""
-
-_ROUNDS = 6
-_TABLE_BITS = 16
-"""Rounds over halves of up to this many bits use precomputed tables, 3 MB at most."""
-
-_U64 = np.uint64
-
-
-def _mix(x: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Apply SplitMix64's finalizer (Steele et al., OOPSLA 2014) to x + key, modulo 2**64."""
-    x = x + key
-    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    mixed: np.ndarray = x ^ (x >> _U64(31))
-    return mixed
-
-
-class Permutation:
-    """A keyed pseudo-random bijection of ``range(n)``, n up to 2**62, evaluated at any position.
-
-    A balanced Feistel network over the smallest even number of bits that holds `n`, with cycle
-    walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): constant memory
-    for any `n`, and the same on every platform and release.
-    """
-
-    def __init__(self, n: int, *key: int | str) -> None:
-        self.n = n
-        self._half = max(1, -(-max(1, (n - 1).bit_length()) // 2))
-        self._mask = (1 << self._half) - 1
-        text = "\x1f".join(map(str, key)).encode()
-        digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"precache-order").digest()
-        self._keys = np.frombuffer(digest, "<u8").astype(_U64)
-        self._tables: np.ndarray | None = None
-        if self._half <= _TABLE_BITS:
-            halves = np.arange(1 << self._half, dtype=_U64)
-            self._tables = self._mixed(halves, self._keys[:, None])
-
-    def _mixed(self, halves: np.ndarray, key: np.ndarray) -> np.ndarray:
-        mixed: np.ndarray = (_mix(halves, key) & _U64(self._mask)).astype(np.int64)
-        return mixed
-
-    def _encrypt(self, x: np.ndarray) -> np.ndarray:
-        left, right = x >> self._half, x & self._mask
-        mixed = np.empty_like(x)
-        for number in range(_ROUNDS):
-            if self._tables is None:
-                mixed = self._mixed(right.astype(_U64), self._keys[number])
-            else:
-                np.take(self._tables[number], right, out=mixed, mode="clip")
-            left ^= mixed
-            left, right = right, left
-        return (left << self._half) | right
-
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Map `positions` (any shape, each in ``range(n)``) to int64."""
-        values = self._encrypt(np.asarray(positions, np.int64).reshape(-1))
-        outside = np.flatnonzero(values >= self.n)
-        while len(outside):
-            walked = self._encrypt(values[outside])
-            values[outside] = walked
-            outside = outside[walked >= self.n]
-        return values.reshape(np.shape(positions))
 
 
 class ValidRows:
@@ -151,12 +91,12 @@ class WeightedDraws:
     def __init__(self, weights: np.ndarray, *key: int | str) -> None:
         self._sums = np.cumsum(weights, dtype=np.float64)
         digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
-        self._key = np.frombuffer(digest, "<u8").astype(_U64)[0]
+        self._key = np.frombuffer(digest, "<u8").astype(U64)[0]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Draw the indices (int64) at `positions`."""
-        mixed = _mix(_mix(positions.astype(_U64), self._key), self._key)
-        level = (mixed >> _U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
+        mixed = mix(mix(positions.astype(U64), self._key), self._key)
+        level = (mixed >> U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
         last = np.searchsorted(self._sums, self._sums[-1])  # the last with a weight above 0
         indices: np.ndarray = np.minimum(np.searchsorted(self._sums, level, side="right"), last)
         return indices

@@ -10,6 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter
 
+from precache.errors import Hole
 from precache.store.commit_log import BUILD
 from precache.store.layout import CHECK_NBYTES, RowShape
 from precache.store.tree import Leaf
@@ -124,7 +125,7 @@ class Receipt:
 
     shard: int
     objects: dict[str, ShardObject]
-    holes: dict[int, str]
+    holes: dict[int, Hole]
     content: list[Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]]
     sums: dict[str, ChannelSums]
     seconds: dict[str, float]

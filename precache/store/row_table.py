@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from precache.codecs.chunk import require_plausible
-from precache.errors import DamageError, StoreError
+from precache.errors import DamageError, Hole, StoreError
 from precache.store.arrays import as_json, group_document, label_form, parse_json, row_array
 from precache.store.columns import GrowingTexts, Texts
 from precache.store.commit_log import ROOT
@@ -25,8 +25,8 @@ from precache.store.labels import are_classes, narrow
 from precache.store.locations import Locations, expected_bytes
 from precache.store.small_arrays import read_small, read_strings, small_array, string_array
 
-REMOVED = "removed from the source"
-"""Reason for a hole whose sample is no longer in the source."""
+REMOVED = Hole("removed", "removed from the source")
+"""Of a hole whose sample is no longer in the source."""
 
 ROWS = "rows"
 """Folder of a version with columns of its row table; others are `key`, and most often `label`."""

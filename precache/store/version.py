@@ -24,6 +24,7 @@ from precache.errors import (
     DamageError,
     FormatError,
     GoneError,
+    Hole,
     StorageError,
     StoreError,
     UsageError,
@@ -80,7 +81,7 @@ ANEW_HINT = (
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 
-_HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
+_HOLES: TypeAdapter[dict[int, tuple[str, Hole]]] = TypeAdapter(dict[int, tuple[str, Hole]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,15 +323,15 @@ class Version:
         return [self.row_column(name) for name in stored]
 
     @functools.cached_property
-    def holes(self) -> dict[int, tuple[str, str]]:
-        """Row -> (key, why it is a hole)."""
+    def holes(self) -> dict[int, tuple[str, Hole]]:
+        """Row -> (key, kind and reason of the hole)."""
         try:
             return _HOLES.validate_json(self.read_checked(HOLES))
         except ValidationError as error:
             raise document_error(error, f"{self.path}/{HOLES}") from None
 
     @property
-    def failures(self) -> dict[int, tuple[str, str]]:
+    def failures(self) -> dict[int, tuple[str, Hole]]:
         """The holes whose samples failed, in row order; others were removed from the source."""
         return {row: hole for row, hole in sorted(self.holes.items()) if hole[1] != REMOVED}
 

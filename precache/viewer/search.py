@@ -119,7 +119,8 @@ class Catalogue:
         """Return why a row is a hole; empty if it is valid."""
         if self.version.valid[row]:
             return ""
-        return self.version.holes.get(row, ("", "for a reason that is not recorded"))[1]
+        _, hole = self.version.holes.get(row, ("", "for a reason that is not recorded"))
+        return str(hole)
 
     # --- searching ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precache.errors import BuildError, CrashError
+from precache.errors import BuildError, CrashError, Hole
 from precache_workers.cluster.dispatch import (
     COPIES,
     MAX_ITEMS,
@@ -319,9 +319,12 @@ def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
     assert len(again) <= MAX_ITEMS, "and may be found done"
 
 
+KILLS = Hole("killed its worker", "it kills")
+
+
 def died(*keys: str) -> tuple[float, Lost]:
     """A worker that dies while it works on samples."""
-    return 0.01, Lost("cramp", True, dict.fromkeys(map(key_digest, keys), "it kills"))
+    return 0.01, Lost("cramp", True, dict.fromkeys(map(key_digest, keys), KILLS))
 
 
 def test_a_sample_is_left_out_when_a_worker_died_at_it_again_and_alone() -> None:
@@ -334,7 +337,7 @@ def test_a_sample_is_left_out_when_a_worker_died_at_it_again_and_alone() -> None
     assert sorted(run(machines, 1000, shared=True)) == [(n, n) for n in range(1000)]
     tried = [work for work in machines.begun if work.number == 400]
     assert [sorted(work.alone) for work in tried] == [[], ["evil", "waits"], ["evil", "waits"]]
-    assert [work.barred for work in tried] == [{}, {}, {"evil": "it kills"}]
+    assert [work.barred for work in tried] == [{}, {}, {"evil": KILLS}]
 
 
 def test_a_sample_that_hangs_holds_no_other_slot_and_once_known_only_its_own() -> None:

@@ -26,7 +26,8 @@ from precache_workers.doctor.report import (
     Throughput,
     predict_build,
 )
-from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
+from precache_workers.profiling.estimate import RowCost, UnitTimes
+from precache_workers.shards.timing import TimeCost
 from tests.support.html_page import stands_alone
 
 SAMPLES = 4

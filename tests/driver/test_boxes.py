@@ -253,7 +253,7 @@ def test_boxes_of_pictures_as_stored(tmp_path: Path) -> None:
 def test_bad_entries_make_a_hole_with_its_reason(tmp_path: Path) -> None:
     built = build(tmp_path, RECIPES["resized"], f"python:{__name__}:bad_scenes")
     assert built.failed == len(BAD)
-    holes = {int(key): why for key, why in open_version(tmp_path).holes.values()}
+    holes = {int(key): hole.reason for key, hole in open_version(tmp_path).holes.values()}
     assert holes.keys() == BAD.keys()
     for number, (_, _, reason) in BAD.items():
         assert re.search(reason, holes[number])

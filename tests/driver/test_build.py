@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from PIL import Image
 import precache
 from precache.errors import (
     BuildError,
+    Hole,
     RecipeError,
     SourceError,
     StorageError,
@@ -41,12 +43,12 @@ from precache.store.receipts import Receipt
 from precache.store.row_table import digests_of
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.totals import holes
+from tests.support import building
 from tests.support.building import (
     PYTHONPATH,
     REPOSITORY,
     ask,
     build_as_anyone,
-    build_here,
     build_until,
     changes,
     cli,
@@ -72,8 +74,7 @@ LARGE = precache.Recipe.image(resize=160, crop=150)
 """A row is a chunk of its own: as many rows a shard as are asked for."""
 
 
-def build(source: object, store: Path, recipe: precache.Recipe = LARGE, **options: Any) -> Any:
-    return build_here(source, store, recipe, options)
+build = functools.partial(building.build, recipe=LARGE)
 
 
 def fields(**given: dict[str, Any]) -> precache.Recipe:
@@ -117,7 +118,7 @@ def test_without_a_resize_a_shape_that_no_measured_sample_has_is_a_bad_sample(
 ) -> None:
     source = write_jpegs(tmp_path / "in", 100)
     write(source / "cat/0003.jpg", encoded(cut(1, (48, 64))))
-    result = build(source, tmp_path / "store", precache.Recipe.image())
+    result = build(source, tmp_path / "store", recipe=precache.Recipe.image())
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 48, 64)
     [(key, reason)] = result.holes
     assert key == "cat/0003.jpg"
@@ -144,7 +145,7 @@ def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
             "codec": "raw",
         },
     )
-    result = build(source, tmp_path / "store", recipe)
+    result = build(source, tmp_path / "store", recipe=recipe)
     assert result.failed == 0
     version = precache.open(tmp_path / "store")
     assert {name: (f.dtype, f.shape) for name, f in version.fields.items()} == {
@@ -219,7 +220,7 @@ def test_a_function_that_seems_to_return_channels_first_is_warned_of(
         **{f"x{n}": {"ops": [{"op": "decode"}, op], "codec": "raw"} for n, op in enumerate(ops)}
     )
     plan = precache.plan(source, tmp_path / "store", recipe, timing=False, address="serial")
-    result = build(source, tmp_path / "store", recipe)
+    result = build(source, tmp_path / "store", recipe=recipe)
     stored = [(*each[2:], *each[:2]) for each in SHAPES]
     types = {f"x{number}": f"uint8 {shape}" for number, shape in enumerate(stored)}
     assert plan.row_types == result.row_types == types
@@ -241,7 +242,7 @@ def test_a_function_that_returns_what_cannot_be_stored(tmp_path: Path, source: P
         op = function(f"{__name__}:{name}", **more)
         recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": codec})
         with pytest.raises(UsageError, match=text):
-            build(source, tmp_path / "store", recipe)
+            build(source, tmp_path / "store", recipe=recipe)
         assert not (tmp_path / "store/commits").exists()
 
 
@@ -347,23 +348,23 @@ def test_what_cannot_be_fetched_leaves_its_shard_undone_unless_that_is_accepted(
 ) -> None:
     flaky = f"python:{module(DATASET.format(down=str(tmp_path / 'down')))}:Flaky"
     recipe, store = precache.Recipe.image(), tmp_path / "store"
-    build(flaky, tmp_path / "undisturbed", recipe, shard_samples=2)
+    build(flaky, tmp_path / "undisturbed", recipe=recipe, shard_samples=2)
     (tmp_path / "down").touch()
     with pytest.raises(BuildError, match=r"of 6 shards are not done: .*link is down") as e:
-        build(flaky, store, recipe, shard_samples=2)
+        build(flaky, store, recipe=recipe, shard_samples=2)
     assert "run the same command again, or with --accept-missing" in str(e.value)
     with pytest.raises(StoreError, match="run the same precache build command"):
         precache.open(store)
     undone = 6 - len(list(store.rglob("receipts/*.json")))
     assert undone in (1, 2)
     with pytest.raises(BuildError, match="2 of 12 samples failed"):
-        build(flaky, tmp_path / "accepted", recipe, accept_missing=True, max_failures=1)
-    result = build(flaky, tmp_path / "accepted", recipe, accept_missing=True)
+        build(flaky, tmp_path / "accepted", recipe=recipe, accept_missing=True, max_failures=1)
+    result = build(flaky, tmp_path / "accepted", recipe=recipe, accept_missing=True)
     assert {key for key, _ in result.holes} == {"3", "7"}
     assert all("could not be fetched: " in why and "link is down" in why for _, why in result.holes)
     assert labels(tmp_path / "accepted") == {str(i): i for i in range(12) if i not in (3, 7)}
     (tmp_path / "down").unlink()
-    result = build(flaky, store, recipe, shard_samples=2)
+    result = build(flaky, store, recipe=recipe, shard_samples=2)
     assert (result.failed, result.shards_skipped) == (0, 6 - undone)
     assert contents(store) == contents(tmp_path / "undisturbed")
 
@@ -442,7 +443,7 @@ def test_bad_requests_are_refused_and_write_nothing(tmp_path: Path, source: Path
             build(of, into)  # type: ignore[arg-type]
     recipe = precache.Recipe(fields={"image": precache.Field(ops=[])})
     with pytest.raises(RecipeError, match="begin them with decode"):
-        build(source, store, recipe)
+        build(source, store, recipe=recipe)
     with pytest.raises(RecipeError, match=r"unknown op 'decoed' \(did you mean decode\?\); choose"):
         fields(image={"ops": [{"op": "decoed"}]})
     assert contents(tmp_path) == before
@@ -453,9 +454,9 @@ def test_a_damaged_log_is_mended_by_removing_the_entry_and_building_again(
     tmp_path: Path, source: Path, rest: int, entries: int
 ) -> None:
     store = tmp_path / "store"
-    versions = [build(source, store, recipe).version for recipe in (LARGE, SMALL)[-entries:]]
+    versions = [build(source, store, recipe=recipe).version for recipe in (LARGE, SMALL)[-entries:]]
     while len(versions) < entries:
-        versions.append(build(source, store, SMALL, recompute=True).version)
+        versions.append(build(source, store, recipe=SMALL, recompute=True).version)
     entry = store / f"commits/00000{entries}.json"
     os.truncate(entry, rest)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
@@ -464,7 +465,7 @@ def test_a_damaged_log_is_mended_by_removing_the_entry_and_building_again(
         lambda: precache.open(store),
         lambda: precache.versions(store),
         lambda: precache.gc(store, keep=0),
-        lambda: build(source, store, SMALL),
+        lambda: build(source, store, recipe=SMALL),
     ):
         with pytest.raises(StoreError, match=advice):
             use()
@@ -473,7 +474,7 @@ def test_a_damaged_log_is_mended_by_removing_the_entry_and_building_again(
         assert precache.open(store / version).id == version
     written = {path: path.stat().st_ino for path in before}
     entry.unlink()
-    again = build(source, store, SMALL)
+    again = build(source, store, recipe=SMALL)
     assert again.version == versions[-1]
     assert precache.open(store).id == versions[-1]
     assert len(precache.versions(store).versions) == entries
@@ -500,17 +501,17 @@ def test_a_repair_of_one_field_leaves_another_that_would_come_out_different(
         other={"ops": [*resized, function(f"{name}:f")], "codec": "zstd"},
     )
     store = tmp_path / "store"
-    build(source, store, recipe, shard_samples=4)
+    build(source, store, recipe=recipe, shard_samples=4)
     before = contents(store)
     others = shard_files(store, "other").values()
     whole = {path: path.read_bytes() for path in others}
     next(iter(shard_files(store).values())).unlink()
     sys.modules.pop(module("def f(array):\n    return array ^ 1\n"))
     with contextlib.suppress(BuildError):
-        build(source, store, recipe, shard_samples=4)
+        build(source, store, recipe=recipe, shard_samples=4)
     assert {path: path.read_bytes() for path in others} == whole
     sys.modules.pop(module(same))
-    build(source, store, recipe, shard_samples=4)
+    build(source, store, recipe=recipe, shard_samples=4)
     assert contents(store) == before
 
 
@@ -572,7 +573,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
 ) -> None:
     disk = small_disk("256k")
     with pytest.raises(StorageError, match=r"needs about .* and its disk has .* free; choose"):
-        build(source, disk / "store", precache.Recipe.image(resize=160, codec="raw"))
+        build(source, disk / "store", recipe=precache.Recipe.image(resize=160, codec="raw"))
     assert list(disk.iterdir()) == []
 
 
@@ -583,12 +584,12 @@ def test_a_store_on_a_read_only_disk_with_nothing_to_do(
     moved = Path(shutil.copytree(source, tmp_path / "moved"))
     disk = small_disk("16m")
     recipe = precache.Recipe.image(resize=40, crop=32)
-    built = build(source, disk / "store", recipe)
+    built = build(source, disk / "store", recipe=recipe)
     small_disk("16m,ro")
-    again = build(source, disk / "store", recipe)
+    again = build(source, disk / "store", recipe=recipe)
     assert (again.version, again.shards_skipped) == (built.version, built.shards)
     with pytest.raises(StorageError, match="Read-only file system"):
-        build(moved, disk / "store", recipe)
+        build(moved, disk / "store", recipe=recipe)
 
 
 @pytest.mark.parametrize("size", ["64k", "420k"])
@@ -599,14 +600,14 @@ def test_a_full_disk_is_a_clear_error_and_the_build_goes_on_from_there(
     options: dict[str, Any] = {"shard_samples": 1, "check_space": False}
     disk = small_disk(size)
     with pytest.raises(StorageError, match=r"No space left on device; free some space and run"):
-        build(source, disk / "store", recipe, **options)
+        build(source, disk / "store", recipe=recipe, **options)
     assert not list((disk / "store").glob("commits/*"))
     assert not [name for name in remains(disk / "store") if name.endswith(".tmp")]
     made = len(list(disk.rglob("receipts/*.json")))
     small_disk("16m")
-    result = build(source, disk / "store", recipe, **options)
+    result = build(source, disk / "store", recipe=recipe, **options)
     assert result.shards_skipped == made
-    build(source, tmp_path / "undisturbed", recipe, **options)
+    build(source, tmp_path / "undisturbed", recipe=recipe, **options)
     assert contents(disk / "store") == contents(tmp_path / "undisturbed")
     assert remains(disk / "store") == []
 
@@ -641,7 +642,7 @@ PHOTOS = REPOSITORY.parent / "shared/photos"
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason=f"needs photographs in {PHOTOS}")
 def test_real_photos_shrink_without_loss(tmp_path: Path) -> None:
-    result = build(PHOTOS, tmp_path / "store", precache.Recipe.image(resize=256, crop=224))
+    result = build(PHOTOS, tmp_path / "store", recipe=precache.Recipe.image(resize=256, crop=224))
     assert result.samples == 160
     assert result.failed == 0
     assert result.ratio >= 1.85
@@ -700,16 +701,17 @@ def test_labels_take_the_narrowest_type_with_room_for_none(top: int, dtype: str)
 
 def test_holes_come_in_row_order() -> None:
     empty: Any = {"objects": {}, "content": [], "sums": {}, "seconds": {}, "cpu_seconds": 0.0}
-    later, first = {9: "b", 5: "a"}, {3: "c"}
+    a, b, c = (Hole("failed", reason) for reason in "abc")
+    later, first = {9: b, 5: a}, {3: c}
     found = holes([Receipt(shard=n, holes=own, **empty) for n, own in ((1, later), (0, first))])
-    assert list(found.items()) == [(3, "c"), (5, "a"), (9, "b")]
+    assert list(found.items()) == [(3, c), (5, a), (9, b)]
 
 
 def test_a_version_says_what_it_has_and_what_made_it(tmp_path: Path) -> None:
     """It travels, and is the same wherever its samples lay; the log alone says where."""
     source = write_jpegs(tmp_path / "a-secret-place", 20)
     write(source / "cat/broken.jpg", b"none")
-    result = build(source, tmp_path / "store", SMALL, shard_samples=8)
+    result = build(source, tmp_path / "store", recipe=SMALL, shard_samples=8)
     rows = np.stack(list(pixels(tmp_path / "store").values())).astype(np.float64)
     version = precache.open(tmp_path / "store")
     for found in (result, version):  # of all rows that are no holes
@@ -760,7 +762,7 @@ def test_a_build_has_a_lease_and_gives_it_back(
     write(source / "eel/broken.jpg", b"none")
     ops = [{"op": "decode"}, function(f"{__name__}:await_beats", params={"store": str(store)})]
     with pytest.raises(BuildError):
-        build(source, store, fields(image={"ops": ops}), on_error="raise")
+        build(source, store, recipe=fields(image={"ops": ops}), on_error="raise")
     assert not beating()
     [folder] = {path.parents[2] for path in store.glob(f"*/{BUILD_LEASES}/*.json")}
     last = latest(LocalFolder(folder))
@@ -768,7 +770,7 @@ def test_a_build_has_a_lease_and_gives_it_back(
     assert last.released
     assert not is_built(LocalFolder(folder))
     assert len(precache.versions(store).unfinished) == 1
-    build(source, store, fields(image={"ops": ops}))
+    build(source, store, recipe=fields(image={"ops": ops}))
     assert remains(store) == []
     assert not beating()
 

@@ -22,8 +22,8 @@ from precache.storage.open import open_folder
 from precache.store.small_arrays import small_array
 from precache_workers.shards import field_writer
 from precache_workers.sources.folder import FolderSource
+from tests.support import building
 from tests.support.building import (
-    build_here,
     contents,
     cut,
     encoded,
@@ -43,8 +43,7 @@ RECIPE = precache.Recipe.from_dict(
 )
 
 
-def build(source: Path | str, store: Path, recipe: precache.Recipe = RECIPE, **options: Any) -> Any:
-    return build_here(source, store, recipe, {"shard_samples": 8, **options})  # type: ignore[arg-type]
+build = functools.partial(building.build, recipe=RECIPE, shard_samples=8)
 
 
 ZSTD = precache.Recipe.image(resize=(56, 56), codec="zstd")
@@ -181,7 +180,7 @@ def follow(advice: str, source: Path | str, store: Path, recipe: precache.Recipe
     for path in options.pop("remove"):
         path.unlink()
     try:
-        build(source, store, recipe, **options)
+        build(source, store, recipe=recipe, **options)
     except PrecacheError as error:
         return str(error)
     return ""
@@ -285,7 +284,7 @@ def test_shards_and_their_table_are_told_apart(
 ) -> None:
     monkeypatch.syspath_prepend(str(arrays))
     store, source = tmp_path / "store", "python:arrays_24:make"
-    version = Path(build(source, store, PLAIN).path)
+    version = Path(build(source, store, recipe=PLAIN).path)
     before = contents(store)
     damage(version)
     assert [each.shard for each in precache.verify(store).damage] == names
@@ -306,7 +305,7 @@ def test_a_shard_of_another_version_in_place_of_one_is_made_again(
         {"fields": {**RECIPE.to_dict()["fields"], "raw": {"ops": [*OPS, {"op": "horizontal_flip"}],
                                                           "codec": "raw", "variants": 1}}}
     )  # fmt: skip
-    second = build(source, damaged, other).version
+    second = build(source, damaged, recipe=other).version
     before = contents(damaged)
     swapped(f"{version}/raw/c/0/0/0/0", f"{second}/raw/c/0/0/0/0")(damaged)
     for name, recipe in ((version, RECIPE), (second, other)):
@@ -356,7 +355,7 @@ def test_other_bytes_of_another_encoder_are_refused_with_the_way_out(
     source, store = intact[0], tmp_path / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(field_writer, "encoder", lambda *_: encode_otherwise)
-        build(source, store, ZSTD)
+        build(source, store, recipe=ZSTD)
     before = contents(store)
     next(store.glob("*/image/c/1/*/*/*")).unlink()
     left = contents(store)
@@ -371,7 +370,7 @@ def test_shards_made_before_one_that_cannot_be_are_kept(
     intact: tuple[Path, Path, str], tmp_path: Path
 ) -> None:
     source, store = intact[0], tmp_path / "store"
-    build(source, store, ZSTD)
+    build(source, store, recipe=ZSTD)
     version = precache.open(store)
     for shard in (0, 1):
         next(store.glob(f"*/image/c/{shard}/*/*/*")).unlink()
@@ -561,7 +560,7 @@ def test_bytes_that_were_wrong_from_the_start_are_made_anew_by_the_command_named
         return lambda chunk: bytes([*(data := encode(chunk))[:-9], data[-9] ^ 1, *data[-8:]])
 
     monkeypatch.setattr(field_writer, "encoder", wrongly)
-    build(intact[0], store, recipe)
+    build(intact[0], store, recipe=recipe)
     monkeypatch.undo()
     assert precache.verify(store).ok
     with (
@@ -569,6 +568,6 @@ def test_bytes_that_were_wrong_from_the_start_are_made_anew_by_the_command_named
         pytest.raises(DamageError, match="--recompute makes a new version"),
     ):
         list(loader)
-    build(intact[0], store, recipe, recompute=True)
+    build(intact[0], store, recipe=recipe, recompute=True)
     with precache.Loader(store, 4, device="cpu") as loader:
         assert len(list(loader)) == 6

@@ -11,23 +11,18 @@ import numpy as np
 import pytest
 
 import precache
+from precache.store.row_table import REMOVED
+from tests.support import counting
 from tests.support.building import (
-    build_here,
     contents,
     cut,
     encoded,
     write,
     write_jpegs,
 )
+from tests.support.counting import CALLS, MEAN, mean_field, mean_of, recipe_of
 
-CALLS: list[int] = []
 HELD: list[np.ndarray] = []
-
-
-def counted(array: np.ndarray) -> np.ndarray:
-    """The array as it is."""
-    CALLS.append(1)
-    return array
 
 
 def halved(array: np.ndarray) -> np.ndarray:
@@ -40,10 +35,6 @@ def plus_the_last(array: np.ndarray) -> np.ndarray:
     return array if len(HELD) < 2 else array // 2 + HELD[-2] // 2
 
 
-def mean_of(array: np.ndarray) -> np.ndarray:
-    return array.mean((0, 1)).astype(np.float32)
-
-
 def picky(array: np.ndarray) -> np.ndarray:
     if array.shape[1] == NARROW:
         raise ValueError("too narrow")
@@ -52,37 +43,24 @@ def picky(array: np.ndarray) -> np.ndarray:
 
 NARROW = 61
 """Pixels."""
-COUNT, HALVE, KEEP, MEAN = (
+HALVE, KEEP = (
     {"op": "function", "function": f"tests.driver.test_incremental:{name}", "version": "1"}
-    for name in ("counted", "halved", "plus_the_last", "mean_of")
+    for name in ("halved", "plus_the_last")
 )
-MEAN |= {"dtype": "float32", "shape": [3]}
-
-
-def recipe_of(
-    size: int = 150, codec: str = "image", *after: dict[str, Any], mode: str = "RGB", **fields: Any
-) -> precache.Recipe:
-    """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
-    ops = [{"op": "decode", "mode": mode}, {"op": "resize", "size": [size, size]}, COUNT, *after]
-    image = {"ops": ops, "codec": codec, "variants": 1}
-    return precache.Recipe.from_dict({"fields": {"image": image, **fields}})
 
 
 RECIPES = {
     "image": recipe_of(),
     "raw": recipe_of(codec="raw"),
     "several rows a chunk": recipe_of(20),
-    "two fields": recipe_of(
-        mean={"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
-    ),
+    "two fields": recipe_of(mean=mean_field(9)),
     "floats": recipe_of(20, "zstd", {"op": "to_dtype", "dtype": "float32", "scale": True}),
 }
 
 
 def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
-    CALLS.clear()
     HELD.clear()
-    return build_here(source, store, recipe, {"shard_samples": 8, **options})
+    return counting.build(source, store, recipe, **options)
 
 
 @pytest.fixture
@@ -207,7 +185,7 @@ def test_samples_that_come_back_take_their_rows_again_and_compact_lays_all_down_
     some_removed(source)
     second = rebuilt(source, store, image)
     assert (second.samples, second.removed, second.failed) == (38, 2, 0)
-    assert precache.open(store).holes[keys.index("cat/0004.jpg")][1] == "removed from the source"
+    assert precache.open(store).holes[keys.index("cat/0004.jpg")][1] == REMOVED
     compact = build(source, store, image, compact=True)
     assert (CALLS, compact.rows_reused) == ([], 38)
     fresh = build(source, tmp_path / "anew", image)

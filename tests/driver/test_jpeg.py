@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from precache.errors import RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.transforms import RandomResizedCrop
 from tests.conftest import photo
+from tests.support import building
 from tests.support.building import encoded, write
 from tests.support.command_line import Run
 
@@ -68,9 +70,7 @@ def recipe(codec: Any = "jpeg", **options: Any) -> Recipe:
     return Recipe.image(**{"max_size": LONGEST, "codec": codec, **options})
 
 
-def build(source: Path, store: Path, built: Recipe | None = None, **options: Any) -> Any:
-    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
-    return precache.build(source, store, built or recipe(), **options)
+build = functools.partial(building.build, recipe=recipe(), shard_samples=8)
 
 
 def rows_of(store: Path) -> dict[str, np.ndarray]:
@@ -106,7 +106,7 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     """Codec -> store."""
     root = tmp_path_factory.mktemp("stores")
     for codec in ("jpeg", "image"):
-        build(source, root / codec, recipe(codec))
+        build(source, root / codec, recipe=recipe(codec))
     return {codec: root / codec for codec in ("jpeg", "image")}
 
 
@@ -186,8 +186,8 @@ def test_another_codec_quality_or_op_starts_from_the_photos_and_not_from_rows_th
 ) -> None:
     """And back: rows that a lossless codec has are no files that could stay."""
     store = Path(shutil.copytree(built["jpeg"], tmp_path / "store"))
-    assert build(source, store, OTHER[kind]()).rows_reused == 0
-    build(source, tmp_path / "fresh", OTHER[kind]())
+    assert build(source, store, recipe=OTHER[kind]()).rows_reused == 0
+    build(source, tmp_path / "fresh", recipe=OTHER[kind]())
     assert_same(store, tmp_path / "fresh")
     precache.gc(store, keep=1, older_than=0)
     build(source, store)
@@ -206,7 +206,7 @@ def test_the_encoder_is_part_of_what_identifies_rows(
             monkeypatch.setitem(jpeg.CHANNELS, 3, ("RGB", "444"))
             clear_cache()
         for codec in ("jpeg", "raw"):
-            result = build(source, tmp_path / codec, recipe(codec))
+            result = build(source, tmp_path / codec, recipe=recipe(codec))
             fingerprints[release, codec] = result.version
     clear_cache()
     assert fingerprints["one", "jpeg"] != fingerprints["other", "jpeg"]
@@ -277,7 +277,7 @@ def test_functions_that_make_other_channels_are_refused_by_the_samples(
 ) -> None:
     op = {"op": "function", "function": "tests.driver.test_jpeg:two_channels"}
     with pytest.raises(RecipeError, match=r"codec jpeg stores uint8 .* of 1 or 3 channels"):
-        build(source, tmp_path / "store", Recipe.from_dict(field(DECODE, op)))
+        build(source, tmp_path / "store", recipe=Recipe.from_dict(field(DECODE, op)))
 
 
 def test_a_training_node_without_the_library_is_told_what_to_install(

@@ -325,10 +325,6 @@ def test_recipes_that_make_no_sense_are_refused(field: dict[str, Any], message: 
         Field(**field)
 
 
-def test_a_recipe_without_kinds_does_not_know_of_them() -> None:
-    assert "kind" not in Field(ops=({"op": "decode"},)).model_dump_json()  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("field", "values", "message"),
     [

@@ -441,8 +441,8 @@ def test_pages_and_bands_that_would_be_dropped_are_refused_and_the_way_out_build
     photos = as_folder(tmp_path / "photos", files_of(photo, "a", 30))
     write(tmp_path / "photos/in/b.tif", make(1))
     assert run("build", photos, tmp_path / "other")[0] == 0
-    [(key, reason)] = precache.open(tmp_path / "other").holes.values()
-    assert (key, "decode would" in reason) == ("b.tif", True)
+    [(key, hole)] = precache.open(tmp_path / "other").holes.values()
+    assert (key, "decode would" in hole.reason) == ("b.tif", True)
 
 
 class Channels:
@@ -590,8 +590,8 @@ def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
     status, text = run("build", source, store, "--recipe", recipe)
     assert status == 0, text
     assert "1 of 8 samples tried have masks that do not lie on their images" in text
-    [(key, reason)] = precache.open(store).holes.values()
-    assert (key, "40 x 40 px in mask, and 48 x 40 in image" in reason) == ("3.jpg", True)
+    [(key, hole)] = precache.open(store).holes.values()
+    assert (key, "40 x 40 px in mask, and 48 x 40 in image" in hole.reason) == ("3.jpg", True)
     with tarfile.open(tmp_path / "in.tar", "w") as tar:
         for path in sorted((tmp_path / "in").rglob("*.*")):
             tar.add(path, f"{path.stem}.{path.parent.name}{path.suffix}")
@@ -781,8 +781,8 @@ def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     assert status == 0, text
     holes = precache.open(store).holes
     assert {key for key, _ in holes.values()} == {f"b{number}.png" for number in range(12, 16)}
-    [reason] = {reason for _, reason in holes.values()}
-    exact, whole = (flags.split() for flags in re.findall(r"\((--bits \d+)\)", reason))
+    [hole] = {hole for _, hole in holes.values()}
+    exact, whole = (flags.split() for flags in re.findall(r"\((--bits \d+)\)", hole.reason))
     before = precache.open(store).id
     if then == "one more":
         write(source / "a60.png", encoded(photo(60), "PNG"))
@@ -794,7 +794,7 @@ def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     assert pixels(store)["b12.png"].max() < 16
     status, text = run("build", source, store, *recipe)
     assert status == 0, text
-    assert {hole for _, hole in precache.open(store).holes.values()} == {reason}
+    assert {other for _, other in precache.open(store).holes.values()} == {hole}
     assert (precache.open(store).id == before) == (then != "one more")
     status, text = run("build", source, store, *recipe, *exact)
     assert status == 0, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 from pathlib import Path
@@ -23,6 +24,7 @@ from precache.recipe.recipe import Recipe
 from precache.store.open import open_version
 from precache.transforms import CenterCrop, RandomResizedCrop
 from tests.conftest import photo
+from tests.support import building
 from tests.support.building import build_until, contents, encoded, end, flip, start, write
 from tests.support.command_line import Run
 
@@ -54,9 +56,7 @@ def recipe(**codecs: str) -> Recipe:
     return Recipe.from_dict({"fields": fields})
 
 
-def build(source: Path, store: Path, built: Recipe | None = None, **options: Any) -> Any:
-    options = {"address": "serial", "shard_samples": 8, "progress": False, **options}
-    return precache.build(source, store, built or recipe(), **options)
+build = functools.partial(building.build, recipe=recipe(), shard_samples=8)
 
 
 Samples = dict[str, dict[str, np.ndarray]]
@@ -135,8 +135,8 @@ def test_rows_are_the_images_with_shapes_of_their_own(source: Path, built: Path)
 def test_images_of_one_shape_stay_rows_of_one_shape(tmp_path: Path) -> None:
     for number in range(12):
         write_photo(tmp_path / "photos" / f"{number}.png", number, 20, 30)
-    build(tmp_path / "photos", tmp_path / "plain", Recipe.image())
-    build(tmp_path / "photos", tmp_path / "longest", Recipe.image(max_size=LONGEST))
+    build(tmp_path / "photos", tmp_path / "plain", recipe=Recipe.image())
+    build(tmp_path / "photos", tmp_path / "longest", recipe=Recipe.image(max_size=LONGEST))
     one, other = (precache.open(tmp_path / name) for name in ("plain", "longest"))
     assert (one.fields["image"].shape, one.fields["image"].ragged) == ((3, 20, 30), False)
     assert other.fields["image"].ragged
@@ -152,7 +152,7 @@ def test_rows_of_one_shape_that_lose_are_read_by_a_crop_too(
     sized = ("--resize", "24x32", "--codec", codec, "--address", "serial")
     planned = run("plan", source, store, *sized)
     assert "(another codec with --crop stores rows of one shape)" in planned.err, planned
-    build(source, store, Recipe.image(resize=(24, 32), codec=codec))  # type: ignore[arg-type]
+    build(source, store, recipe=Recipe.image(resize=(24, 32), codec=codec))  # type: ignore[arg-type]
     rows, crop = rows_of(store), CenterCrop((24, 32))
     assert {row["image"].shape for row in rows.values()} == {(3, 24, 32)}
     with precache.Loader(store, 6, transform=crop, device="cpu") as loader:
@@ -171,7 +171,7 @@ BOTH = {name: {"ops": [{"op": "decode", "mode": name}]} for name in ("RGB", "L")
 def test_a_build_says_in_one_line_that_rows_keep_the_shapes_of_images_that_differ(
     made: Recipe, names: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build(source, tmp_path / "store", made, progress=True)
+    build(source, tmp_path / "store", recipe=made, progress=True)
     assert f"Rows of {names} keep the shapes of their images" in capsys.readouterr().err
     for name in made.fields:
         rows = [row[name] for row in rows_of(tmp_path / "store").values()]
@@ -185,7 +185,7 @@ def test_rows_of_a_shard_follow_from_the_recipe_and_not_from_the_images(tmp_path
         for number in range(12):
             write_photo(tmp_path / name / f"{number}.png", number, size, size + number)
         shrunk = Recipe.image(max_size=LONGEST)
-        build(tmp_path / name, tmp_path / f"{name}.store", shrunk, shard_samples=None)
+        build(tmp_path / name, tmp_path / f"{name}.store", recipe=shrunk, shard_samples=None)
         attributes = precache.open(tmp_path / f"{name}.store").attributes
         assert attributes is not None
         counts.add(attributes.rows_per_shard)
@@ -200,13 +200,13 @@ def test_a_codec_that_halves_colours_says_that_it_loses(
     options = ("--max-size", 60, "--codec", "raw420", "--address", "serial")
     assert LOSES.format(10) in run("plan", source, store, *options).out
     halved = Recipe.image(max_size=60, codec="raw420")
-    build(source, store, halved)
+    build(source, store, recipe=halved)
     write_photos(source, 5, first=10)
     caplog.clear()
-    build(source, store, halved)
+    build(source, store, recipe=halved)
     assert LOSES.format(5) in caplog.text
     assert "codec raw420 (lossy)" in str(precache.info(store))
-    assert build(source, store, Recipe.image(max_size=60, codec="raw")).rows_reused == 0
+    assert build(source, store, recipe=Recipe.image(max_size=60, codec="raw")).rows_reused == 0
 
 
 # --- reuse --------------------------------------------------------------------------------------
@@ -225,9 +225,9 @@ def test_later_builds_reuse_rows_and_make_what_a_fresh_build_makes(
     assert_same(rows_of(store), expected(photos))
     assert "a/003.png" in str(precache.diff(f"{store}@{before}", str(store)))
     encoded_again = recipe(raw="image", image="raw", zstd="raw")
-    assert build(photos, store, encoded_again).rows_reused > 30
+    assert build(photos, store, recipe=encoded_again).rows_reused > 30
     assert_same(rows_of(store), expected(photos))
-    build(photos, tmp_path / "fresh", encoded_again)
+    build(photos, tmp_path / "fresh", recipe=encoded_again)
     one, other = (precache.open(path) for path in (store, tmp_path / "fresh"))
     for codec in CODECS:
         assert one.mean[codec] == pytest.approx(other.mean[codec], rel=1e-12)
@@ -237,10 +237,10 @@ def test_later_builds_reuse_rows_and_make_what_a_fresh_build_makes(
 
 def test_ops_that_are_added_go_on_from_stored_rows(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    build(source, store, Recipe.image(resize=24))
+    build(source, store, recipe=Recipe.image(resize=24))
     cropped = Recipe.image(resize=24, crop=20)
-    assert build(source, store, cropped).rows_reused > 20
-    build(source, tmp_path / "fresh", cropped)
+    assert build(source, store, recipe=cropped).rows_reused > 20
+    build(source, tmp_path / "fresh", recipe=cropped)
     assert_same(rows_of(store), rows_of(tmp_path / "fresh"))
 
 

@@ -65,16 +65,9 @@ def builds_of(store: Path) -> int:
 
 
 def recipe_of(folder: Path, size: int = 24, codec: str = "zstd") -> precache.Recipe:
-    ops = [
-        {"op": "decode"},
-        {
-            "op": "function",
-            "function": "tests.driver.test_two_builds:mood",
-            "version": "1",
-            "params": {"folder": str(folder)},
-        },
-        {"op": "resize", "size": [size, size]},
-    ]
+    op = {"op": "function", "function": "tests.driver.test_two_builds:mood", "version": "1"}
+    op |= {"params": {"folder": str(folder)}}
+    ops = [{"op": "decode"}, op, {"op": "resize", "size": [size, size]}]
     return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}}})
 
 

@@ -198,9 +198,9 @@ def test_a_mask_of_another_size_is_a_hole_with_its_reason(tmp_path: Path) -> Non
         put_pair(tmp_path, number, (80, 100 + 2 * number))
     put_half_mask(0)
     store = build(tmp_path, recipe())
-    [(key, reason)] = precache.open(store).holes.values()
+    [(key, hole)] = precache.open(store).holes.values()
     assert key == "00.png"
-    assert "its mask has not the size of its image: 50 x 40 px in mask, and 100 x 80" in reason
+    assert "its mask has not the size of its image: 50 x 40 px in mask, and 100 x 80" in hole.reason
     assert len(batches(store, RandomCrop(40, fields=NAMES))) == 2
     put_pair(tmp_path, 0, (80, 100))
     build(tmp_path, recipe())

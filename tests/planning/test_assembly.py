@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache.errors import Hole
 from precache.store.row_table import REMOVED
 from precache_workers.planning.assembly import (
     Action,
@@ -26,6 +27,7 @@ from tests.support.stored import shard_rows, stored_array
 FIELD = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}], "codec": "image"}
 RECIPE = precache.Recipe.from_dict({"fields": {"image": FIELD, "mask": FIELD}})
 NOWHERE = np.array([-1, -1, -1], np.int32)
+BROKEN, LATE = Hole("failed", "not an image"), Hole("timed out", "it hangs")
 
 
 def changed(name: str, place: int, *held: int) -> StoredRows:
@@ -50,7 +52,7 @@ SHARDS: dict[str, tuple[StoredRows, set[str], list[Action], list[int], FieldRows
         StoredRows.empty(RECIPE.fields, 4), set(), [Compute()], [0, 1, 2, 3], FieldRows(computed=4),
     ),
     "whole, with a hole": (
-        failed(2, holes={2: "not an image"}), BOTH, [Take(0, 0)] * 3, [], FieldRows(linked=4),
+        failed(2, holes={2: BROKEN}), BOTH, [Take(0, 0)] * 3, [], FieldRows(linked=4),
     ),
     "whole, but for one that may be tried again": (
         failed(1), BOTH, [Take(0, 0), Compute(), Take(0, 0)], [1], FieldRows(linked=4),
@@ -93,14 +95,14 @@ def test_stored_rows_are_linked_copied_or_computed(case: str) -> None:
 def test_holes_are_removed_samples_those_that_hang_and_those_of_known_content() -> None:
     _, removed, _ = assemble(RECIPE, StoredRows.empty(RECIPE.fields, 4), [1]).runs
     assert (removed.places, removed.hole, removed.fetches) == (range(1, 2), REMOVED, False)
-    hangs = assemble(RECIPE, shard_rows(), (), {1: "it hangs"}).runs[1]
-    assert (hangs.hole, hangs.fields) == ("it hangs", {"image": Zeros(), "mask": Zeros()})
-    rows = shard_rows(known=np.zeros(4, np.bool_), holes={3: "not an image"})
+    hangs = assemble(RECIPE, shard_rows(), (), {1: LATE}).runs[1]
+    assert (hangs.hole, hangs.fields) == (LATE, {"image": Zeros(), "mask": Zeros()})
+    rows = shard_rows(known=np.zeros(4, np.bool_), holes={3: BROKEN})
     assembly = assemble(RECIPE, rows)
     assert assembly.fetched == [0, 1, 2, 3]
     assert assembly.with_sample(1, f"{2:032x}").fields["image"] == Take(0, 0)
     assert assembly.with_sample(1, "other").fields["image"] == Compute()
-    assert assembly.with_sample(3, f"{4:032x}").hole == "not an image"
+    assert assembly.with_sample(3, f"{4:032x}").hole == BROKEN
     assert assembly.with_sample(1, f"{2:032x}", "it hangs").hole == "it hangs"
     assert assemble(RECIPE, failed(1)).hole_at(1)["image"] == Take(0, 0)
 
@@ -120,7 +122,7 @@ def shards(draw: st.DrawFn) -> tuple[StoredRows, set[int]]:
     known[list(removed)] = False
     rows = StoredRows(
         arrays, fields, np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2), known,
-        dict.fromkeys(draw(places) - removed, "not an image"),
+        dict.fromkeys(draw(places) - removed, BROKEN),
     )  # fmt: skip
     return rows, removed
 

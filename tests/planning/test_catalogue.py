@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache.errors import Hole
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
 from precache.store.version import Version
-from precache_workers.planning.catalogue import Catalogue, StoredRows, StoredSamples
+from precache_workers.planning.catalogue import Catalogue, StoredArray, StoredRows, StoredSamples
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import DECODING, KILLS
 from tests.support.stored import SHAPE, stored_array
 
 FLIP = {"op": "horizontal_flip"}
@@ -26,11 +26,14 @@ OPS = {
 }
 
 
+BROKEN = Hole("failed", "not an image")
+
+
 @dataclass
 class Opened:
     """A version of which only the holes are known."""
 
-    holes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    holes: dict[int, tuple[str, Hole]] = field(default_factory=dict)
 
 
 def contents_of(numbers: list[int]) -> np.ndarray:
@@ -64,7 +67,7 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         stored = draw(numbers)
         table = RowTable.of_keys([f"k{key}" for key in draw(keys)[: len(stored)]])
         holes = draw(st.sets(st.integers(0, len(stored) - 1), max_size=2))
-        opened = Opened({row: (table.keys[row], "broken") for row in holes})
+        opened = Opened({row: (table.keys[row], BROKEN) for row in holes})
         rows = table.keys.find(wanted.keys)
         applied = draw(st.integers(1, 2))
         finished = applied == 2
@@ -80,7 +83,13 @@ def catalogues(draw: st.DrawFn) -> tuple[Catalogue, int]:
         )  # fmt: skip
         versions.append(samples)
     spec = VersionSpec(recipe, "", wanted, "")
-    return Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True), 4
+    catalogue = Catalogue(spec, versions, known_rows(contents_of(listed)), retries=True)
+    damaged = draw(st.sets(st.integers(0, 5), max_size=2))
+    return replace(catalogue, lost=[(("v0", "image"), shard) for shard in sorted(damaged)]), 4
+
+
+def is_lost(catalogue: Catalogue, array: StoredArray, row: int) -> bool:
+    return (array.place, row // array.rows_per_shard) in catalogue.lost
 
 
 @given(catalogues())
@@ -100,12 +109,14 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
                 same &= (samples.content[other] == content[row]).all()
                 if any(op.is_random for op in ops):
                     same &= samples.table.keys[other] == table.keys[row]
-                if same and other not in samples.version.holes:
+                usable = other not in samples.version.holes and not is_lost(catalogue, array, other)
+                if same and usable:
                     candidates.append((array.applied, array.encoded, other == row, array, other))
         if is_hole == 1:
             [array] = [found.arrays[number]]
             version = next(v for v, each in catalogue.arrays["image"] if each is array)
             assert stored_row == row in catalogue.versions[version].version.holes
+            assert not is_lost(catalogue, array, row)
             assert all(candidate[:2] < (array.applied, array.encoded) for candidate in candidates)
             continue
         assert (number >= 0) == bool(candidates)
@@ -135,6 +146,7 @@ def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalo
                 and (samples.content[row] == content[row]).all()
                 and (samples.rows[row] == row or not draws)
                 and row not in samples.version.holes
+                and not is_lost(catalogue, array, row)
                 for row in rows
             ):
                 assert len(set(taken[:, 0].tolist())) == 1
@@ -149,11 +161,11 @@ def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> No
     wanted = precache.Recipe.from_dict({"fields": {"image": ops["fixed"]}})
     table = RowTable.of_keys(["a", "b", "c"])
     spec = VersionSpec(wanted, "", table, "")
-    reasons = {0: f"{DECODING} {KILLS}", 1: "not an image"}
-    opened = Opened({row: (table.keys[row], why) for row, why in reasons.items()})
+    ended = Hole("killed its worker", "it fell")
+    opened = Opened({0: ("a", ended), 1: ("b", BROKEN)})
     content = contents_of([1, 2, 3])
     for before, retries, holes in (
-        ("random", False, {0: reasons[0]}), ("user's", False, {}), ("random", True, {}),
+        ("random", False, {0: ended}), ("user's", False, {}), ("random", True, {}),
     ):  # fmt: skip
         recipe = precache.Recipe.from_dict({"fields": {"image": ops[before]}})
         attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import precache
-from tests.support import building
+from tests.support import building, counting
 from tests.support.building import (
     LONG_AGO,
     age,
@@ -30,18 +30,7 @@ from tests.support.building import (
     start,
     write,
 )
-
-CALLS: list[int] = []
-
-
-def counted(array: np.ndarray) -> np.ndarray:
-    """The array as it is."""
-    CALLS.append(1)
-    return array
-
-
-def mean_of(array: np.ndarray) -> np.ndarray:
-    return array.mean((0, 1)).astype(np.float32)
+from tests.support.counting import CALLS, mean_field, mean_of
 
 
 def mean_after_removal(array: np.ndarray, folder: str) -> np.ndarray:
@@ -50,25 +39,13 @@ def mean_after_removal(array: np.ndarray, folder: str) -> np.ndarray:
     return mean_of(array)
 
 
-def recipe_of(size: int = 150, **field: Any) -> precache.Recipe:
-    """Images that `counted` has seen, and their means."""
-    ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
-    count = {"op": "function", "function": "tests.planning.test_reuse:counted", "version": "1"}
-    mean = {"op": "function", "function": "tests.planning.test_reuse:mean_of", "version": "1"}
-    mean |= {"dtype": "float32", "shape": [3]}
-    fields = {
-        "image": {"ops": [*ops, count], "variants": 1, **field},
-        "mean": {"ops": [*ops, mean], "codec": "zstd", "variants": 1},
-    }
-    return precache.Recipe.from_dict({"fields": fields})
+def recipe_of(size: int = 150, codec: str = "image") -> precache.Recipe:
+    """Images that are counted, and their means."""
+    return counting.recipe_of(size, codec, mean=mean_field(size))
 
 
-LARGE = recipe_of(codec="image")
-
-
-def build(source: Path, store: Path, recipe: precache.Recipe = LARGE, **options: Any) -> Any:
-    CALLS.clear()
-    return build_here(source, store, recipe, {"shard_samples": 8, **options})
+LARGE = recipe_of()
+build = functools.partial(counting.build, recipe=LARGE)
 
 
 @functools.cache
@@ -140,7 +117,7 @@ def kept(built: Kept, tmp_path: Path) -> Kept:
 def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
     """The version is what a build into another store makes, to the last byte."""
     recipe = options.pop("recipe", LARGE)
-    assert_same(result, build(source, Path(result.path).parent / "anew", recipe, **options))
+    assert_same(result, build(source, Path(result.path).parent / "anew", recipe=recipe, **options))
 
 
 def assert_same(result: Any, other: Any) -> None:
@@ -153,7 +130,7 @@ RECIPES = {
     "image": LARGE,
     "raw": recipe_of(codec="raw"),
     "zstd": recipe_of(codec="zstd"),
-    "several rows a chunk": recipe_of(20, codec="image"),
+    "several rows a chunk": recipe_of(20),
 }
 
 
@@ -161,9 +138,9 @@ RECIPES = {
 def test_nothing_of_a_copied_source_is_decoded_again_which_is_said(
     kind: str, source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = build(source, tmp_path / "store", RECIPES[kind])
+    first = build(source, tmp_path / "store", recipe=RECIPES[kind])
     assert len(CALLS) >= 29
-    second = build(copy, tmp_path / "store", RECIPES[kind], progress=True)
+    second = build(copy, tmp_path / "store", recipe=RECIPES[kind], progress=True)
     assert CALLS == []
     said = capsys.readouterr().err
     assert re.search(r"Since version \w{8}: another source, 30 of the same names", said)
@@ -188,7 +165,7 @@ def test_copied_and_renamed_photos_are_not_decoded_again_unless_ops_draw_by_key(
     photo = source / "cat/001.jpg"
     for number, path in enumerate(sorted(source.rglob("*.jpg")), 1):
         os.utime(path, ns=(number, number))  # all are of one size
-    build(source, tmp_path / "store", recipe)
+    build(source, tmp_path / "store", recipe=recipe)
     for copies in (["cat/copy.jpg", "dog/other.jpg"], ["cat/third.jpg"]):
         for name in copies:
             shutil.copy2(photo, source / name)  # with its time
@@ -207,7 +184,7 @@ def test_copied_and_renamed_photos_are_not_decoded_again_unless_ops_draw_by_key(
     CALLS.clear()
     second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
     assert CALLS != []
-    fresh = build(source, tmp_path / "anew", recipe)
+    fresh = build(source, tmp_path / "anew", recipe=recipe)
     building.assert_same(pixels(tmp_path / "store"), pixels(tmp_path / "anew"))
     assert (second.mean, second.std) == (fresh.mean, fresh.std)
 
@@ -266,7 +243,7 @@ def test_an_object_that_goes_before_it_is_linked_is_made_anew(kept: Kept) -> Non
     mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{kept.version_folder}/image"}}
     fields = {**LARGE.to_dict()["fields"], "mean": {"ops": [{"op": "decode"}, mean]}}
     recipe = precache.Recipe.from_dict({"fields": fields})
-    second = build(kept.source, kept.store, recipe)
+    second = build(kept.source, kept.store, recipe=recipe)
     assert (second.rows_reused, second.failed) == (0, 1)
     CALLS.clear()
     assert_as_if_built_anew(second, kept.source, recipe=recipe)
@@ -317,7 +294,7 @@ def test_finished_shards_of_a_build_that_was_killed_serve_a_build_of_another_ver
         done = 0
     plan = precache.plan(source, store, LARGE, address="serial", timing=False, **options)
     assert plan.rows_reused == 8 * done
-    second = build(source, store, LARGE, **options)
+    second = build(source, store, recipe=LARGE, **options)
     lost = 8 * done - second.rows_reused  # of a shard's rows, those whose chunks were read
     assert 0 < lost <= 8 if then == "damaged" else lost == 0
     assert_as_if_built_anew(second, source, **options)
@@ -340,7 +317,7 @@ def test_shards_that_a_killed_build_finished_since_are_taken_by_the_same_process
     done = finished(24)
     assert 1 <= before < done < 4
     write(source / "cat/added.jpg", padded(900))
-    second = build(source, store, LARGE, **options)
+    second = build(source, store, recipe=LARGE, **options)
     assert second.rows_reused == 8 * done
 
 

@@ -13,11 +13,11 @@ from precache_workers.profiling.estimate import (
     SHARD_ROUND_TRIPS,
     RowCost,
     ShardWork,
-    TimeCost,
     UnitTimes,
     estimate,
     makespan,
 )
+from precache_workers.shards.timing import TimeCost
 
 
 @given(st.lists(st.floats(0, 100)), st.integers(1, 20))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from precache.errors import FetchError, SampleError
+from precache.errors import FetchError, Hole, SampleError
 from precache_workers.profiling.harness import LEAST, SampleRun, hole_reason, run_samples
 from precache_workers.sources.base import Sample
 from precache_workers.sources.fetching import FetchedSamples
@@ -24,7 +24,7 @@ def test_a_sample_that_fails_is_an_outcome_and_keeps_the_time_it_took() -> None:
     good = Sample({"image": b"12345"})
     samples = samples_of(("a", good), ("b", FetchError("gone")), ("c", good))
     (first, why), (second, gone), (third, barred) = run_samples(
-        samples, fail, barred={"c": "it kills the worker"}
+        samples, fail, barred={"c": Hole("killed its worker", "it kills the worker")}
     )
     assert isinstance(why, ZeroDivisionError)
     assert hole_reason(why) == "ZeroDivisionError: division by zero"

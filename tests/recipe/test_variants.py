@@ -24,15 +24,8 @@ from precache.recipe.variants import variant_at
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.sources.base import Sample
 from tests.support.building import build_here, contents, write, write_jpegs
+from tests.support.counting import CALLS, COUNT
 from tests.support.forging import put_root
-
-CALLS: list[int] = []
-
-
-def counted(array: np.ndarray) -> np.ndarray:
-    """The array as it is."""
-    CALLS.append(1)
-    return array
 
 
 def noisy(array: np.ndarray, amount: int, random: np.random.Generator) -> np.ndarray:
@@ -48,12 +41,9 @@ def brightness(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def recipe_of(variants: int = 3, first: int = 0, **more: Any) -> precache.Recipe:
     """Crops of 24 x 24 of resized photographs."""
     ops = [
-        {"op": "decode"},
-        {"op": "resize", "size": [40, 48]},
-        {"op": "function", "function": "tests.recipe.test_variants:counted", "version": "1"},
-        {"op": "random_resized_crop", "size": 24},
-        {"op": "horizontal_flip"},
-    ]
+        {"op": "decode"}, {"op": "resize", "size": [40, 48]}, COUNT,
+        {"op": "random_resized_crop", "size": 24}, {"op": "horizontal_flip"},
+    ]  # fmt: skip
     image = {"ops": ops, "variants": variants, "first_variant": first}
     return precache.Recipe.from_dict({"fields": {"image": image, **more}})
 

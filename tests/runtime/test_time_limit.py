@@ -31,7 +31,7 @@ import psutil
 import pytest
 
 import precache
-from precache.errors import FetchError, HangError, UsageError
+from precache.errors import FetchError, HangError, Hole, UsageError
 from precache.storage import retries
 from precache_workers.cluster import process_engine
 from precache_workers.cluster.executor import executor
@@ -89,7 +89,7 @@ def test_work_that_hangs_is_given_up_and_ends_at_its_next_sample(
         hang_at(key, released, done)
         raise FetchError("no luck")
 
-    late = f"{DECODING} {LATE} 0.1 s (--sample-timeout)"
+    late = time_limit.late_hole(DECODING, "0.1 s (--sample-timeout)")
     with pytest.raises(HangError, match=f"^{re.escape(f'{key}: {late}')}.*--address loc") as caught:
         run_in_time(work, 0.1)
     assert caught.value.late == {key: late}
@@ -185,7 +185,7 @@ def test_a_file_that_does_not_come_is_late_and_those_beside_it_are_not(
 
 def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     task: Any = Turn(how="free", keys=["a", "b", "c"])
-    why = f"{FETCHING} {LATE} 1 s (--sample-timeout)"
+    why = Hole("fetch timed out", f"{FETCHING} {LATE} 1 s (--sample-timeout)")
     task = task.after(suspected("a", "b", why=why))
     assert (task.alone, task.barred) == ({"a", "b"}, {})
     source: Any = Recorded()
@@ -205,7 +205,7 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     source.fetched.clear()
     fetched = dict(fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone))
     assert source.fetched == [["a"], ["c", "d"]]
-    assert str(fetched["b"]) == why
+    assert str(fetched["b"]) == why.reason
 
 
 @dataclass
@@ -238,11 +238,11 @@ class Workers:
         self.attempt.give_up()
 
 
-def suspected(*keys: str, why: str = "") -> dict[str, str]:
+def suspected(*keys: str, why: Hole) -> dict[str, Hole]:
     return {time_limit.key_digest(key): why for key in keys}
 
 
-def suspects_after(path: Path, act: Callable[[Workers], object]) -> dict[str, str]:
+def suspects_after(path: Path, act: Callable[[Workers], object]) -> dict[str, Hole]:
     """Return the suspects where a process dies after some notes."""
     workers, left = Workers(), path.with_name("left")
     with time_limit.kept_notes(str(path)):
@@ -275,10 +275,13 @@ def on_a_full_disk(workers: Workers) -> None:
         workers.note("lost")
 
 
+HANGS = Hole("timed out", "it hangs")
+
+
 def late(workers: Workers) -> None:
     notes = time_limit._notes
     assert notes is not None
-    notes.write_late({"b": "it hangs"})
+    notes.write_late({"b": HANGS})
 
 
 def noted(*keys: str, foreign: bool = True) -> Callable[[Workers], None]:
@@ -300,7 +303,8 @@ NOTES: dict[str, tuple[Sequence[Callable[[Workers], None]], Collection[str]]] = 
 def test_of_a_process_that_died_the_notes_tell_the_suspects(tmp_path: Path, case: str) -> None:
     acts, suspects = NOTES[case]
     taken = suspects_after(tmp_path / "notes", lambda workers: [act(workers) for act in acts])
-    why = "it hangs" if late in acts else f"{DECODING} kills the worker: it fell"
+    fell = Hole("killed its worker", f"{DECODING} kills the worker: it fell")
+    why = HANGS if late in acts else fell
     assert taken == suspected(*suspects, why=why)
 
 
@@ -456,7 +460,7 @@ def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_susp
             process.send_signal(signal.SIGCONT)
         process.communicate(timeout=DEADLINE)
         assert process.returncode == 1
-    late = suspected("a", why=f"{DECODING} {LATE} 2.5 s (--sample-timeout)")
+    late = suspected("a", why=time_limit.late_hole(DECODING, "2.5 s (--sample-timeout)"))
     taken = time_limit.take_suspects(str(tmp_path / "notes"), "it fell")
     assert taken == (None if stopped else late)
 
@@ -470,10 +474,10 @@ class Turn(FetchAllTask):
     memory: int = 0
     seconds: float = 0.0
 
-    def run(self) -> tuple[int, Mapping[str, str]]:
+    def run(self) -> tuple[int, Mapping[str, Hole]]:
         return run_in_time(self._run, 0.5)
 
-    def _run(self) -> tuple[int, Mapping[str, str]]:
+    def _run(self) -> tuple[int, Mapping[str, Hole]]:
         for key in self.keys:
             time_limit.samples_at_work().begin(DECODING, key)
             if key == "evil" and key not in self.barred:
@@ -512,7 +516,9 @@ def test_a_worker_that_a_sample_ends_is_replaced_and_the_sample_left_out(
             [(_, (first, _))] = run(Turn.run, [Turn(how=how, keys=["a"])])
             [(_, (second, left_out))] = run(Turn.run, [Turn(how=how, keys=["a", "evil", "b"])])
             assert list(left_out) == ["evil"]
-            assert re.fullmatch(f"decoding it {why}", left_out["evil"])
+            assert re.fullmatch(f"decoding it {why}", left_out["evil"].reason)
+            kind = "timed out" if "longer" in why else "killed its worker"
+            assert left_out["evil"].kind == kind
             assert first != second
             assert last in (0, first)
             last = second

@@ -66,6 +66,7 @@ from tests.support.building import (
     write_jpegs,
 )
 from tests.support.containers import located
+from tests.support.counting import CALLS, build, recipe_of
 from tests.support.servers import S3Server
 from tests.support.stored import checks_of
 
@@ -221,11 +222,13 @@ def test_holes_have_reasons_and_shift_nothing(tmp_path: Path) -> None:
     task = task_of(tmp_path, order, shard=2)
     receipt = run_shard(task)
     assert sorted(receipt.holes) == [17, 19, 20, 22]
-    assert "not an image" in receipt.holes[17]
-    assert "truncated" in receipt.holes[19]
-    assert f"(3, {HEIGHT}, {WIDTH + 1})" in receipt.holes[20]
-    assert f"(3, {HEIGHT}, {WIDTH})" in receipt.holes[20]
-    assert receipt.holes[22]
+    reasons = {row: hole.reason for row, hole in receipt.holes.items()}
+    assert {hole.kind for hole in receipt.holes.values()} == {"failed"}
+    assert "not an image" in reasons[17]
+    assert "truncated" in reasons[19]
+    assert f"(3, {HEIGHT}, {WIDTH + 1})" in reasons[20]
+    assert f"(3, {HEIGHT}, {WIDTH})" in reasons[20]
+    assert reasons[22]
     rows = raw_rows(stored(task), 8)
     expected = [reading(key, tmp_path) if key in keys else bytes(ROW_NBYTES) for key in order]
     assert rows == expected
@@ -284,8 +287,10 @@ def test_missing_samples_are_holes_where_accepted(tmp_path: Path) -> None:
     (tmp_path / "in/1.png").unlink()
     receipt = run_shard(task)
     assert list(receipt.holes) == [1]
-    assert receipt.holes[1].startswith("could not be fetched: ")
-    assert "1.png" in receipt.holes[1]
+    kind, reason = receipt.holes[1]
+    assert kind == "not fetched"
+    assert reason.startswith("could not be fetched: ")
+    assert "1.png" in reason
     assert receipt.content[1] == ""
     assert raw_rows(stored(task), 8)[1:3] == [bytes(ROW_NBYTES), reading("2.png", tmp_path)]
 
@@ -711,27 +716,6 @@ def test_a_shard_leaves_memory_as_soon_as_its_task_ends(tmp_path: Path) -> None:
 
 # --- rows of other versions -----------------------------------------------------------------------
 
-CALLS: list[int] = []
-
-
-def counted(array: np.ndarray) -> np.ndarray:
-    """The array as it is."""
-    CALLS.append(1)
-    return array
-
-
-COUNT = {"op": "function", "function": f"{__name__}:counted", "version": "1"}
-
-
-def recipe_of(codec: str = "raw", size: int = 150) -> precache.Recipe:
-    ops = [{"op": "decode"}, COUNT, {"op": "resize", "size": [size, size]}]
-    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}}})
-
-
-def build(source: Path, store: Any, recipe: precache.Recipe, **options: Any) -> Any:
-    CALLS.clear()
-    return build_here(source, store, recipe, {"shard_samples": 8, **options})
-
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -743,20 +727,20 @@ def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
 ) -> None:
     """What that build took over from an earlier version is not what was asked for."""
     store = tmp_path / "store"
-    build(source, store, recipe_of())
+    build(source, store, recipe_of(codec="raw"))
     write(source / "cat/new.jpg", encoded(cut(99)))
-    killed = start(build_until, 60, source, store, recipe_of(), {"shard_samples": 8})
+    killed = start(build_until, 60, source, store, recipe_of(codec="raw"), {"shard_samples": 8})
     assert end(killed) < 0
     assert list(store.glob("*/_build/receipts/*.json"))
-    second = build(source, store, recipe_of(), recompute=True)
-    assert (second.shards_skipped, second.rows_reused, len(CALLS)) == (0, 0, 41 + 2 * 8)
+    second = build(source, store, recipe_of(codec="raw"), recompute=True)
+    assert (second.shards_skipped, second.rows_reused, len(CALLS)) == (0, 0, 41)
 
 
 @pytest.mark.parametrize("codec", ["image", "zstd"])
 def test_of_several_rows_a_chunk_only_chunks_with_a_change_are_encoded(
     codec: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of(codec, 80)
+    recipe = recipe_of(80, codec)
     build(source, tmp_path / "store", recipe, shard_samples=16)
     assert precache.open(tmp_path / "store").arrays["image"].chunk_rows == 2
     write(source / "cat/0004.jpg", encoded(cut(70)))
@@ -787,12 +771,12 @@ def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
     """Its shards are its own: a service refuses to copy an object onto itself."""
     options = {"storage_options": s3.options()}
     store = "s3://bucket/mended"
-    first = build(source, store, recipe_of(), **options)
+    first = build(source, store, recipe_of(codec="raw"), **options)
     folder = open_folder(first.path, s3.options())
     for name in ("label/c/0", "valid/c/0"):
         data = folder.read(name)
         folder.put(name, [data[:-1]])
-        assert build(source, store, recipe_of(), **options).version == first.version
+        assert build(source, store, recipe_of(codec="raw"), **options).version == first.version
         assert folder.read(name) == data
     assert precache.verify(store, storage_options=s3.options()).ok
 
@@ -800,20 +784,20 @@ def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
 def test_what_is_linked_needs_no_room_and_another_codec_needs_it_for_all_rows(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(source, tmp_path / "store", recipe_of("zstd"))
+    first = build(source, tmp_path / "store", recipe_of(codec="zstd"))
     free = first.stored_bytes // 4
     monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", lambda self: free)
     write(source / "cat/new.jpg", encoded(cut(99)))
-    assert build(source, tmp_path / "store", recipe_of("zstd")).shards_reused == 5
+    assert build(source, tmp_path / "store", recipe_of(codec="zstd")).shards_reused == 5
     free = first.stored_bytes
     with pytest.raises(precache.StorageError, match="and its disk has"):
-        build(source, tmp_path / "store", recipe_of("raw"))
+        build(source, tmp_path / "store", recipe_of(codec="raw"))
 
 
 def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -> None:
     """Files have bytes alone: a field that starts from anything else has no rows."""
-    build(source, tmp_path / "store", recipe_of())
-    field = recipe_of().to_dict()["fields"]["image"]
+    build(source, tmp_path / "store", recipe_of(codec="raw"))
+    field = recipe_of(codec="raw").to_dict()["fields"]["image"]
     recipe = precache.Recipe.from_dict({"fields": {"image": {**field, "input": "image"}}})
     with pytest.raises(precache.PrecacheError, match="fields start from 'image'"):
         build(source, tmp_path / "store", recipe)
@@ -835,15 +819,15 @@ def lose_on_link(source: Path, store: Path, recipe: precache.Recipe, version: Pa
 def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build(
     change: str, source: Path, tmp_path: Path
 ) -> None:
-    first = build(source, tmp_path / "store", recipe_of())
+    first = build(source, tmp_path / "store", recipe_of(codec="raw"))
     if change == "added":
         write(source / "cat/new.jpg", encoded(cut(99)))
     else:
         for path in source.rglob("*.jpg"):
             os.utime(path)
-    second = ask(lose_on_link, source, tmp_path / "store", recipe_of(), Path(first.path))
+    second = ask(lose_on_link, source, tmp_path / "store", recipe_of(codec="raw"), Path(first.path))
     assert not Path(first.path).exists()
-    other = build(source, tmp_path / "anew", recipe_of())
+    other = build(source, tmp_path / "anew", recipe_of(codec="raw"))
     found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
     assert found.keys() == anew.keys()
     assert all(np.array_equal(found[key], anew[key]) for key in anew)

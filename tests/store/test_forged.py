@@ -229,7 +229,8 @@ RECEIPTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "of nothing": lambda receipt: receipt.clear(),
     "of a checksum too large": lambda receipt: receipt["objects"]["image"].update(xxh3=2**128),
     "of no checks": lambda receipt: receipt["objects"]["image"].update(checks="no hex"),
-    "with holes elsewhere": lambda receipt: receipt.update(holes={"99": "why"}),
+    "with holes elsewhere": lambda receipt: receipt.update(holes={"99": ["failed", "why"]}),
+    "with holes of no kind": lambda receipt: receipt.update(holes={"0": ["lost", "why"]}),
     "with too little content": lambda receipt: receipt.update(content=["a"]),
     "with parts of too few rows": lambda receipt: receipt.update(parts=["a"]),
     "with too many labels": lambda receipt: receipt.update(labels=[1] * 99),
@@ -254,7 +255,7 @@ def test_a_shard_with_a_forged_receipt_is_made_again(
         "objects": {
             "image": {"size": leaf.size, "xxh3": leaf.xxh3, "raw_nbytes": 1, "checks": checks}
         },
-        "holes": {row: why for row, (_, why) in made.holes.items()},
+        "holes": {row: hole for row, (_, hole) in made.holes.items()},
         "content": [""] * 13,
         "sums": {"image": {"count": int(count), "total": flat[:3], "squares": flat[3:]}},
         "seconds": {},

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precache.errors import Hole, HoleKind
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, SlowSample
 
 COUNTS = st.integers(0, 2**40)
 NAMES = st.text(max_size=6)
 ENDS = st.binary(max_size=12).map(lambda ends: ends[: len(ends) // 4 * 4].hex())
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+KINDS = st.sampled_from(get_args(HoleKind))
 RECEIPTS = st.builds(
     Receipt,
     shard=COUNTS,
     objects=st.dictionaries(
         NAMES, st.builds(ShardObject, COUNTS, COUNTS, COUNTS, ENDS), max_size=3
     ),
-    holes=st.dictionaries(COUNTS, st.text(), max_size=4),
+    holes=st.dictionaries(COUNTS, st.builds(Hole, KINDS, st.text()), max_size=4),
     content=st.lists(st.just("") | st.binary(min_size=16, max_size=16).map(bytes.hex), max_size=4),
     sums=st.dictionaries(
         NAMES, st.builds(ChannelSums, COUNTS, st.lists(FLOATS), st.lists(FLOATS)), max_size=2

@@ -35,7 +35,7 @@ def test_a_version_tells_what_it_holds(image_store: BuiltStore) -> None:
     broken = {key for key in version.keys if Path(key).stem in ("0021", "0022")}
     assert {key for key, _ in version.holes.values()} == broken
     assert all(version.keys[row] == key for row, (key, _) in version.holes.items())
-    assert all("not an image" in reason for _, reason in version.holes.values())
+    assert all("not an image" in hole.reason for _, hole in version.holes.values())
     assert version.hole_rows.tolist() == sorted(version.holes)
     assert np.flatnonzero(~version.valid).tolist() == sorted(version.holes)
     classes = [version.classes[label] for label in version.labels]
@@ -106,7 +106,9 @@ def test_documents_of_small_arrays_are_for_other_software(
         assert sum(len(batch["row"]) for batch in loader) == 21
 
 
-@pytest.mark.parametrize("data", [b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"x": ["a", "b"]}'])
+@pytest.mark.parametrize(
+    "data", [b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"1": ["a", ["lost", ""]]}']
+)
 def test_a_forged_list_of_holes_names_its_file(
     data: bytes, stores: dict[str, BuiltStore], copy_store: CopyStore
 ) -> None:

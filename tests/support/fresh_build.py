@@ -27,7 +27,7 @@ def content(store: Any) -> dict[str, Any]:
     """
     version = precache.open(store)
     keys = list(version.keys)
-    holes = {keys[row]: reason for row, (_, reason) in version.holes.items()}
+    holes = {keys[row]: str(hole) for row, (_, hole) in version.holes.items()}
     removed = {key: reason for key, reason in holes.items() if "removed" in reason}
     variants = {name: field.variants for name, field in version.fields.items()}
     rows: dict[tuple[str, int], dict[str, np.ndarray]] = {

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from precache.errors import BuildError, CrashError, PrecacheError
+from precache.errors import BuildError, CrashError, Hole, PrecacheError
 
 if TYPE_CHECKING:
     from precache_workers.cluster.executor import Outcome
@@ -76,14 +76,14 @@ class WorkItem(Protocol):
         """Time limit of a sample: one that hangs ends its process then."""
 
     @property
-    def barred(self) -> Mapping[str, str]:
-        """Samples that are left out, as they end workers: key -> reason."""
+    def barred(self) -> Mapping[str, Hole]:
+        """Samples that are left out, as they end workers: key -> hole."""
 
     def retried(self) -> Self:
         """Return the item for another copy, which may find the work done."""
 
-    def after(self, suspects: Mapping[str, str]) -> Self:
-        """Return the item to try after a worker ended at samples (digest of key -> reason).
+    def after(self, suspects: Mapping[str, Hole]) -> Self:
+        """Return the item to try after a worker ended at samples (digest of key -> hole).
 
         They are tried one by one; one that was alone at its worker's end is left out.
         """
@@ -113,12 +113,12 @@ class Lost:
     Attributes
     ----------
     suspects
-        Digest of key -> reason, of the samples that its process worked on.
+        Digest of key -> hole, of the samples that its process worked on.
     """
 
     why: str
     crashed: bool
-    suspects: Mapping[str, str] = field(default_factory=dict)
+    suspects: Mapping[str, Hole] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import BuildError, MismatchError
+from precache.errors import BuildError, Hole, MismatchError
 from precache.runtime.process_id import node_name
 from precache.store.receipts import Receipt
 from precache.units import size
@@ -178,7 +178,7 @@ class RayEngine:
 
     def _crashed(self, why: str, at_work: str) -> Lost:
         """Return the loss of a task, with the notes of the node that has them."""
-        suspects: dict[str, str] | None = {}
+        suspects: dict[str, Hole] | None = {}
         answers = on_every_node(self._placement, _take_suspects, (at_work, why))
         with contextlib.closing(answers):
             suspects = next((taken for _, answer in answers for taken in answer), suspects)
@@ -222,7 +222,7 @@ def _at_work_path(name: str) -> str:
     return str(Path(tempfile.gettempdir()) / name)
 
 
-def _take_suspects(name_and_why: tuple[str, str]) -> list[dict[str, str] | None]:
+def _take_suspects(name_and_why: tuple[str, str]) -> list[dict[str, Hole] | None]:
     """Do as `take_suspects` with a folder of this node; nothing if it is not here."""
     name, why = name_and_why
     path = _at_work_path(name)

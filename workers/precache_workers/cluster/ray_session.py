@@ -34,8 +34,10 @@ def joined_ray(address: str) -> Iterator[None]:
         try:
             if not already:
                 client = address.startswith("ray://")
-                options = {} if client else {"job_config": _without_current_folder()}
-                _init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+                options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+                if not client:
+                    options["job_config"] = _without_current_folder()
+                ray.init(address, **options)
         except (ConnectionError, TimeoutError) as error:
             raise BuildError(
                 f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
@@ -79,19 +81,6 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
         for name in settings:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-def _init(**options: Any) -> None:
-    """Join a Ray cluster; try again where the head's server for a client dies as it is forked."""
-    import ray
-
-    for retries in (2, 1, 0):
-        try:
-            ray.init(**options)
-            return
-        except ConnectionAbortedError as error:
-            if "Starting Ray client server failed" not in str(error) or not retries:
-                raise
 
 
 def _require_listening(address: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import HangError, SampleError, SourceError, UsageError
+from precache.errors import HangError, Hole, SampleError, SourceError, UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Codec, ImageCodec, LossyCodec, RawCodec, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
@@ -56,7 +56,7 @@ class Examination:
     tick
         Called with the name of each step.
     barred
-        Key -> reason, of samples that take too long.
+        Key -> hole, of samples that take too long.
     """
 
     request: Request
@@ -65,7 +65,7 @@ class Examination:
     rate: float
     cores: int
     tick: Callable[[str], None]
-    barred: Mapping[str, str] = field(default_factory=dict)
+    barred: Mapping[str, Hole] = field(default_factory=dict)
 
     @functools.cached_property
     def job(self) -> Job:

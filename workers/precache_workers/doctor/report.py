@@ -17,10 +17,10 @@ from precache_workers.profiling.estimate import (
     FILE_SECONDS,
     Estimate,
     ShardWork,
-    TimeCost,
     UnitTimes,
     estimate,
 )
+from precache_workers.shards.timing import TimeCost
 
 MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""

@@ -19,10 +19,10 @@ from precache.recipe.recipe import Codec, ImageCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
 from precache_workers.doctor.report import Stage
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.profiling.estimate import TimeCost
 from precache_workers.profiling.harness import LEAST, SampleRun, hole_reason, run_samples
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, recipes_of
+from precache_workers.shards.timing import TimeCost
 from precache_workers.sources.base import Sample
 
 KEPT_NBYTES = 256 << 20

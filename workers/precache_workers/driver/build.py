@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from precache.errors import (
     DamageError,
     FetchError,
     GoneError,
+    Hole,
     PrecacheError,
     StorageError,
     StoreError,
@@ -58,7 +59,6 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.stored_versions import stored_versions
@@ -80,7 +80,6 @@ from precache_workers.planning.work_plan import (
     find_work,
     is_tried_again,
     remaining,
-    stored_elsewhere,
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
@@ -195,13 +194,14 @@ class Build(SampleProbe):
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
-            work = find_work(request, self.store, listed, target, self)
-            while not work.committed:
+            while True:
+                is_done = target is not None and is_committed(target)
+                if target is not None and is_done and not is_tried_again(request, target):
+                    damaged = self._find_damage(target) if damaged is None else damaged
+                work = find_work(request, self.store, listed, target, self, damaged or {})
                 if (result := self._make(work)) is not None:
                     return result
-                work = find_work(request, self.store, listed, work.target, self)
-            work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
-            return self._repair(work) if work.todo else self._nothing_to_do(work.target)
+                target = work.target
 
     def _require_shared(self, folder: Folder, name: str) -> None:
         """Raise `BuildError` if some nodes of the cluster do not see an object."""
@@ -267,7 +267,7 @@ class Build(SampleProbe):
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         self.target = target
-        self._check_failures(list(open_own(target.folder).failures.values()), target)
+        self._check_failures(_reasons(open_own(target.folder).failures.values()), target)
         entry = self._make_current(target)
         self.listed.keep(self.store)
         remove_abandoned_scratch(target.folder)
@@ -297,7 +297,7 @@ class Build(SampleProbe):
     def _result(self, target: TargetVersion, **counts: Any) -> BuildResult:
         """Return the result for a committed version; `counts` is of what the run made."""
         version, total = open_own(target.folder), Totals.of(self.new_receipts)
-        failed = list(version.failures.values())
+        failed = _reasons(version.failures.values())
         arrays = version.attributes.fields.values()
         statistics = pool_statistics(version.attributes.mean, version.attributes.std)
         made = {"shards_skipped": target.shards - total.shards, "cpu_seconds": total.cpu_seconds}
@@ -354,7 +354,12 @@ class Build(SampleProbe):
         return listed
 
     def _make(self, work: Work) -> BuildResult | None:
-        """Build a version; None if another build committed it, and its holes are to be retried."""
+        """Make the shards of a version that are not done, and commit it unless it was committed.
+
+        Returns None if another build committed it, and its holes are to be retried.
+        """
+        if work.lost is not None and not work.todo:
+            return self._nothing_to_do(work.target)
         if (needed := work.needed) is not None:
             free = self.store.free_bytes()
             rest = "" if free is None else f"; {size(free)} free"
@@ -379,7 +384,7 @@ class Build(SampleProbe):
                     self._run_shards(left, lease, receipts)
                     return self._conclude(lease, left, receipts)
             except BuildError:
-                if not is_whole(target):
+                if work.lost is not None or not is_whole(target):
                     raise
         if is_tried_again(self.request, target):
             if work.failed is None:
@@ -404,7 +409,10 @@ class Build(SampleProbe):
             # By a build that mended nothing, or by gc, while this one looked or waited.
             lease.end()
             remove_folder(self.store, target.version)
-            work = replace(work, target=new_target(self.store, target, recompute=recompute))
+            anew = new_target(self.store, target, recompute=recompute)
+            work = replace(work, target=anew, lost=None)
+        if work.lost is not None:
+            return lease, work
         if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
             target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
         if was_committed(target) and (self.waited or not recompute):
@@ -454,11 +462,13 @@ class Build(SampleProbe):
                 f"Tried again: {counted(len(self.retried) - already, 'sample')} that failed before"
                 + more * bool(already)
             )
-        done = sum(target.samples_of(shard) for shard in receipts)
+        done = target.table.samples - sum(map(target.samples_of, work.todo))
         self.progress.begin(done, target.table.samples)
-        if receipts:
-            self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
+        if there := target.shards - len(work.todo):
+            self.progress.say(f"{there} of {target.shards} shards are there already")
         for stored in itertools.islice(stored_versions(self.store), 1):
+            from precache_workers.planning.diff import edited_functions
+
             for function in edited_functions(stored.attributes, target.spec):
                 self.progress.say(
                     f"The code of {function} was edited since version {short(stored.folder.name)}: "
@@ -467,7 +477,7 @@ class Build(SampleProbe):
         return receipts
 
     def _conclude(self, lease: Lease, work: Work, receipts: Mapping[int, Receipt]) -> BuildResult:
-        """Commit a version whose shards are all there, unless it would mend nothing."""
+        """Commit a version whose shards are all there, unless it was, or it would mend nothing."""
         target, found = work.target, work.found
         total = Totals.of(self.new_receipts)
         if total.rows_reused:
@@ -481,20 +491,24 @@ class Build(SampleProbe):
         mended = len(self.retried - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
             return self._nothing_mended(lease, target, work.failed)
-        self.progress.phase("Committing")
-        commit(target, receipts, self.listed.labels, lease)
+        tidy, line = remove_abandoned_scratch, f"again: {counted(len(work.todo), 'shard')} built"
+        line += "".join(f", {name} mended" for name in self.mended)
+        if work.lost is None:
+            self.progress.phase("Committing")
+            commit(target, receipts, self.listed.labels, lease)
+            tidy, line = remove_scratch, ""
         self._make_current(target)
         self._say_spoiled({name for receipt in receipts.values() for name in receipt.spoiled})
         lease.end()
         try:
-            remove_scratch(target.folder)
+            tidy(target.folder)
         except StorageError as error:  # `gc` removes it
             self.progress.say(f"The version is committed, but {error}")
         if self.listed.fetches_labels:
             built = replace(self.listed, labels=open_own(target.folder).labels)
             built.warn_of_missing_labels()
-        in_place = self._in_place_of(target)
-        self.progress.finish(f"Version {short(target.version)} is complete{in_place}")
+        line = " ".join(filter(None, (f"Version {short(target.version)} is complete", line)))
+        self.progress.finish(line + self._in_place_of(target))
         return self._result(
             target,
             shards_reused=total.reused,
@@ -528,27 +542,6 @@ class Build(SampleProbe):
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {short(before.version)} stays as it is")
         return self._result(before, shards_skipped=before.shards)
-
-    def _repair(self, work: Work) -> BuildResult:
-        """Build the missing objects of a committed version again: their bytes must be the same."""
-        self.find_starts()
-        self.listed.keep(self.store)
-        target, todo = work.target, work.todo
-        with self._take_lease(target) as lease:
-            self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
-            receipts: dict[int, Receipt] = {}
-            if not work.found.arrays:  # none were sought, as no object was known to be lost
-                found = stored_elsewhere(self.request, self.store, self.listed, target)
-                work = replace(work, found=found)
-            self._run_shards(work, lease, receipts)
-        self._make_current(target)
-        remove_abandoned_scratch(target.folder)
-        mended = "".join(f", {name} mended" for name in self.mended)
-        self.progress.finish(
-            f"Version {short(target.version)} is complete again: "
-            f"{counted(len(todo), 'shard')} built{mended}"
-        )
-        return self._result(target, shards_reused=Totals.of(receipts.values()).reused)
 
     def _run_shards(self, work: Work, lease: Lease, receipts: dict[int, Receipt]) -> None:
         """Run shard tasks until all are done; adds to `receipts`."""
@@ -584,7 +577,6 @@ class Build(SampleProbe):
                 stored=stored,
                 check_stored=self.verifies,
                 pinned=stored.contents if self.listed.refreshes else contents,
-                read_before=bool(contents),
                 removed=removed,
                 lease=lease.name,
                 barred={key: self.barred[key] for key in self.barred.keys() & table.keys[part]},
@@ -596,7 +588,7 @@ class Build(SampleProbe):
             self.barred |= task.barred
             if isinstance(outcome, FetchError | CrashError):
                 errors[task.shard] = outcome
-                self._check_failures([*failed, *task.barred.items()], target)
+                self._check_failures([*failed, *_reasons(task.barred.items())], target)
             elif isinstance(outcome, PrecacheError):
                 raise outcome
             else:
@@ -626,6 +618,10 @@ class Build(SampleProbe):
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _reasons(holes: Iterable[tuple[str, Hole]]) -> list[tuple[str, str]]:
+    return [(key, hole.reason) for key, hole in holes]
 
 
 def _taken_by_another(target: TargetVersion) -> StoreError:

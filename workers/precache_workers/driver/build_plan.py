@@ -184,8 +184,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         progress.phase("Comparing")
         per_shard, anew = request.shard_samples, request.recompute
         target = find_target(store, listed.spec, per_shard, recompute=anew)
-        work = find_work(request, store, listed, target, planner)
-        work = work if work.committed else remaining(work)
+        work = remaining(find_work(request, store, listed, target, planner))
         shards = list(plan_shards(work))
         plan = planner.plan(work, shards, planner.estimate(work, shards) if timing else None)
         progress.finish("Nothing was written")
@@ -257,7 +256,7 @@ class _Planner(SampleProbe):
         current = read_log(self.store, newest=True).current
         reused = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
         versions = work.found.versions if reused else []
-        if work.committed:
+        if work.lost is not None:
             failed = len(target.committed().failures)
         else:
             failed = sum(shard.stay_failed for shard in shards)
@@ -318,7 +317,7 @@ class _Planner(SampleProbe):
             others = ", ".join(map(short, versions[1:]))
             most = f"it has most of the rows; others are of {others}"
             return most if others else "all reused rows are of it"
-        if work.committed:
+        if work.lost is not None:
             return "lost objects are built again, with the same rows"
         if self.request.recompute:
             return "--recompute"
@@ -355,7 +354,7 @@ def _round_trip(store: Folder) -> float:
 
 
 def _state(work: Work) -> PlanState:
-    if work.committed:
+    if work.lost is not None:
         return "repair" if work.todo else "nothing"
     return "build" if work.target.folder.size(DESCRIPTION) is None else "continue"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import BuildError, FormatError, StorageError, StoreError
+from precache.errors import BuildError, FormatError, Hole, StorageError, StoreError
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store.arrays import (
@@ -40,7 +40,7 @@ from precache.store.row_table import (
 from precache.store.small_arrays import file_array, small_array
 from precache.store.tree import Leaf, sealed_root, spare_objects
 from precache.store.version import mean_and_std
-from precache_workers.driver.totals import Totals, holes
+from precache_workers.driver import totals
 from precache_workers.ops.identity import behaviours, installed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
@@ -82,15 +82,15 @@ def commit(
         if are_classes(labels) and any(receipt.labels for receipt in ordered):
             fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in ordered])
             labels = np.where(fetched < 0, labels, fetched)
-    labels, reasons = narrow(labels), holes(ordered)
+    labels, of_rows = narrow(labels), totals.holes(ordered)
     sums = {  # of images
         name: np.array([receipt.sums[name].flat() for receipt in ordered], np.float64)
         for name in target.shapes
         if all(name in receipt.sums for receipt in ordered)
     }
-    objects = small_objects(target, ordered, labels, reasons, sums)
+    objects = small_objects(target, ordered, labels, of_rows, sums)
     leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
-    own = _attributes(target, ordered, labels, len(reasons), sums)
+    own = _attributes(target, ordered, labels, len(of_rows), sums)
     root = sealed_root({**own, "objects": leaves})
     objects |= spare_objects(root, objects.values())
 
@@ -146,7 +146,7 @@ def small_objects(
     target: TargetVersion,
     receipts: Sequence[Receipt],
     labels: np.ndarray,
-    reasons: Mapping[int, str],
+    holes: Mapping[int, Hole],
     sums: Mapping[str, np.ndarray],
 ) -> dict[str, bytes]:
     """Return name -> bytes of all objects of a version but its shards and its own document.
@@ -155,12 +155,12 @@ def small_objects(
     ----------
     receipts
         Of all shards, in order.
-    labels, reasons, sums
-        By row; row -> reason of every hole; field of images -> (shards, 1 + 2 C) float64.
+    labels, holes, sums
+        By row; every hole by its row; field of images -> (shards, 1 + 2 C) float64.
     """
     table, fields = target.table, target.spec.recipe.fields
     valid = np.ones(len(table), np.bool_)
-    valid[list(reasons)] = False
+    valid[list(holes)] = False
     group = as_json(group_document({}))
     objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
 
@@ -186,7 +186,7 @@ def small_objects(
     if not np.array_equal(labels, table.labels, equal_nan=labels.dtype.kind == "f"):
         add(LISTED_LABEL, small_array(table.labels, ["row"], -1))
     add("valid", small_array(valid, ["row"], fill_value=False))
-    named = {row: [table.keys[row], why] for row, why in reasons.items()}
+    named = {row: [table.keys[row], hole] for row, hole in holes.items()}
     add("holes", file_array(as_json(named)))
     texts = [text for receipt in receipts for text in receipt.content]
     of_parts = [t for receipt in receipts for t in receipt.parts or [""] * len(receipt.content)]
@@ -211,7 +211,7 @@ def _attributes(
     for name, version in (item for receipt in receipts for item in receipt.libraries.items()):
         recorded.setdefault(name, set()).add(version)
     joined = {name: ", ".join(sorted(versions)) for name, versions in recorded.items()}
-    own, total = target.describe(), Totals.of(receipts)
+    own, total = target.describe(), totals.Totals.of(receipts)
     for name, described in own["fields"].items():
         described["raw"] = total.raw_of[name]
         described["stored"] = total.stored_of[name]

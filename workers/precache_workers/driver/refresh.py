@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from precache.errors import RecipeError, StoreError, UsageError
+from precache.errors import Hole, RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import read_description
@@ -28,7 +28,6 @@ from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import ended_workers
 from precache_workers.sources.folder import FolderSource
 from precache_workers.user_code.loading import refuse_stored_code
 
@@ -112,13 +111,13 @@ def _source(version: Version, request: Request) -> str:
     return uri
 
 
-def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> ListedSource:
+def rows_of(version: Version, request: Request, failed: Mapping[str, Hole]) -> ListedSource:
     """Return the rows of a version as the listing of a build by the request's recipe.
 
     Parameters
     ----------
     failed
-        Key -> reason, of the version's holes: samples that killed a worker, or took too long, are
+        Key -> hole, of the version: samples that killed a worker, or took too long, are
         not tried again.
     """
     folder, attributes = version.folder, version.attributes
@@ -139,7 +138,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         ignored={},
         code=function_digests(request.recipe),
         seconds=0.0,
-        barred={key: why for key, why in failed.items() if ended_workers(why)},
+        barred={key: hole for key, hole in failed.items() if hole.ended_worker},
         refreshes=folder.name,
         labels=version.labels,
     )

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from precache.codecs.image import import_zstd
-from precache.errors import PrecacheError, SampleError, SourceError
+from precache.errors import Hole, PrecacheError, SampleError, SourceError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
@@ -42,7 +42,7 @@ class SampleProbe:
     run_tasks
         Runs tasks.
     barred
-        Key -> reason, of samples that are left out, as they end workers; it grows.
+        Key -> hole, of samples that are left out, as they end workers; it grows.
     declared
         Take row shapes that the recipe declares, without stored bytes, where samples need not be
         read to decide whether a build is refused.
@@ -60,7 +60,7 @@ class SampleProbe:
         self.request, self.progress = request, progress
         self.store = open_folder(request.store, request.storage_options)
         self.source = source_of(request)
-        self.barred: dict[str, str] = {}
+        self.barred: dict[str, Hole] = {}
         self.starts: Starts | None = None
         self._job: Job | None = None
         self.probe_seconds = 0.0

@@ -6,23 +6,24 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from precache.errors import Hole
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 
 
-def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
-    """Return row -> reason of every hole, in row order."""
+def holes(receipts: Iterable[Receipt]) -> dict[int, Hole]:
+    """Return every hole by its row, in row order."""
     return dict(sorted(hole for receipt in receipts for hole in receipt.holes.items()))
 
 
-def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
+def failures(receipts: Iterable[Receipt]) -> dict[int, Hole]:
     """Return the holes whose samples failed, in row order, without those of removed samples."""
-    return {row: why for row, why in holes(receipts).items() if why != REMOVED}
+    return {row: hole for row, hole in holes(receipts).items() if hole != REMOVED}
 
 
 def failed_samples(keys: Sequence[str], receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
     """Return key and reason of every sample that failed, in row order; `keys` of all rows."""
-    return [(keys[row], why) for row, why in failures(receipts).items()]
+    return [(keys[row], hole.reason) for row, hole in failures(receipts).items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Totals:
             raw_of.update({name: made.raw_nbytes for name, made in receipt.objects.items()})
             stored_of.update({name: made.size for name, made in receipt.objects.items()})
             stages.update(receipt.seconds)
-        removed = sum(why == REMOVED for r in receipts for why in r.holes.values())
+        removed = sum(hole == REMOVED for r in receipts for hole in r.holes.values())
         return cls(
             shards=len(receipts),
             images=sum(len(r.content) for r in receipts) - removed,

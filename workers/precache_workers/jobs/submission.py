@@ -77,7 +77,10 @@ class ClusterJob:
         raise kind(f"job {self.id} {state.lower()}: {why}")
 
     def _follow(self, write: Callable[[str], object]) -> Any:
-        """Pass on the lines of the log; returns what the cluster knows of the job that ended."""
+        """Pass on the lines of the log; returns what the cluster knows of the job that ended.
+
+        The job needs no answers of its server: one that is missed is asked for at the next poll.
+        """
         passed, self._reached = 0, time.monotonic()
         while True:
             try:

@@ -128,11 +128,9 @@ def ops_digest(recipe: Recipe, name: str, count: int, decided: Mapping[str, str]
         "decodes": field.decodes,
         "revision": OPS_REVISION,
         "versions": identities,
+        "kind": field.kind,
+        "variant": field.first_variant if random else None,
     }
-    if field.kind:
-        meaning["kind"] = field.kind
-    if random and field.first_variant:
-        meaning["variant"] = field.first_variant
     return hashlib.sha256(canonical_json(meaning)).hexdigest()
 
 

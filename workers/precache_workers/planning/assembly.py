@@ -15,9 +15,13 @@ from types import MappingProxyType
 
 import numpy as np
 
+from precache.errors import Hole
 from precache.recipe.recipe import Field, Recipe
 from precache.store.row_table import REMOVED
 from precache_workers.planning.catalogue import Held, StoredArray, StoredRows, has_row
+
+Parts = Mapping[str, str]
+"""Part of a sample -> its content."""
 
 ObjectId = tuple[tuple[str, str], int]
 """Version and name of an array, and number of its shard."""
@@ -80,7 +84,7 @@ class Run:
     places
         Their places in the shard.
     hole
-        Reason, where they are known to be holes.
+        Kind and reason, where they are known to be holes.
     reuses
         Whether a field is taken from a stored row, or a hole stays.
     fetches
@@ -89,7 +93,7 @@ class Run:
 
     places: range
     fields: Mapping[str, Action]
-    hole: str = ""
+    hole: Hole | None = None
     reuses: bool = False
     fetches: bool = False
 
@@ -151,20 +155,20 @@ class Assembly:
         )
 
     def with_sample(
-        self, place: int, content: str, hole: str = "", parts: Mapping[str, str] | None = None
+        self, place: int, content: str, hole: Hole | None = None, parts: Parts | None = None
     ) -> Run:
         """Settle how a row is made whose sample was fetched, by the sample's content.
 
         Parameters
         ----------
         hole
-            Reason, where the sample must not be decoded, or could not be fetched.
+            Kind and reason, where the sample must not be decoded, or could not be fetched.
         parts
             Part of the sample -> its content; None if they are as the content is.
         """
         places = range(place, place + 1)
         unchanged = content != "" and content == self.rows.contents[place]
-        stored_hole = self.rows.holes.get(place, "") if unchanged else ""
+        stored_hole = self.rows.holes.get(place) if unchanged else None
         if hole or stored_hole:
             return Run(places, self.hole_at(place), hole or stored_hole, reuses=unchanged)
         same = dict.fromkeys(self.rows.fields, unchanged)
@@ -201,7 +205,7 @@ def assemble(
     recipe: Recipe,
     rows: StoredRows,
     removed: Iterable[int] = (),
-    barred: Mapping[int, str] = MappingProxyType({}),
+    barred: Mapping[int, Hole] = MappingProxyType({}),
 ) -> Assembly:
     """Decide how each row of a shard comes about.
 
@@ -210,19 +214,17 @@ def assemble(
     removed
         Places of rows whose samples the source has no more.
     barred
-        Place -> reason, of rows whose samples must not be decoded.
+        Place -> hole, of rows whose samples must not be decoded.
     """
     bare = Assembly(recipe, rows, ())
-    reasons = {place: why for place, why in rows.holes.items() if rows.known[place]}
+    holes = {place: hole for place, hole in rows.holes.items() if rows.known[place]}
     complete = np.logical_and.reduce([has_row(held) for held in rows.fields.values()])
-    reasons |= {
-        place: why for place, why in barred.items() if rows.known[place] and complete[place]
-    }
-    reasons |= dict.fromkeys(removed, REMOVED)
-    return Assembly(recipe, rows, tuple(_runs(bare, reasons)))
+    holes |= {p: hole for p, hole in barred.items() if rows.known[p] and complete[p]}
+    holes |= dict.fromkeys(removed, REMOVED)
+    return Assembly(recipe, rows, tuple(_runs(bare, holes)))
 
 
-def _runs(assembly: Assembly, reasons: Mapping[int, str]) -> Iterator[Run]:
+def _runs(assembly: Assembly, holes: Mapping[int, Hole]) -> Iterator[Run]:
     rows = assembly.rows
     count = len(rows.known)
     columns = [rows.known]
@@ -231,12 +233,12 @@ def _runs(assembly: Assembly, reasons: Mapping[int, str]) -> Iterator[Run]:
         columns += [held[:, 0], shifts, held[:, 2]]
     table = np.stack(columns, axis=1)
     starts = {0, *(np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1).tolist()}
-    starts |= {place + 1 for place in reasons} | reasons.keys()
+    starts |= {place + 1 for place in holes} | holes.keys()
     bounds = [*sorted(start for start in starts if start < count), count]
     for start, stop in itertools.pairwise(bounds):
         places = range(start, stop)
-        if reason := reasons.get(start):
-            yield Run(places, assembly.hole_at(start), reason, reuses=reason != REMOVED)
+        if hole := holes.get(start):
+            yield Run(places, assembly.hole_at(start), hole, reuses=hole != REMOVED)
         elif rows.known[start]:
             yield replace(assembly.with_sample(start, rows.contents[start]), places=places)
         else:

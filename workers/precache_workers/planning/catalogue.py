@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from precache.errors import Hole
 from precache.recipe.recipe import Field, LossyCodec, Recipe, crop_pairs, mask_pairs
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
@@ -35,7 +36,6 @@ from precache_workers.planning.stored_versions import (
     stored_versions,
 )
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import ended_workers
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StoredRows:
     known
         (rows,) bool, whether this is the content of the listed sample, and none of it is a guess.
     holes
-        Row -> reason, where samples of this content fail.
+        Row -> hole, where samples of this content fail.
     labels
         Labels of rows that came with their samples, -1 for none; None if others are known.
     parts, starts
@@ -124,7 +124,7 @@ class StoredRows:
     fields: Mapping[str, Held]
     content: np.ndarray
     known: np.ndarray
-    holes: Mapping[int, str]
+    holes: Mapping[int, Hole]
     labels: np.ndarray | None = None
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)
     starts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -246,12 +246,12 @@ class StoredSamples:
         return holes
 
     @functools.cached_property
-    def failures(self) -> list[tuple[int, str]]:
-        """Listed samples that failed, and the reasons."""
+    def failures(self) -> list[tuple[int, Hole]]:
+        """Listed samples that failed, and how."""
         places = np.flatnonzero(self.at_keys(self.is_hole, False))
         holes = self.version.holes
         pairs = ((row, holes[self.rows[row]][1]) for row in places.tolist())
-        return [(row, why) for row, why in pairs if why != REMOVED]
+        return [(row, hole) for row, hole in pairs if hole != REMOVED]
 
     def at_keys(self, of_rows: np.ndarray, unknown: object) -> np.ndarray:
         """Return values of rows for the listed samples of the same keys."""
@@ -260,9 +260,14 @@ class StoredSamples:
         return found
 
     def rows_with(
-        self, parts: Mapping[str, np.ndarray], starts: Sequence[str], *, same_keys: bool
+        self,
+        parts: Mapping[str, np.ndarray],
+        starts: Sequence[str],
+        usable: np.ndarray,
+        *,
+        same_keys: bool,
     ) -> np.ndarray:
-        """Find rows of the same contents of some parts: (listed,) int64, -1 for none.
+        """Find usable rows of the same contents of some parts: (listed,) int64, -1 for none.
 
         Of several it is the one in the same place, else the one of the same key.
 
@@ -270,6 +275,8 @@ class StoredSamples:
         ----------
         parts
             Part of listed samples -> its contents.
+        usable
+            (rows,) bool.
         same_keys
             Only rows of the same keys.
         """
@@ -282,7 +289,7 @@ class StoredSamples:
         def take(rows: np.ndarray) -> None:
             same = wanted & (found < 0) & (rows >= 0)
             same[same] = (own[rows[same]] == content[same]).all(1)
-            same[same] = ~self.is_hole[rows[same]]
+            same[same] = usable[rows[same]]
             found[same] = rows[same]
 
         if same_keys:
@@ -294,7 +301,7 @@ class StoredSamples:
         left = np.flatnonzero(wanted & (found < 0))
         if len(left):
             # A content of which only the first half is found is taken for unknown.
-            ordered = np.flatnonzero(~self.is_hole & _is_known(own))
+            ordered = np.flatnonzero(usable & _is_known(own))
             ordered = ordered[np.argsort(own[ordered, 0], kind="stable")]
             at = np.searchsorted(own[ordered, 0], content[left, 0])
             rows = np.full(len(content), -1)
@@ -321,12 +328,15 @@ class Catalogue:
         Contents and labels of the listed samples, without places of rows.
     retries
         Samples that failed are not known to fail.
+    lost
+        Places of arrays, and shards, that are not what they were: no rows are taken of these.
     """
 
     spec: VersionSpec
     versions: Sequence[StoredSamples]
     listed: StoredRows
     retries: bool = False
+    lost: Collection[tuple[tuple[str, str], int]] = ()
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -388,10 +398,10 @@ class Catalogue:
         return frozenset(failed)
 
     @functools.cached_property
-    def holes(self) -> dict[int, str]:
-        """Row -> reason, where a version has a hole for a sample of the same key and content, which
+    def holes(self) -> dict[int, Hole]:
+        """Row -> hole, where a version has a hole for a sample of the same key and content, which
         is due to the ops of these fields alone; or ended workers, without functions of the user."""
-        holes: dict[int, str] = {}
+        holes: dict[int, Hole] = {}
         for samples in () if self.retries else self.versions:
             arrays = [array for of_field in samples.arrays.values() for array in of_field]
             whole = {name for name, of in samples.arrays.items() if any(a.finished for a in of)}
@@ -402,9 +412,9 @@ class Catalogue:
             by_library = not (self.spec.recipe.functions or samples.attributes.recipe.functions)
             of_keys = samples.at_keys(samples.content, 0)
             same = _is_known(of_keys) & (of_keys == self.listed.content).all(1)
-            for row, why in samples.failures:
-                if same[row] and (due or (by_library and ended_workers(why))):
-                    holes.setdefault(row, why)
+            for row, hole in samples.failures:
+                if same[row] and (due or (by_library and hole.ended_worker)):
+                    holes.setdefault(row, hole)
         return holes
 
     @functools.cached_property
@@ -450,6 +460,7 @@ class Catalogue:
                 ways = []
                 for (number, array), rows in zip(group, rows_of, strict=True):
                     is_hole = self._is_hole_of(number) & ~valid
+                    is_hole &= self._is_there(array, len(places))
                     same = (rows == places) | is_hole
                     whole = _in_whole_shards(array, rows_per_shard, same)
                     at = numbers[id(array)], is_hole
@@ -458,7 +469,7 @@ class Catalogue:
                     new = some & (held[:, 0] < 0)
                     held[new, 0], held[new, 1], held[new, 2] = at, taken[new], is_hole[new]
         made = np.logical_and.reduce([has_row(held) for held in fields.values()])
-        holes = {row: why for row, why in self.holes.items() if not made[row]}
+        holes = {row: hole for row, hole in self.holes.items() if not made[row]}
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
@@ -484,11 +495,18 @@ class Catalogue:
         declared = self.spec.recipe.fields[name]
         same_keys = any(op.is_random for op in declared.ops[: array.applied])
         starts = (*starts_of(name, declared),)
-        key = number, starts, same_keys
+        key = number, starts, same_keys, array.place if self.lost else None
         if key not in self._found:
             samples = self.versions[number]
-            self._found[key] = samples.rows_with(self.listed.parts, starts, same_keys=same_keys)
+            usable = ~samples.is_hole & self._is_there(array, len(samples.table))
+            self._found[key] = samples.rows_with(
+                self.listed.parts, starts, usable, same_keys=same_keys
+            )
         return self._found[key]
+
+    def _is_there(self, array: StoredArray, rows: int) -> np.ndarray:
+        lost = [shard for place, shard in self.lost if place == array.place]
+        return ~np.isin(np.arange(rows) // array.rows_per_shard, lost)
 
     def _is_hole_of(self, number: int) -> np.ndarray:
         """Return where a version has a hole in the same place, of the same or a removed sample."""
@@ -521,15 +539,14 @@ def _samples(
     """
     wanted = _wanted_digests(spec)
     for stored in versions:
-        attributes, is_made = stored.attributes, stored.folder.name == made
+        attributes = stored.attributes
         matches = match_arrays(spec.recipe, wanted, stored.folder, attributes)
-        if not (matches or attributes.holes) or (is_made and stored.begun is not None):
+        if not (matches or attributes.holes) or stored.folder.name == made:
             continue
-        matches = {} if is_made else matches
         with contextlib.suppress(*UNREADABLE, ValueError):  # `verify` says why
             version = stored.version
-            ended = any(ended_workers(why) for _, why in version.holes.values())
-            if not (matches or ended or is_made):
+            ended = any(hole.ended_worker for _, hole in version.holes.values())
+            if not (matches or ended):
                 continue
             table, content, of_parts, finished = stored.read_rows()
             rows, starts = table.keys.find(spec.table.keys), all_starts(attributes.recipe)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import ChoiceError, SourceError, StorageError, UsageError
+from precache.errors import ChoiceError, Hole, SourceError, StorageError, UsageError
 from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
@@ -87,7 +87,7 @@ class ListedSource:
     seconds
         Wall time of listing.
     barred
-        Key -> reason, of samples that must not be decoded.
+        Key -> hole, of samples that must not be decoded.
     refreshes, labels
         Id of the version that is refreshed, and its labels by row: they need not be those of the
         row table, as they may have come with its samples. These are its rows, and the source was
@@ -109,7 +109,7 @@ class ListedSource:
     ignored: Mapping[str, int]
     code: Mapping[str, str]
     seconds: float
-    barred: Mapping[str, str] = field(default_factory=dict)
+    barred: Mapping[str, Hole] = field(default_factory=dict)
     refreshes: str | None = None
     labels: np.ndarray | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)

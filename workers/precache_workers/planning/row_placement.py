@@ -13,7 +13,6 @@ from precache.store.labels import no_labels
 from precache.store.layout import rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.planning.catalogue import names_of
-from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows, row_order
 from precache_workers.planning.stored_versions import UNREADABLE, StoredVersion, stored_versions
 
@@ -99,6 +98,8 @@ def _placed_as_in(
     attributes = stored.attributes
     if table.digest == attributes.rows_digest:
         parent = table
+    from precache_workers.planning.diff import source_changes
+
     changed = f"Since version {short(stored.folder.name)}: {source_changes(parent, table)}"
     return Placed(table, attributes.rows_per_shard, changed, table.digest != fresh.digest)
 

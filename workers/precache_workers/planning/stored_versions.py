@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from precache.storage.base import Folder
 from precache.store.build_status import read_description
 from precache.store.commit_log import ROOT, VERSION, read_log
 from precache.store.json_documents import Attributes, Identity
-from precache.store.live_version import LiveVersion, open_begun
 from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import RowTable, contents_of
 from precache.store.tree import spare_root
 from precache.store.version import Version, read_attributes
+
+if TYPE_CHECKING:
+    from precache.store.live_version import LiveVersion
 
 UNREADABLE = DamageError, StorageError, StoreError
 """Raised where a version is read that is damaged, was removed, or is of a newer release."""
@@ -112,6 +115,8 @@ def stored_versions(
         if isinstance(document, Attributes):
             yield StoredVersion(folder, document)
             continue
+        from precache.store.live_version import open_begun
+
         with contextlib.suppress(*UNREADABLE):
             if (live := open_begun(folder)) is not None:
                 yield StoredVersion(folder, live.attributes, live)
@@ -139,6 +144,8 @@ def add_receipts(begun: LiveVersion) -> tuple[np.ndarray, list[np.ndarray], np.n
 
 def open_finished(folder: Folder) -> Version:
     """Open a committed version, or the finished shards of one that was begun."""
+    from precache.store.live_version import open_begun
+
     if folder.size(ROOT) is None and (begun := open_begun(folder)) is not None:
         add_receipts(begun)
         return begun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +89,7 @@ class Work:
     Attributes
     ----------
     found
-        Where other versions store the rows: nowhere, if no object of a committed one is lost.
+        Where the rows are stored, lost objects apart: nowhere, if a committed version lacks none.
     retried
         Rows whose samples failed in another version, and are tried again by request.
     receipts
@@ -113,16 +114,6 @@ class Work:
     needed: int | None = None
     failed: TargetVersion | None = None
 
-    def with_lost(self, objects: StoredObjects) -> Work:
-        """Return the same work with more objects of a committed version to restore."""
-        lost = {**(self.lost or {}), **objects}
-        return replace(self, todo=sorted({shard for _, shard in lost}), lost=lost)
-
-    @property
-    def committed(self) -> bool:
-        """Return whether the version was committed before, and lacks only lost objects."""
-        return self.lost is not None
-
 
 def find_work(
     request: Request,
@@ -130,6 +121,7 @@ def find_work(
     listed: ListedSource,
     target: TargetVersion | None,
     probe: Probe,
+    damaged: StoredObjects = MappingProxyType({}),
 ) -> Work:
     """Find what the store lacks of a version, and which of its rows other versions have.
 
@@ -141,6 +133,8 @@ def find_work(
         Measures row shapes where no earlier version has them. Pixels are read of the samples that
         this build decodes, unless it resumes one that was begun, refreshes a version, or the recipe
         leaves nothing open and code of the user makes no rows.
+    damaged
+        Objects of a committed version whose bytes are not what they were.
 
     Raises
     ------
@@ -148,16 +142,27 @@ def find_work(
         Pixels have two readings, and the recipe does not state which; or two reads of a sample
         differ.
     """
-    failed = None
+    failed = lost = None
     if target is not None and is_committed(target):
-        if not is_tried_again(request, target):
-            nothing = StoredRows.empty(target.shapes, len(target.table))
-            work = Work(target, nothing, lost={}).with_lost(target.committed().lost_objects())
-            found = stored_elsewhere(request, store, listed, target) if work.todo else nothing
-            return replace(work, found=found)
-        failed, target = target, new_target(store, target)
+        if is_tried_again(request, target):
+            failed, target = target, new_target(store, target)
+        elif not (lost := {**target.committed().lost_objects(), **damaged}):
+            return Work(target, StoredRows.empty(target.shapes, len(target.table)), lost=lost)
     spec, measured, is_new = listed.spec, None, target is None
-    catalogue = read_catalogue(request, store, listed, target.version if target else None)
+    catalogue = Catalogue.empty(spec)  # to compute all rows again
+    if not request.recompute:
+        catalogue = Catalogue.read(
+            store,
+            spec,
+            retries=request.retry_failed,
+            pinned=listed.refreshes,
+            labels_with_samples=listed.fetches_labels,
+            made=None if target is None or lost else target.version,
+        )
+    if target is not None and lost:
+        gone = [((target.version, name), shard) for name, shard in lost]
+        found = replace(catalogue, lost=gone).find(target.rows_per_shard, target.shapes)
+        return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
     if target is None:
         found = catalogue.find()
         shapes = found.shapes
@@ -187,36 +192,6 @@ def find_work(
     return Work(target, found, retried, needed=needed, failed=failed)
 
 
-def read_catalogue(
-    request: Request, store: Folder, listed: ListedSource, made: str | None
-) -> Catalogue:
-    """Read the catalogue of a build: an empty one has all rows computed again.
-
-    Parameters
-    ----------
-    made
-        Id of the version that is made or repaired, if the store has it.
-    """
-    if request.recompute:
-        return Catalogue.empty(listed.spec)
-    return Catalogue.read(
-        store,
-        listed.spec,
-        retries=request.retry_failed,
-        pinned=listed.refreshes,
-        labels_with_samples=listed.fetches_labels,
-        made=made,
-    )
-
-
-def stored_elsewhere(
-    request: Request, store: Folder, listed: ListedSource, target: TargetVersion
-) -> StoredRows:
-    """Find where other versions store the rows of a version."""
-    catalogue = read_catalogue(request, store, listed, target.version)
-    return catalogue.find(target.rows_per_shard, target.shapes)
-
-
 def may_draw(request: Request, recipe: Recipe) -> bool:
     """Return whether code of the user may draw random numbers that the recipe does not state."""
     by_user = request.source.startswith("python:") or recipe.functions
@@ -242,7 +217,9 @@ def is_tried_again(request: Request, target: TargetVersion) -> bool:
 
 
 def remaining(work: Work) -> Work:
-    """Return the work on an uncommitted version without its finished shards."""
+    """Return the work without the shards of an uncommitted version that are finished."""
+    if work.lost is not None:
+        return work
     target, receipts = work.target, read_receipts(work.target)
     todo = target.shards_to_do(receipts)
     finished = {shard: receipts[shard] for shard in receipts.keys() - set(todo)}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
-from precache_workers.planning.shard_plan import ShardPlan
+from precache_workers.shards.timing import TimeCost
+
+if TYPE_CHECKING:
+    from precache_workers.planning.shard_plan import ShardPlan
 
 BUILD_ROUND_TRIPS, SHARD_ROUND_TRIPS = 65, 3
 """Requests to a bucket that wait for one another: of a build, from its first look at the store to
@@ -21,27 +24,10 @@ take 0.1 s, as on an SSD."""
 
 
 @dataclass(frozen=True)
-class TimeCost:
-    """Seconds of wall time and of CPU time."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    def __add__(self, other: TimeCost) -> TimeCost:
-        return TimeCost(self.wall + other.wall, self.cpu + other.cpu)
-
-    def __mul__(self, count: float) -> TimeCost:
-        return TimeCost(self.wall * count, self.cpu * count)
-
-    def __truediv__(self, count: float) -> TimeCost:
-        return TimeCost(self.wall / count, self.cpu / count)
-
-
-@dataclass(frozen=True)
 class RowCost:
     """Cost of a row of one array, and its stored bytes."""
 
-    time: TimeCost = TimeCost()
+    time: TimeCost = field(default_factory=TimeCost)
     nbytes: float = 0.0
 
 

@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from precache.errors import PrecacheError, SampleError
+from precache.errors import Hole, PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.profiling.estimate import TimeCost
 from precache_workers.runtime.time_limit import DECODING, samples_at_work
 from precache_workers.shards.samples import one_thread
+from precache_workers.shards.timing import TimeCost
 from precache_workers.sources.base import Sample
 from precache_workers.sources.fetching import FetchedSamples
 
@@ -70,7 +70,7 @@ def run_samples(
     samples: FetchedSamples,
     work: Callable[[SampleRun, Sample], Result],
     *,
-    barred: Mapping[str, str] = MappingProxyType({}),
+    barred: Mapping[str, Hole] = MappingProxyType({}),
     warm_up: Mapping[str, FieldRecipe] = MappingProxyType({}),
     seconds: float = math.inf,
 ) -> Generator[tuple[SampleRun, Result | Exception], None, None]:
@@ -81,7 +81,7 @@ def run_samples(
     work
         Does all that is to be measured of a sample, by `SampleRun.time`.
     barred
-        Key -> reason, of samples that must not be decoded.
+        Key -> hole, of samples that must not be decoded.
     warm_up
         Recipes that are applied to the first sample once, before it is measured: the first row of
         a process is slower than the others.
@@ -107,7 +107,7 @@ def run_samples(
             outcome: Result | Exception
             try:
                 if run.key in barred:
-                    raise SampleError(barred[run.key])
+                    raise SampleError(barred[run.key].reason)
                 if not isinstance(sample, Sample):
                     raise sample
                 run.nbytes = sample.nbytes

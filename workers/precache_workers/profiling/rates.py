@@ -24,11 +24,12 @@ from precache_workers.cluster.executor import RunTasks
 from precache_workers.planning.assembly import assemble, count_rows
 from precache_workers.planning.catalogue import has_row
 from precache_workers.planning.rows import in_few_units, samples_read
-from precache_workers.profiling.estimate import RowCost, TimeCost, UnitTimes
+from precache_workers.profiling.estimate import RowCost, UnitTimes
 from precache_workers.profiling.harness import SampleRun, hole_reason
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, one_thread, recipes_of
 from precache_workers.shards.shard_task import ShardTask, run_shard
+from precache_workers.shards.timing import TimeCost
 from precache_workers.sources.base import Fetched, Sample
 from precache_workers.sources.fetching import FetchedSamples
 
@@ -134,7 +135,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
 
         def build(part: slice, arrays: Sequence[str] = arrays) -> Receipt:
             receipt = run_shard(_shard_of(task, arrays, keys[part], samples[part]))
-            failed.update({keys[part][row]: why for row, why in receipt.holes.items()})
+            failed.update({keys[part][row]: hole.reason for row, hole in receipt.holes.items()})
             return receipt
 
         build(slice(1))  # the first row of a process is slower

@@ -21,7 +21,6 @@ from precache.store.shard_writer import lossy_row
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.work_plan import MeasuredRows
-from precache_workers.profiling.own_draws import OwnDraws
 from precache_workers.profiling.pixel_readings import readings
 from precache_workers.profiling.questions import Question, answers, is_often, show_samples
 from precache_workers.runtime.time_limit import run_in_time
@@ -108,6 +107,8 @@ def _asked_of_pixels(
         )
     ]
     if twice and (isinstance(job.source, DatasetSource) or recipe.functions):
+        from precache_workers.profiling.own_draws import OwnDraws
+
         asked.append(OwnDraws(task, recipes))
     return asked
 

@@ -9,8 +9,8 @@ once a second. While the interpreter's lock is held, neither runs, and the timer
 set anew once a second, ends the process and prints the stack.
 
 A worker's notes are in a folder, a file of each thread: on one line, 1 if code outside precache
-works on the samples, else 0; the reason if they are late; the reason if they kill the process; and
-digests of their keys, with NUL between them. If the process dies, also by a signal, they have the
+works on the samples, else 0; what is done with them; their time limit; and digests of their keys,
+with NUL between them. If the process dies, also by a signal, they have the
 samples that it worked on (`take_suspects`). If there are several, any of them may have ended it, or
 they may have waited for each other, and they are retried one by one.
 
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from precache.errors import HangError
+from precache.errors import HangError, Hole, HoleKind
 
 Result = TypeVar("Result")
 
@@ -45,7 +45,7 @@ SAMPLE_SECONDS = 300.0
 
 FETCHING, DECODING = "fetching it", "decoding it"
 LATE, KILLS = "took longer than", "kills the worker"
-"""Beginnings of the reasons of holes: one of the first two, and one of these."""
+"""Parts of the reasons of holes."""
 
 LOOK_SECONDS = 1.0
 
@@ -57,7 +57,7 @@ CLEANUP_SECONDS = 5.0
 
 TIMER, ENDED_LATE = "timer", "late"
 """Files beside the notes: the time at which the timer expires, behind which it writes a stack; and
-digest of key -> reason, where the process ends as samples are late."""
+digest of key -> hole, where the process ends as samples are late."""
 
 EXPIRY = struct.Struct("<d")
 
@@ -114,11 +114,11 @@ class Notes:
             os.close(self._threads.pop(thread))
             (self._folder / f"{thread}").unlink(missing_ok=True)
 
-    def write_late(self, late: Mapping[str, str]) -> None:
-        """Write for which samples the process ends: key -> reason."""
-        reasons = {key_digest(key): why for key, why in late.items()}
+    def write_late(self, late: Mapping[str, Hole]) -> None:
+        """Write for which samples the process ends: key -> hole."""
+        holes = {key_digest(key): hole for key, hole in late.items()}
         with contextlib.suppress(OSError):
-            (self._folder / ENDED_LATE).write_text(json.dumps(reasons))
+            (self._folder / ENDED_LATE).write_text(json.dumps(holes))
 
     def close(self) -> None:
         """Remove the folder; threads that go on write no more notes."""
@@ -150,7 +150,18 @@ def kept_notes(path: str) -> Iterator[Notes | None]:
         _notes = None
 
 
-def take_suspects(path: str, why: str) -> dict[str, str] | None:
+def late_hole(what: str, limit: str) -> Hole:
+    """Return the hole of a sample that takes too long to fetch or decode."""
+    return Hole("fetch timed out" if what == FETCHING else "timed out", f"{what} {LATE} {limit}")
+
+
+def killer_hole(what: str, why: str) -> Hole:
+    """Return the hole of a sample that kills its worker while it is fetched or decoded."""
+    kind: HoleKind = "fetch killed its worker" if what == FETCHING else "killed its worker"
+    return Hole(kind, f"{what} {KILLS}: {why}")
+
+
+def take_suspects(path: str, why: str) -> dict[str, Hole] | None:
     """Read and remove the notes of a process that died.
 
     Parameters
@@ -161,7 +172,7 @@ def take_suspects(path: str, why: str) -> dict[str, str] | None:
     Returns
     -------
     dict or None
-        Digest of key -> reason, of the samples that may have ended it: those at which code outside
+        Digest of key -> hole, of the samples that may have ended it: those at which code outside
         precache worked, if there are any. None if its timer counted time for which it was stopped.
     """
     files = {file.name: file for file in Path(path).glob("*")}
@@ -170,8 +181,7 @@ def take_suspects(path: str, why: str) -> dict[str, str] | None:
     shutil.rmtree(path, ignore_errors=True)
     if ENDED_LATE in data:
         with contextlib.suppress(ValueError):  # of a full disk
-            late: dict[str, str] = json.loads(data[ENDED_LATE])
-            return late
+            return {digest: Hole(*hole) for digest, hole in json.loads(data[ENDED_LATE]).items()}
     timer = data.pop(TIMER, b"")
     expired = len(timer) > EXPIRY.size  # by the stack
     if expired and abs(ended - EXPIRY.unpack_from(timer)[0]) > EXPIRY_SECONDS:
@@ -180,8 +190,8 @@ def take_suspects(path: str, why: str) -> dict[str, str] | None:
     notes = [parts for text in texts if len(parts := text.split("\0")) > 3]
     suspects = [note for note in notes if note[0] == "1"] or notes
     return {
-        digest: late_reason if expired else f"{kills}: {why}"
-        for _, late_reason, kills, *digests in suspects
+        digest: late_hole(what, limit) if expired else killer_hole(what, why)
+        for _, what, limit, *digests in suspects
         for digest in digests
     }
 
@@ -211,8 +221,7 @@ class SamplesAtWork:
         if not self._timed:
             return
         if _notes is not None:
-            late, kills = f"{what} {LATE} {self._limit}", f"{what} {KILLS}"
-            _notes.write("\0".join((f"{foreign:d}", late, kills, *map(key_digest, keys))))
+            _notes.write("\0".join((f"{foreign:d}", what, self._limit, *map(key_digest, keys))))
         if self not in _timed:
             self.set_timer()
 
@@ -238,14 +247,12 @@ class SamplesAtWork:
         if self._timed and _notes is not None:
             _notes.write("")
 
-    def late(self) -> dict[str, str]:
-        """Return key -> reason of the samples that may hang; empty if none is late."""
+    def late(self) -> dict[str, Hole]:
+        """Return key -> hole of the samples that may hang; empty if none is late."""
         at = list(self._at.values())
         late = [note for note in at if self.clock - note[0] > self.seconds]
         suspects = [note for note in at if note[-1] or note in late] if late else []
-        return {
-            key: f"{what} {LATE} {self._limit}" for _, what, keys, _ in suspects for key in keys
-        }
+        return {key: late_hole(what, self._limit) for _, what, keys, _ in suspects for key in keys}
 
     def set_timer(self) -> None:
         """Set the timer of this process anew, if samples are at work in it, else stop it.
@@ -302,13 +309,6 @@ def fails_sample(error: BaseException) -> bool:
     return not (main or samples_at_work().given_up)
 
 
-def ended_workers(reason: str) -> bool:
-    """Return True if a sample is a hole because it took too long, or killed its workers."""
-    return any(
-        reason.startswith(f"{what} {how}") for what in (FETCHING, DECODING) for how in (LATE, KILLS)
-    )
-
-
 def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     """Run work with a time limit for each sample.
 
@@ -330,7 +330,7 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
                     errors.append(error)
 
     thread = threading.Thread(target=run, name="precache-samples", daemon=True)
-    late: dict[str, str] = {}
+    late: dict[str, Hole] = {}
     try:
         thread.start()
         looked = time.monotonic()

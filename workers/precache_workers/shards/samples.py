@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from precache.errors import Hole
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.store.locations import Locations
@@ -63,7 +64,7 @@ class FetchAllTask:
     keys, sizes, locations
         Of the samples, as a row table has them.
     barred
-        Key -> reason, of samples that must not be decoded: they become holes. Those that took too
+        Key -> hole, of samples that must not be decoded: they become holes. Those that took too
         long to fetch, or killed the worker meanwhile, are not fetched again.
     alone
         Samples at which a worker ended: each is fetched and decoded with nothing beside it.
@@ -73,7 +74,7 @@ class FetchAllTask:
     keys: Sequence[str] = ()
     sizes: Sequence[int] = ()
     locations: Locations | None = None
-    barred: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    barred: Mapping[str, Hole] = field(default_factory=dict, kw_only=True)
     alone: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
@@ -89,7 +90,7 @@ class FetchAllTask:
     def retried(self) -> Self:
         return self
 
-    def after(self, suspects: Mapping[str, str]) -> Self:
+    def after(self, suspects: Mapping[str, Hole]) -> Self:
         digests = {key: key_digest(key) for key in self.keys}
         own = {key: suspects[digest] for key, digest in digests.items() if digest in suspects}
         if len(suspects) == 1 and own.keys() <= self.alone:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from precache.errors import BuildError, FetchError, SampleError
+from precache.errors import BuildError, FetchError, Hole, SampleError
 from precache.runtime.process_id import node_name
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
@@ -46,8 +46,6 @@ from precache_workers.sources.dataset import DatasetSource
 LARGE_FILE = 16 << 20
 LARGE_MEMORY = 768 << 20
 """Bytes more where a file is larger than that: for pictures at the default limit of pixels."""
-UNFETCHED = "could not be fetched"
-"""Beginning of the reason of a hole whose sample could not be fetched."""
 _tasks_before = itertools.count()
 """Shards that this process has computed: CPU time before the first of them went into imports."""
 
@@ -69,9 +67,7 @@ class ShardTask(FetchAllTask):
         they are linked.
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
-        first rows of the shard.
-    read_before
-        Whether the samples were read before, in this build, and `pinned` is what they were then.
+        first rows of the shard. It is that of the refreshed version, else of an earlier read.
     removed
         Places of rows whose samples the source has no more.
     lease
@@ -91,7 +87,6 @@ class ShardTask(FetchAllTask):
     stored: StoredRows | None = None
     check_stored: bool = False
     pinned: Sequence[str] = ()
-    read_before: bool = False
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     again: bool = False
@@ -186,7 +181,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         for name, declared in recipe.fields.items()
     }
     frames = MaskFrames(recipe.fields, ops) if ops else None
-    rows = _Rows(task, assembly, writers, timing, frames if frames and frames.compares else None)
+    rows = _RowMaker(task, assembly, writers, timing, frames)
     with contextlib.nullcontext() if linked else one_thread():
         rows.make()
     task.require_unchanged(assembly.fetched)
@@ -230,7 +225,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     return create_receipt(task, receipt, built, claimed=claimed)
 
 
-class _Rows:
+class _RowMaker:
     """Makes the rows of a shard, every field of a row together.
 
     Attributes
@@ -251,13 +246,13 @@ class _Rows:
         timing: Timing,
         frames: MaskFrames | None,
     ) -> None:
-        self._frames = frames
+        self._frames = frames if frames and frames.compares else None
         self._task, self._assembly, self._writers, self._timing = task, assembly, writers, timing
         self._at_work = samples_at_work()
         self.content: list[str] = []
         self.parts: list[str] = []
         self._starts = all_starts(task.job.recipe)
-        self.holes: dict[int, str] = {}
+        self.holes: dict[int, Hole] = {}
         self.labels = [-1] * len(task.keys)
         if assembly.rows.labels is not None:
             self.labels = assembly.rows.labels.tolist()
@@ -287,23 +282,23 @@ class _Rows:
         sample, content = None, self._assembly.rows.contents[place]
         parts = self._stored_parts(place) if fetched is None else ""
         if fetched is not None:
-            sample, reason = self._sample_of(place, fetched)
+            sample, hole = self._sample_of(place, fetched)
             content = sample.content
             own = dict.fromkeys(self._starts, content)
             if sample.contents:
                 for start, each in self._starts.items():
                     own[start] = sample.contents.get(part_of(*each, sample), content)
                 parts = _joined(content, own)
-            row = self._assembly.with_sample(place, content, reason, own)
-        reason = self._at_work.work(DECODING, key, self._stage, row, place, key, sample)
-        if reason:
+            row = self._assembly.with_sample(place, content, hole, own)
+        hole = row.hole
+        if fault := self._at_work.work(DECODING, key, self._stage, row, place, key, sample):
             stage_rows(self._assembly.hole_at(place), self._writers, place)
-        reason = reason or row.hole
+            hole = Hole("failed", fault)
         self.content.append(content)
         self.parts.append(parts)
-        self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
-        if reason:
-            self.holes[row_number] = reason
+        self.reused += row.reuses and (not row.fetches if hole is None else row.hole is not None)
+        if hole is not None:
+            self.holes[row_number] = hole
         spent = timing.charge("ops")
         keep_rows(self._writers, range(place, place + 1))
         self._at_work.end()
@@ -316,28 +311,28 @@ class _Rows:
         return _joined(rows.contents[place], rows.parts_of_rows[place]) if rows.has_parts else ""
 
     def _stage(self, row: Run, place: int, key: str, sample: Sample | None) -> str:
-        """Stage a row; returns the reason if it is a hole."""
+        """Stage a row; returns the reason if it cannot be made."""
         fault = ""
-        if self._frames is not None and sample is not None and not row.hole:
+        if self._frames is not None and sample is not None and row.hole is None:
             fault = self._frames.fault(sample)
         fault = fault or stage_rows(row.fields, self._writers, place, key, sample)
         if fault or self._frames is None:
             return fault
         return self._frames.unlike({n: w.staged_shape(place) for n, w in self._writers.items()})
 
-    def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
-        """Return a sample, empty if it could not be fetched, and the reason of a hole."""
+    def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, Hole | None]:
+        """Return a sample, empty if it could not be fetched, and the hole that it is."""
         task, key = self._task, self._task.keys[place]
-        self.labels[place] = -1
+        self.labels[place], barred = -1, task.barred.get(key)
         if isinstance(fetched, FetchError):
             if place not in task.may_fail:
                 self.unfetched.append(fetched)
-            return Sample({}), f"{UNFETCHED}: {fetched}"
+            return Sample({}), Hole("not fetched", f"could not be fetched: {fetched}")
         if isinstance(fetched, SampleError):
-            return Sample({}), str(fetched)
+            return Sample({}), barred or Hole("failed", str(fetched))
         pinned = task.pinned[place] if place < len(task.pinned) else ""
         if pinned and fetched.content and fetched.content != pinned:
-            if task.read_before:
+            if not task.job.refreshes:  # read before, in this build
                 raise differs(key)
             source = task.job.source
             unseen = isinstance(source, DatasetSource) and not source.compares
@@ -348,7 +343,7 @@ class _Rows:
             )
         if fetched.label is not None:
             self.labels[place] = fetched.label
-        return fetched, task.barred.get(key, "")
+        return fetched, barred
 
 
 def _joined(content: str, parts: Mapping[str, str]) -> str:

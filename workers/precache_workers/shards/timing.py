@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import heapq
 import time
+from dataclasses import dataclass
 
 from precache.store.receipts import SlowSample
 
 STAGES = ("fetch", "ops", "encode", "put")
 SLOWEST_OF_SHARD = 5
 """Most samples that a receipt names."""
+
+
+@dataclass(frozen=True)
+class TimeCost:
+    """Seconds of wall time and of CPU time."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def __add__(self, other: TimeCost) -> TimeCost:
+        return TimeCost(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __mul__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall * count, self.cpu * count)
+
+    def __truediv__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall / count, self.cpu / count)
 
 
 class Timing:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from precache.errors import SampleError
+from precache.errors import Hole, SampleError
 from precache.runtime.ordered_map import prefetch
 from precache.store.locations import Locations, expected_bytes
-from precache_workers.runtime.time_limit import FETCHING, samples_at_work
+from precache_workers.runtime.time_limit import samples_at_work
 from precache_workers.sources.base import Fetched, Source
 
 FetchedSamples = Generator[tuple[str, Fetched], None, None]
@@ -78,7 +78,7 @@ def fetch_ahead(
     source: Source,
     keys: Sequence[str],
     sizes: Sequence[int],
-    barred: Mapping[str, str] = MappingProxyType({}),
+    barred: Mapping[str, Hole] = MappingProxyType({}),
     alone: Collection[str] = (),
     locations: Locations | None = None,
 ) -> FetchedSamples:
@@ -87,7 +87,7 @@ def fetch_ahead(
     Parameters
     ----------
     barred
-        Key -> reason, of samples that must not be decoded. Those that took too long to fetch, or
+        Key -> hole, of samples that must not be decoded. Those that took too long to fetch, or
         killed the worker meanwhile, are not fetched again.
     alone
         Samples that are fetched with nothing beside them.
@@ -96,12 +96,12 @@ def fetch_ahead(
     """
     at_work = samples_at_work()
     alone = set(keys).intersection(alone)
-    unfetched = {key for key, reason in barred.items() if reason.startswith(FETCHING)}
+    unfetched = {key for key, hole in barred.items() if hole.in_fetch}
 
     def fetch_run(run: list[int]) -> list[tuple[int, Fetched]]:
         names = [keys[place] for place in run]
         if names[0] in unfetched:
-            return [(place, SampleError(barred[keys[place]])) for place in run]
+            return [(place, SampleError(barred[keys[place]].reason)) for place in run]
         expected = [sizes[place] for place in run]
         where = None if locations is None else locations.take(run)
         with at_work.kept():
