@@ -717,7 +717,7 @@ static void plan_taps(Taps *taps, uint16_t *weights, double *values, const Axis 
     for (int64_t i = 0; i < out; i++) {
         double centre = axis->start + ((double)i + 0.5) * axis->scale, total = 0;
         double from = centre - support + 0.5, to = centre + support + 0.5;
-        int64_t first = from > 0 ? (int64_t)from : 0, end = (int64_t)to, largest = 0;
+        int64_t first = from > 0 ? (int64_t)from : 0, end = (int64_t)to;
         first = first < axis->size ? first : axis->size - 1;
         end = end < axis->size ? end : axis->size;
         end = end > first ? end : first + 1;
@@ -728,14 +728,16 @@ static void plan_taps(Taps *taps, uint16_t *weights, double *values, const Axis 
             double value = 1 - (distance < 0 ? -distance : distance);
             values[k] = value > 0 ? value : 0;
             total += values[k];
-            largest = values[k] > values[largest] ? k : largest;
         }
-        int64_t left = UINT16_MAX;
-        for (int64_t k = 0; k < tap->count; k++) {
-            weights[k] = total > 0 ? (uint16_t)(values[k] * UINT16_MAX / total) : 0;
-            left -= weights[k];
+        /* Sums are rounded, not weights: what is lost of many does not add up. */
+        double sum = 0;
+        uint16_t before = 0, upto = UINT16_MAX;
+        for (int64_t k = 0; k < tap->count; k++, before = upto) {
+            sum += values[k];
+            if (total > 0)
+                upto = (uint16_t)(sum * UINT16_MAX / total + 0.5);
+            weights[k] = (uint16_t)(upto - before);
         }
-        weights[largest] += (uint16_t)left;
         weights += tap->count;
     }
 }

@@ -663,11 +663,7 @@ def test_a_nearest_crop_is_its_box_resized() -> None:
         boxes.int().tolist(), images, found, strict=True
     ):
         part = image[None, :, top : top + height, left : left + width]
-        expected = functional.interpolate(part, (9, 33), mode="nearest-exact")[0]
-        assert (got != expected).float().mean() < 0.1  # of centres between two pixels
-        rows = [top + (2 * i + 1) * height // 18 for i in range(9)]
-        columns = [left + (2 * i + 1) * width // 66 for i in range(33)]
-        assert torch.equal(got, image[:, rows][:, :, columns])
+        assert torch.equal(got, functional.interpolate(part, (9, 33), mode="nearest")[0])
 
 
 def test_a_resize_resamples_each_field_as_it_says() -> None:
@@ -678,8 +674,8 @@ def test_a_resize_resamples_each_field_as_it_says() -> None:
     assert torch.equal(found["image"], alone["image"])
     for name in ("mask", "depth"):
         before = batch[name].reshape(24, 1, 20, 26)
-        expected = functional.interpolate(before.double(), (40, 31), mode="nearest-exact")
-        assert torch.equal(found[name].reshape(24, 1, 40, 31).double(), expected), name
+        expected = functional.interpolate(before.float(), (40, 31), mode="nearest")
+        assert torch.equal(found[name].reshape(24, 1, 40, 31).float(), expected), name
     shorter = Resize(10, fields={"mask": "nearest"}).apply(batch, _draw())["mask"]
     assert shorter.shape[-2:] == (10, 13)
 
