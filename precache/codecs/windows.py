@@ -103,6 +103,7 @@ def resize_pieces(
     checks: np.ndarray | None = None,
     filtered: bool = False,
     halves: bool = False,
+    jpeg: bool = False,
 ) -> int:
     """Resize a window of each image, as `resize_window`, by one call; needs compiled functions.
 
@@ -114,16 +115,19 @@ def resize_pieces(
         (n, 3) int64: channels, height and width of each.
     checks
         (n,) int64, as `kernels.decode_frames` takes it, of sources that are the zstd frames of
-        ragged rows.
+        ragged rows, or their chunks.
     filtered
         Such rows are of the codec `image`.
     halves
         Images are of the codec `raw420`, and not compressed.
+    jpeg
+        Sources are chunks of the codec `jpeg`, of which the windows alone are decoded; needs
+        `kernels.has_turbojpeg`.
 
     Returns
     -------
     int
-        Number of images before the first damaged one.
+        Number of images before the first damaged one, or JPEG that cannot be decoded in part.
     """
     functions = kernels.compiled().functions
     assert functions is not None
@@ -135,12 +139,13 @@ def resize_pieces(
         np.ascontiguousarray(windows.boxes, np.int64),
         np.concatenate([windows.starts, windows.scales], axis=1, dtype=np.float64),
         np.ascontiguousarray(windows.mirrored, np.bool_),
-        interleaved,
+        interleaved or jpeg,
         out,
         *out.shape[2:],
         checks,
         filtered,
         halves,
+        jpeg,
     )
     return resized
 
