@@ -740,27 +740,15 @@ class WindowStep(FieldTransform):
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = self._images(batch, draw)
-        view = self._view_of(next(iter(images.values())), draw)
-        changed = {}
+        height, width = next(iter(images.values())).shape[2:]
+        sizes = _constant([(height, width)], draw.numbers)
+        view, changed = self.view(View.whole(sizes, (height, width)), draw), {}
         for name, pixels in images.items():
             show = _nearest if self.interpolation.get(name) == "nearest" else self.shown
             changed[name] = _as_before(show(pixels, view), batch[name])
         if following_of(batch, images, draw):
             changed |= follow(batch, images, view.movement(), draw)
         return {**batch, **changed}
-
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return what is seen of images (N, C, H, W)."""
-        return self.shown(images, self._view_of(images, draw))
-
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return what is seen of images (N, C, H, W), without new values."""
-        return _nearest(images, self._view_of(images, draw))
-
-    def _view_of(self, images: torch.Tensor, draw: Draw) -> View:
-        height, width = images.shape[2:]
-        sizes = _constant([(height, width)], draw.numbers)
-        return self.view(View.whole(sizes, (height, width)), draw)
 
     @abstractmethod
     def view(self, view: View, draw: Draw) -> View:

@@ -378,8 +378,8 @@ def test_later_steps_see_pairs_of_one_shape(store: Path) -> None:
     )
     for before, batch, part in zip(plain, changed, cropped, strict=True):
         assert batch["image"].shape == (len(batch["row"]), 3, 12, 12)
-        wanted = resized.nearest(before["mask"], Draw((0,), 0, batch["row"]))
-        assert torch.equal(batch["mask"], wanted)
+        wanted = resized.apply(before, Draw((0,), 0, batch["row"]))
+        assert torch.equal(batch["mask"], wanted["mask"])
         assert torch.equal(part["image"], before["image"][:, :, 2:22, 2:22])
         assert torch.equal(part["mask"], before["mask"])
 
