@@ -1301,6 +1301,7 @@ typedef struct {
 #define JPEG_HEIGHT 6
 #define AS_RGB 0
 #define AS_GREY 6
+#define LEAST_REGION 8
 
 static TurboJpeg turbojpeg;
 
@@ -1352,6 +1353,11 @@ static int decode_window(void *handle, const uint8_t *file, size_t size, Window 
     int64_t left = across->first > 0 ? (across->first - 1) / block * block : 0;
     int64_t end = across->first + across->size;
     end += end < in->shape.width;
+    /* Of one or two columns of colours, libjpeg does not interpolate. */
+    if (end - left < LEAST_REGION)
+        end = left + LEAST_REGION < in->shape.width ? left + LEAST_REGION : in->shape.width;
+    if (end - left < LEAST_REGION && left > 0)
+        left -= block;
     Region region = {(int)left, (int)down->first, (int)(end - left), (int)down->size};
     if (!make_room(pixels, (size_t)(in->shape.channels * (end - left) * down->size)))
         return -1;
