@@ -640,8 +640,8 @@ class View(NamedTuple):
         (N, 2) top and left of what is seen in it, in its own pixels; None for zeros.
     mirrored
         (N,) bool; None if none is.
-    shifts
-        As of `Movement`.
+    turned
+        (N,) bool: mirrored before the resize; None if none was.
     """
 
     size: tuple[int, int] | None
@@ -651,7 +651,7 @@ class View(NamedTuple):
     resized: torch.Tensor | None = None
     starts: torch.Tensor | None = None
     mirrored: torch.Tensor | None = None
-    shifts: torch.Tensor | None = None
+    turned: torch.Tensor | None = None
 
     @classmethod
     def whole(cls, sizes: torch.Tensor, size: tuple[int, int] | None = None) -> View:
@@ -677,31 +677,22 @@ class View(NamedTuple):
     def resized_to(self, size: tuple[int, int] | None, sizes: torch.Tensor) -> View:
         """Return what is seen, which was not resized yet, resized to (N, 2) height and width."""
         sizes = sizes.expand_as(self.sizes)
-        seen = self._replace(size=size, sizes=sizes, resized=sizes)
-        if self.mirrored is None:
-            return seen
-        return seen._replace(shifts=self._shifts() * sizes[:, 1] / self.sizes[:, 1])
+        return self._replace(size=size, sizes=sizes, resized=sizes, turned=self.mirrored)
 
     def flipped(self, flips: torch.Tensor) -> View:
         """Return the view with left and right exchanged where `flips` (N,) is true."""
         mirrored = flips if self.mirrored is None else self.mirrored ^ flips
-        shifts = None if self.shifts is None else torch.where(flips, -1 - self.shifts, self.shifts)
-        return self._replace(mirrored=mirrored, shifts=shifts)
+        return self._replace(mirrored=mirrored)
 
-    def _mirrored(self) -> torch.Tensor:
-        return self.sizes[:, 0] < 0 if self.mirrored is None else self.mirrored
-
-    def _shifts(self) -> torch.Tensor:
-        if self.shifts is not None:
-            return self.shifts
-        return torch.where(self._mirrored(), -1, 0).to(self.sizes.dtype)
+    def _or_none(self, flips: torch.Tensor | None) -> torch.Tensor:
+        return self.sizes[:, 0] < 0 if flips is None else flips
 
     def windows(self) -> Windows:
         """Return where that is in images that differ in size."""
         boxes = torch.cat([self.corners, self.parts], 1)
         scales = torch.ones_like(self.parts) if self.resized is None else self.parts / self.resized
         starts = torch.zeros_like(scales) if self.starts is None else self.starts
-        columns = boxes, starts, scales, self._mirrored()
+        columns = boxes, starts, scales, self._or_none(self.mirrored), self._or_none(self.turned)
         return Windows(*(column.numpy() for column in columns))
 
     def movement(self) -> Movement:
@@ -709,19 +700,23 @@ class View(NamedTuple):
         assert self.size is not None
         scales = torch.ones_like(self.parts) if self.resized is None else self.resized / self.parts
         starts = self.corners if self.starts is None else self.corners + self.starts
-        return Movement(starts.flip(1), scales.flip(1), self._mirrored(), self.size, self.shifts)
+        mirrored, turned = self._or_none(self.mirrored), self._or_none(self.turned)
+        # Pixels that are mirrored go one further left than edges, and a resize scales that.
+        shifts = torch.where(turned, -scales[:, 1], 0)
+        shifts = torch.where(mirrored ^ turned, -1 - shifts, shifts)
+        return Movement(starts.flip(1), scales.flip(1), mirrored, shifts, self.size)
 
     def places(self) -> np.ndarray:
         """Return (N, 6) float32 for `movement_of`, which tells where pixels of the images go."""
         way = self.movement()
-        columns = way.starts, way.scales, way.mirrored[:, None], self._shifts()[:, None]
+        columns = way.starts, way.scales, way.mirrored[:, None], way.shifts[:, None]
         return torch.cat(columns, 1).float().numpy()
 
 
 def movement_of(places: torch.Tensor, size: tuple[int, int]) -> Movement:
     """Return the movement of pixels that `View.places` tells, to pictures of a size."""
     starts, scales, mirrored, shifts = torch.split(places, [2, 2, 1, 1], 1)
-    return Movement(starts, scales, mirrored[:, 0] > 0, size, shifts[:, 0])
+    return Movement(starts, scales, mirrored[:, 0] > 0, shifts[:, 0], size)
 
 
 class WindowStep(FieldTransform):
@@ -745,27 +740,15 @@ class WindowStep(FieldTransform):
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = self._images(batch, draw)
-        view = self._view_of(next(iter(images.values())), draw)
-        changed = {}
+        height, width = next(iter(images.values())).shape[2:]
+        sizes = _constant([(height, width)], draw.numbers)
+        view, changed = self.view(View.whole(sizes, (height, width)), draw), {}
         for name, pixels in images.items():
             show = _nearest if self.interpolation.get(name) == "nearest" else self.shown
             changed[name] = _as_before(show(pixels, view), batch[name])
         if following_of(batch, images, draw):
             changed |= follow(batch, images, view.movement(), draw)
         return {**batch, **changed}
-
-    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return what is seen of images (N, C, H, W)."""
-        return self.shown(images, self._view_of(images, draw))
-
-    def nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return what is seen of images (N, C, H, W), without new values."""
-        return _nearest(images, self._view_of(images, draw))
-
-    def _view_of(self, images: torch.Tensor, draw: Draw) -> View:
-        height, width = images.shape[2:]
-        sizes = _constant([(height, width)], draw.numbers)
-        return self.view(View.whole(sizes, (height, width)), draw)
 
     @abstractmethod
     def view(self, view: View, draw: Draw) -> View:
@@ -929,11 +912,11 @@ class _Resampling(WindowStep):
 
 
 def _nearest(images: torch.Tensor, view: View) -> torch.Tensor:
-    """Return the pixels of images (N, C, H, W) that contain the centres of those of a view."""
+    """Return pixels of images (N, C, H, W) as a view: those that `nearest_pixels` takes."""
     assert view.size is not None
     corners, parts = view.corners.long(), view.parts.long()
     rows, columns = (
-        corners[:, axis, None] + _nearest_pixels(parts[:, axis], out)
+        corners[:, axis, None] + _nearest_pixels(parts[:, axis, None], out)
         for axis, out in enumerate(view.size)
     )
     if len(rows) == 1:
@@ -1106,9 +1089,11 @@ def _fields_of(names: tuple[str, ...]) -> str:
 
 
 def _nearest_pixels(length: torch.Tensor, out: int) -> torch.Tensor:
-    """Return (N, out) int64: the pixels of each length (N,) that contain the centres of `out`."""
-    odd = torch.arange(out, device=length.device) * 2 + 1
-    return torch.div(odd * length[:, None], 2 * out, rounding_mode="floor")
+    """Return (N, out) int64 of lengths (N, 1), as `nearest_pixels` on any device."""
+    numbers = torch.arange(out, device=length.device, dtype=torch.float32)
+    # By a tensor: CUDA divides by a number as if multiplied by its inverse, which rounds otherwise.
+    factors = length.float() / torch.full_like(length, out, dtype=torch.float32)
+    return (numbers * factors).long().minimum(length - 1)
 
 
 def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> torch.Tensor:

@@ -717,7 +717,7 @@ static void plan_taps(Taps *taps, uint16_t *weights, double *values, const Axis 
     for (int64_t i = 0; i < out; i++) {
         double centre = axis->start + ((double)i + 0.5) * axis->scale, total = 0;
         double from = centre - support + 0.5, to = centre + support + 0.5;
-        int64_t first = from > 0 ? (int64_t)from : 0, end = (int64_t)to, largest = 0;
+        int64_t first = from > 0 ? (int64_t)from : 0, end = (int64_t)to;
         first = first < axis->size ? first : axis->size - 1;
         end = end < axis->size ? end : axis->size;
         end = end > first ? end : first + 1;
@@ -728,14 +728,16 @@ static void plan_taps(Taps *taps, uint16_t *weights, double *values, const Axis 
             double value = 1 - (distance < 0 ? -distance : distance);
             values[k] = value > 0 ? value : 0;
             total += values[k];
-            largest = values[k] > values[largest] ? k : largest;
         }
-        int64_t left = UINT16_MAX;
-        for (int64_t k = 0; k < tap->count; k++) {
-            weights[k] = total > 0 ? (uint16_t)(values[k] * UINT16_MAX / total) : 0;
-            left -= weights[k];
+        /* Sums are rounded, not weights: what is lost of many does not add up. */
+        double sum = 0;
+        uint16_t before = 0, upto = UINT16_MAX;
+        for (int64_t k = 0; k < tap->count; k++, before = upto) {
+            sum += values[k];
+            if (total > 0)
+                upto = (uint16_t)(sum * UINT16_MAX / total + 0.5);
+            weights[k] = (uint16_t)(upto - before);
         }
-        weights[largest] += (uint16_t)left;
         weights += tap->count;
     }
 }
@@ -1274,23 +1276,134 @@ static int as_rgb(Window *in, Scratch *scratch)
     return 1;
 }
 
+/* ---- JPEG ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    int left, top, width, height;
+} Region;
+
+/* Functions of libjpeg-turbo's TurboJPEG API, from its release 3 on (turbojpeg.h). */
+typedef struct {
+    void *(*create)(int kind);
+    void (*release)(void *handle);
+    int (*set)(void *handle, int parameter, int value);
+    int (*get)(void *handle, int parameter);
+    int (*read_head)(void *handle, const uint8_t *in, size_t size);
+    int (*crop)(void *handle, Region region);
+    int (*decompress)(void *handle, const uint8_t *in, size_t size, uint8_t *out, int pitch,
+                      int format);
+} TurboJpeg;
+
+#define DECOMPRESSES 1
+#define STOP_ON_WARNING 0
+#define SUBSAMPLING 4
+#define JPEG_WIDTH 5
+#define JPEG_HEIGHT 6
+#define AS_RGB 0
+#define AS_GREY 6
+#define LEAST_REGION 8
+
+static TurboJpeg turbojpeg;
+
+PyDoc_STRVAR(load_turbojpeg_doc,
+"load_turbojpeg(path)\n--\n\nLoad TurboJPEG, by path or by name; return whether `resize` can be "
+"called with `jpeg`.");
+
+static PyObject *load_turbojpeg(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *path;
+    if (!PyArg_ParseTuple(args, "O&:load_turbojpeg", PyUnicode_FSConverter, &path))
+        return NULL;
+    void *library = dlopen(PyBytes_AsString(path), RTLD_NOW | RTLD_LOCAL);
+    Py_DECREF(path);
+    if (library == NULL || !HAS_CRC32C)
+        Py_RETURN_FALSE;
+    TurboJpeg loaded;
+    *(void **)&loaded.create = dlsym(library, "tj3Init");
+    *(void **)&loaded.release = dlsym(library, "tj3Destroy");
+    *(void **)&loaded.set = dlsym(library, "tj3Set");
+    *(void **)&loaded.get = dlsym(library, "tj3Get");
+    *(void **)&loaded.read_head = dlsym(library, "tj3DecompressHeader");
+    *(void **)&loaded.crop = dlsym(library, "tj3SetCroppingRegion");
+    *(void **)&loaded.decompress = dlsym(library, "tj3Decompress8");
+    if (!loaded.create || !loaded.release || !loaded.set || !loaded.get || !loaded.read_head ||
+        !loaded.crop || !loaded.decompress)
+        Py_RETURN_FALSE;
+    turbojpeg = loaded;
+    Py_RETURN_TRUE;
+}
+
+/* Decode the window of a JPEG, with as many pixels beside it as the colours are interpolated from
+   and as begin in a block; 0 if it is damaged, of other sides, or cannot be decoded so, -1 if there
+   is no memory. */
+static int decode_window(void *handle, const uint8_t *file, size_t size, Window *in,
+                         Scratch *pixels)
+{
+    static const int block_widths[] = {8, 16, 16, 8, 8, 32, 8}; /* by subsampling */
+    const Axis *across = &in->across, *down = &in->down;
+    if (turbojpeg.read_head(handle, file, size) != 0 ||
+        turbojpeg.get(handle, JPEG_WIDTH) != in->shape.width ||
+        turbojpeg.get(handle, JPEG_HEIGHT) != in->shape.height ||
+        (in->shape.channels != 1 && in->shape.channels != 3))
+        return 0;
+    int subsampling = turbojpeg.get(handle, SUBSAMPLING);
+    if (subsampling < 0 || subsampling >= (int)(sizeof block_widths / sizeof *block_widths))
+        return 0;
+    int64_t block = block_widths[subsampling];
+    int64_t left = across->first > 0 ? (across->first - 1) / block * block : 0;
+    int64_t end = across->first + across->size;
+    end += end < in->shape.width;
+    /* Of one or two columns of colours, libjpeg does not interpolate. */
+    if (end - left < LEAST_REGION)
+        end = left + LEAST_REGION < in->shape.width ? left + LEAST_REGION : in->shape.width;
+    if (end - left < LEAST_REGION && left > 0)
+        left -= block;
+    Region region = {(int)left, (int)down->first, (int)(end - left), (int)down->size};
+    if (!make_room(pixels, (size_t)(in->shape.channels * (end - left) * down->size)))
+        return -1;
+    if (turbojpeg.crop(handle, region) != 0 ||
+        turbojpeg.decompress(handle, file, size, pixels->memory, 0,
+                             in->shape.channels == 1 ? AS_GREY : AS_RGB) != 0)
+        return 0;
+    in->pixels = pixels->memory;
+    in->shape.width = (Py_ssize_t)(end - left), in->shape.height = (Py_ssize_t)down->size;
+    in->across.first -= left, in->down.first = 0;
+    return 1;
+}
+
 /* ---- images ------------------------------------------------------------------------------- */
 
-/* Images that are zstd frames, each of a head and the image. */
+/* Images that are chunks: a head and the image as a zstd frame, or a head, a JPEG and a CRC32C. */
 typedef struct {
     Sources sources;
     const int64_t *checks; /* NULL: images are not compressed */
     int filtered;
     Decompressor with;
+    void *jpeg; /* NULL: chunks are zstd frames */
     Scratch pixels;
 } Packed;
 
 #define HEAD_SIZE 8
 
-/* Decompress an image down to the last line of its window; 0 if that is damaged, -1 if there is no
-   memory. Its head is the number of rows, 1, and their size, of 32 bits each. */
+static int unpack_jpeg(Packed *packed, Py_ssize_t i, Window *in)
+{
+    const uint8_t *chunk = packed->sources.views[i].buf;
+    int64_t size = packed->sources.views[i].len - CRC_SIZE, check = packed->checks[i];
+    if (size < HEAD_SIZE || ending(chunk + 4) != 1 || ending(chunk + 8) != size - HEAD_SIZE ||
+        (check >= 0 && ending(chunk + size + CRC_SIZE) != check) ||
+        (check != UNCHECKED &&
+         ending(chunk + size + CRC_SIZE) != crc32c_copying(NULL, chunk, (size_t)size, 0)))
+        return 0;
+    return decode_window(packed->jpeg, chunk + HEAD_SIZE, (size_t)size - HEAD_SIZE, in,
+                         &packed->pixels);
+}
+
+/* Decompress an image down to the last line of its window, or the window of a JPEG; 0 if that is
+   damaged, -1 if there is no memory. Its head is the number of rows, 1, and their size, of 32 bits each. */
 static int unpack(Packed *packed, Py_ssize_t i, Window *in)
 {
+    if (packed->jpeg)
+        return unpack_jpeg(packed, i, in);
     size_t width = (size_t)in->shape.width, plane = (size_t)in->shape.height * width;
     size_t channels = (size_t)in->shape.channels, size = channels * plane;
     if (!make_room(&packed->pixels, HEAD_SIZE + size))
@@ -1308,10 +1421,10 @@ static int unpack(Packed *packed, Py_ssize_t i, Window *in)
 
 PyDoc_STRVAR(resize_doc,
 "resize(sources, numbers, starts, shapes, boxes, places, mirrored, interleaved, out, height,\n"
-"       width, checks=None, filtered=False, halves=False)\n--\n\n"
+"       width, checks=None, filtered=False, halves=False, jpeg=False)\n--\n\n"
 "Resize a window of each image by an antialiased triangle filter, and mirror some.\n\n"
 "With `checks`, as of `decode`, each source is a zstd frame of an image behind a head: its number,\n"
-"1, and its size. With `halves`, images are planes of Y, Cb and Cr, of which the last two have half\n"
+"1, and its size; or with `jpeg` and `interleaved`, a head, a JPEG file and a CRC32C. With `halves`, images are planes of Y, Cb and Cr, of which the last two have half\n"
 "the height and width. Returns the number of images before the first damaged one.\n\n"
 "Image i begins at `starts[i]` of `sources[numbers[i]]` (int64, n of each). `shapes` (n, 3) int64 are channels, height and width of uint8 images, planar or `interleaved`;\n"
 "`boxes` (n, 4) int64 top, left, height and width of the pixels that are used; `places` (n, 4)\n"
@@ -1324,10 +1437,10 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer numbers, starts, shapes, boxes, places, mirrored, out, checks = {0};
     Packed packed = {.filtered = 0};
     Shape size = {0, 0, 0};
-    int interleaved, halves = 0;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn|z*pp:resize", &PyList_Type, &list, &numbers,
+    int interleaved, halves = 0, jpeg = 0;
+    if (!PyArg_ParseTuple(args, "O!y*y*y*y*y*y*pw*nn|z*ppp:resize", &PyList_Type, &list, &numbers,
                           &starts, &shapes, &boxes, &places, &mirrored, &interleaved, &out,
-                          &size.height, &size.width, &checks, &packed.filtered, &halves))
+                          &size.height, &size.width, &checks, &packed.filtered, &halves, &jpeg))
         return NULL;
     if (open_sources(&packed.sources, list, &numbers) == 0) {
         Py_ssize_t count = packed.sources.count;
@@ -1338,7 +1451,7 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
         int fits = starts.len == numbers.len && shapes.len == count * 24 && boxes.len == count * 32 &&
                    places.len == count * 32 && mirrored.len == count &&
                    (checks.obj == NULL || checks.len == numbers.len) && holds_rows(size, out.len) &&
-                   (!halves || (size.channels == 3 && !interleaved && checks.obj == NULL)) &&
+                   (!jpeg || (checks.obj && interleaved && turbojpeg.create)) && (!halves || (size.channels == 3 && !interleaved && checks.obj == NULL)) &&
                    out.len == count * size.channels * size.height * size.width;
         Window *windows = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(Window));
         for (Py_ssize_t i = 0; windows && fits && i < count; i++) {
@@ -1369,10 +1482,14 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
             Py_ssize_t done = 0, row = size.channels * size.height * size.width;
             int state = 1;
             packed.checks = checks.buf;
-            if (checks.obj)
+            if (jpeg)
+                packed.jpeg = turbojpeg.create(DECOMPRESSES);
+            else if (checks.obj)
                 packed.with = (Decompressor){zstd.create ? zstd.create() : NULL, 1};
-            if (checks.obj && packed.with.context == NULL)
+            if (checks.obj && packed.with.context == NULL && packed.jpeg == NULL)
                 state = -1;
+            if (packed.jpeg)
+                turbojpeg.set(packed.jpeg, STOP_ON_WARNING, 1);
             Py_BEGIN_ALLOW_THREADS
             while (state == 1 && done < count) {
                 Window *in = &windows[done];
@@ -1388,6 +1505,8 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
             Py_END_ALLOW_THREADS
             if (packed.with.context)
                 zstd.release(packed.with.context);
+            if (packed.jpeg)
+                turbojpeg.release(packed.jpeg);
             result = state < 0 ? PyErr_NoMemory() : PyLong_FromSsize_t(done);
         }
         PyMem_Free(windows);
@@ -1413,6 +1532,7 @@ static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, gather_doc},
     {"undo_image", undo_image, METH_VARARGS, undo_image_doc},
     {"load_zstd", load_zstd, METH_VARARGS, load_zstd_doc},
+    {"load_turbojpeg", load_turbojpeg, METH_VARARGS, load_turbojpeg_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},

@@ -70,6 +70,15 @@ def compiled() -> Compiled:
 
 
 @functools.cache
+def has_turbojpeg() -> bool:
+    """Load libjpeg-turbo 3 or later for the compiled functions; return whether it is there."""
+    functions = compiled().functions
+    return functions is not None and any(
+        map(functions.load_turbojpeg, library_places("turbojpeg", 0))
+    )
+
+
+@functools.cache
 def warn_if_slow() -> None:
     """Log once that a slower fallback is used: nothing is compiled, or libzstd is missing."""
     if compiled().functions is None:

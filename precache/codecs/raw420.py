@@ -49,9 +49,8 @@ def rgb_of(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     height, width = shape[1:]
     if kernels.compiled().functions is not None:
         rgb = np.empty(shape, np.uint8)
-        whole = Windows(
-            np.array([[0, 0, height, width]]), np.zeros((1, 2)), np.ones((1, 2)), np.array([False])
-        )
+        box, ones, no = np.array([[0, 0, height, width]]), np.ones((1, 2)), np.zeros(1, bool)
+        whole = Windows(box, 0 * ones, ones, no, no)
         zero, shapes = np.zeros(1, np.int64), np.array([shape])
         resize_pieces([planes.data], zero, zero, shapes, whole, rgb[np.newaxis], halves=True)
         return rgb

@@ -2,7 +2,7 @@
 
 Compiled (`_rows.c`), or NumPy where that is missing, to the same bytes: antialiased bilinear, by
 16-bit weights, at most 0.52 levels from the result in double precision. Masks are not blended:
-`pick_pixels` takes the nearest pixels, by NumPy.
+`pick_pixels` takes some of their pixels, by NumPy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from precache.codecs import kernels
+from precache.recipe.resampling import nearest_pixels
 
 MOST_TAPS = 128
 """Most pixels along an axis that 16 bits can sum up; above, sums are exact, and slower."""
-
-ROUNDING = 1e-7
-"""More than rounding moves the centre of a pixel, and less than others lie from the next pixel."""
 
 _ONE = 2**16 - 1
 """Sum of the weights of an output pixel."""
@@ -37,28 +35,33 @@ class Windows:
         ``start + (i + 0.5) * scale`` in its box.
     mirrored
         (n,) bool: left and right are exchanged.
+    turned
+        (n,) bool: they were exchanged before the box was resized, which decides the pixels that are
+        taken of it.
     """
 
     boxes: np.ndarray
     starts: np.ndarray
     scales: np.ndarray
     mirrored: np.ndarray
+    turned: np.ndarray
 
     def part(self, rows: slice) -> Windows:
         """Return the windows of some of the images."""
-        arrays = self.boxes, self.starts, self.scales, self.mirrored
-        return Windows(*(array[rows] for array in arrays))
+        return Windows(*(array[rows] for array in vars(self).values()))
 
     def nearest(self, axis: int, count: int) -> np.ndarray:
-        """Return the pixels of an axis that contain the centres of `count` of the result.
+        """Return the pixels of an axis that become `count` of the result, as `nearest_pixels`.
 
         (n, count) int64, by the places in each image. Mirroring is not applied.
         """
-        centres = (np.arange(count) + 0.5) * self.scales[:, axis, None] + ROUNDING
-        within = np.floor(self.starts[:, axis, None] + centres)
-        first, size = self.boxes[:, axis, None], self.boxes[:, 2 + axis, None]
-        pixels: np.ndarray = first + within.clip(0, size - 1)
-        return pixels.astype(np.int64)
+        scales, sizes = self.scales[:, axis, None], self.boxes[:, 2 + axis, None].astype(np.int64)
+        resized = np.rint(sizes / scales)
+        numbers = np.rint(self.starts[:, axis, None] / scales) + np.arange(count)
+        turned = self.turned[:, None] & (axis == 1)
+        pixels = nearest_pixels(np.where(turned, resized - 1 - numbers, numbers), sizes, resized)
+        inside = np.where(turned, sizes - 1 - pixels, pixels)
+        return self.boxes[:, axis, None].astype(np.int64) + inside
 
 
 def resize_window(
@@ -100,6 +103,7 @@ def resize_pieces(
     checks: np.ndarray | None = None,
     filtered: bool = False,
     halves: bool = False,
+    jpeg: bool = False,
 ) -> int:
     """Resize a window of each image, as `resize_window`, by one call; needs compiled functions.
 
@@ -111,16 +115,19 @@ def resize_pieces(
         (n, 3) int64: channels, height and width of each.
     checks
         (n,) int64, as `kernels.decode_frames` takes it, of sources that are the zstd frames of
-        ragged rows.
+        ragged rows, or their chunks.
     filtered
         Such rows are of the codec `image`.
     halves
         Images are of the codec `raw420`, and not compressed.
+    jpeg
+        Sources are chunks of the codec `jpeg`, of which the windows alone are decoded; needs
+        `kernels.has_turbojpeg`.
 
     Returns
     -------
     int
-        Number of images before the first damaged one.
+        Number of images before the first damaged one, or JPEG that cannot be decoded in part.
     """
     functions = kernels.compiled().functions
     assert functions is not None
@@ -132,18 +139,19 @@ def resize_pieces(
         np.ascontiguousarray(windows.boxes, np.int64),
         np.concatenate([windows.starts, windows.scales], axis=1, dtype=np.float64),
         np.ascontiguousarray(windows.mirrored, np.bool_),
-        interleaved,
+        interleaved or jpeg,
         out,
         *out.shape[2:],
         checks,
         filtered,
         halves,
+        jpeg,
     )
     return resized
 
 
 def pick_pixels(image: np.ndarray, window: Windows, out: np.ndarray) -> None:
-    """Resize a window of one image by taking pixels: those that contain the centres of new ones.
+    """Resize a window of one image by taking pixels, as `Windows.nearest`.
 
     Parameters
     ----------
@@ -186,10 +194,9 @@ def _taps(size: int, start: float, scale: float, count: int) -> list[tuple[int, 
         first = min(int(max(0.0, centre - support + 0.5)), size - 1)
         end = max(min(int(centre + support + 0.5), size), first + 1)
         values = np.maximum(0, 1 - np.abs(np.arange(first, end) + 0.5 - centre) / support)
-        total = sum(values.tolist())  # one after another, as the compiled function adds
-        weights = (values * _ONE / total if total > 0 else values).astype(np.uint64)
-        weights[int(values.argmax())] += np.uint64(_ONE) - weights.sum()
-        taps.append((first, weights))
+        sums = values.cumsum()  # rounded, not weights: what is lost of many does not add up
+        upto = sums * _ONE / sums[-1] + 0.5 if sums[-1] > 0 else np.full(end - first, float(_ONE))
+        taps.append((first, np.diff(upto.astype(np.uint64), prepend=np.uint64(0))))
     return taps
 
 

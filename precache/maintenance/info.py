@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from precache.messages import aligned, as_text, first_ones, hole_lines, statistics_text
 from precache.recipe.recipe import Recipe
@@ -70,6 +72,15 @@ class VersionInfo:
         return as_text([*aligned(self.facts()), *hole_lines(self.holes)])
 
 
+def _alike(version: Version, name: str, field: FieldInfo) -> FieldInfo:
+    """Return a field with the shape of its rows if all that are stored one by one have one."""
+    if not field.ragged or field.kind is not None:
+        return field
+    shapes = np.concatenate([version.row_shapes(array) for array in version.variants(name)])
+    shapes = np.unique(shapes[shapes.any(axis=1)], axis=0)
+    return replace(field, shape=(*shapes[0].tolist(),), ragged=False) if len(shapes) == 1 else field
+
+
 LOSSES = {"raw420": " (lossy)", "jpeg": " (lossy where no file was kept)"}
 """By codec."""
 
@@ -110,7 +121,7 @@ def summarize(version: Version) -> VersionInfo:
         path=version.path,
         rows=version.rows,
         holes=tuple((key, hole.reason) for key, hole in version.holes.values()),
-        fields=version.fields,
+        fields={name: _alike(version, name, f) for name, f in version.fields.items()},
         classes=tuple(version.classes),
         mean=version.mean,
         std=version.std,

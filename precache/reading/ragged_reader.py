@@ -139,26 +139,30 @@ class RaggedReader(ArrayReader):
                     pick_pixels(image, window, seen)
 
     def _crop_together(self, rows: np.ndarray, windows: Windows, out: np.ndarray) -> bool:
-        """Crop plain rows where they are mapped, or zstd frames, all by one compiled call.
+        """Crop plain rows where they are mapped, zstd frames or JPEGs, all by one compiled call.
 
         Returns False where that is missing, or if a row is not what it should be: `rows` says why.
         """
         decoder, kernel = self.array.decoder, kernels.compiled()
         rows = np.ascontiguousarray(rows, np.int64)
         places, shapes = self._objects.locate(rows), self.shapes[rows]
-        if kernel.functions is None or decoder.jpeg or (shapes[:, 0] != out.shape[1]).any():
+        if kernel.functions is None or (shapes[:, 0] != out.shape[1]).any():
             return False
-        if decoder.codecs == ("crc32c",) and self._objects.mapped:
+        if decoder.codecs == ("crc32c",) and not decoder.jpeg and self._objects.mapped:
             return self._crop_mapped(places, shapes, windows, out)
+        framed = decoder.codecs == ("zstd",) and kernel.has_zstd
         sizes = shapes.prod(axis=1) + RAGGED_HEAD_NBYTES
-        if decoder.codecs != ("zstd",) or not kernel.has_zstd or _implausible(sizes, places):
+        if not (framed or (decoder.jpeg and kernels.has_turbojpeg())) or _implausible(
+            sizes, places
+        ):
             return False
-        frames: Any = self._objects.read(places)
+        chunks: Any = self._objects.read(places)
         checks = self._objects.checks(places)
         numbers, starts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
         done = resize_pieces(
-            frames, numbers, starts, shapes, windows, out, checks=checks, filtered=decoder.filtered
-        )
+            chunks, numbers, starts, shapes, windows, out,
+            checks=checks, filtered=decoder.filtered, jpeg=decoder.jpeg,
+        )  # fmt: skip
         if done < len(rows):
             return False
         self._mark_checked(places)

@@ -23,18 +23,17 @@ class Movement:
         (N, 2) or (1, 2) pixels of the result for one, across and down.
     mirrored
         (N,) or (1,) bool.
+    shifts
+        (N,) or (1,) pixels of the result that keypoints go further right than edges.
     size
         Height and width of the result.
-    shifts
-        (N,) or (1,) pixels of the result that keypoints go further right than edges; None for -1
-        where it is mirrored.
     """
 
     starts: torch.Tensor
     scales: torch.Tensor
     mirrored: torch.Tensor
+    shifts: torch.Tensor
     size: tuple[int, int]
-    shifts: torch.Tensor | None = None
 
     def _edges(self, xy: torch.Tensor) -> torch.Tensor:
         """Move (N, n, 2) x, y of edges of pixels."""
@@ -44,9 +43,8 @@ class Movement:
     def keypoints(self, values: torch.Tensor) -> torch.Tensor:
         """Move (N, n, …, k), of which the last axis begins with x, y; none is clipped."""
         flat = values.flatten(1, -2)
-        shifts = -self.mirrored.to(values.dtype) if self.shifts is None else self.shifts
         x, y = self._edges(flat[..., :2]).unbind(-1)
-        moved = torch.stack([x + shifts[:, None], y], -1)
+        moved = torch.stack([x + self.shifts[:, None], y], -1)
         return torch.cat([moved, flat[..., 2:]], -1).reshape(values.shape)
 
     def boxes(self, values: torch.Tensor) -> torch.Tensor:

@@ -434,8 +434,8 @@ class Resize(Resampling):
         The longer side, of images in which it is longer; others are left as they are. Rows keep
         their own shapes.
     interpolation
-        ``bilinear``, ``bicubic``, or for masks ``nearest``: the pixel that Pillow takes, which
-        contains the centre of the new one, without antialiasing.
+        ``bilinear``, ``bicubic``, or for masks ``nearest``: the pixels that torchvision's
+        ``NEAREST`` takes, without antialiasing.
     """
 
     op: Literal["resize"] = "resize"

@@ -119,8 +119,8 @@ class Field(Declared):
         as (C, H, W).
     codec
         Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd``, ``raw``,
-        ``raw420`` or ``jpeg``. By default ``image`` for decoded uint8 images, else ``zstd``, also
-        for masks with a `max_size`.
+        ``raw420`` or ``jpeg``. By default ``image`` for decoded uint8 images, ``zstd`` of level 3
+        for masks (``decode`` keeps values), else ``zstd`` of level 1.
     input
         Part of the sample that the ops start from: a column of a table, a suffix of members of tar
         archives, a folder of a pair, or an item of a dict or tuple. By default the image, or of a
@@ -169,9 +169,9 @@ class Field(Declared):
         spec = self.specs()[-1]
         shape = spec.stored_shape or (None, None, None)
         if self.codec is None:
-            image = spec.is_picture and spec.dtype == "uint8" and len(shape) == 3
-            image &= not (spec.kind == "mask" and spec.differs)
-            object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
+            image = spec.kind == "image" and spec.dtype == "uint8" and len(shape) == 3
+            codec = ImageCodec() if image else ZstdCodec(level=3 if spec.kind == "mask" else 1)
+            object.__setattr__(self, "codec", codec)
         if isinstance(self.codec, ImageCodec) and spec.dtype not in (None, "uint8"):
             raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
         if isinstance(self.codec, ImageCodec) and len(shape) != 3:

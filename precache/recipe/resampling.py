@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,8 @@ def resize(
     """Resize (H, W, C) or (H, W) with antialiasing.
 
     Values of uint8 are within 2 levels of Pillow's, 3.5 times as fast. Other integers of up to
-    32 bits are computed as float64 and rounded. ``nearest`` takes any dtype, and the pixels that
-    Pillow takes, without antialiasing.
+    32 bits are computed as float64 and rounded. ``nearest`` takes any dtype, and pixels as
+    `nearest_pixels`, without antialiasing.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ def resize(
     if array.shape[:2] == shape:
         return array if part is None else array[part]
     if interpolation == "nearest":
-        down, across = map(_nearest_pixels, array.shape[:2], shape)
+        down, across = map(nearest_pixels, map(np.arange, shape), array.shape[:2], shape)
         return array[down[rows, None], across[columns]]  # type: ignore[no-any-return]
     if why := why_unblended(str(array.dtype), interpolation):
         raise SampleError(why)
@@ -74,14 +75,21 @@ def resize(
     return _resampled(array[:used], (bottom, right), (tall, wide), interpolation)[rows, columns]
 
 
-def _nearest_pixels(before: int, after: int) -> np.ndarray:
-    """Return (after,) indices of the pixels that contain the centres of the new ones.
+def nearest_pixels(numbers: np.ndarray, before: Any, after: Any) -> np.ndarray:
+    """Return int64 indices of the pixels that become those of some numbers.
 
-    Summed up as Pillow does, so that a centre between two pixels falls to the same one.
+    Source: torchvision's ``NEAREST``, by which its v2 moves masks, and torch's mode ``nearest``:
+    the pixel of the new one's upper left corner, by a factor in single precision.
+
+    Parameters
+    ----------
+    before, after
+        Lengths of the axis before a resize and after it: numbers, or arrays to broadcast.
     """
-    steps = np.full(after, before / after)
-    steps[0] /= 2
-    return np.minimum(steps.cumsum().astype(np.int64), before - 1)
+    factor = np.divide(before, after).astype(np.float32)
+    pixels = (numbers.astype(np.float32) * factor).astype(np.int64)
+    inside: np.ndarray = np.minimum(pixels, np.asarray(before) - 1)
+    return inside
 
 
 def _resampled(

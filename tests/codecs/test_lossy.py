@@ -30,7 +30,7 @@ from precache.store.arrays import field_document
 from precache.store.layout import RowShape
 from precache.store.shard_writer import LossyWriter, jpeg_of
 from precache_workers.ops.decoding import decode
-from tests.codecs.test_windows import cases, compiled
+from tests.codecs.test_windows import cases, compiled, window
 from tests.conftest import photo
 from tests.support.building import encoded
 
@@ -196,6 +196,42 @@ def test_even_greys_stay_as_they_are_and_photos_lose_little() -> None:
             np.testing.assert_array_equal(rgb_of(planes_of(row), row.shape), row)
     row = row_of(3, 61, 90)
     assert 0 < np.abs(rgb_of(planes_of(row), row.shape) - row.astype(int)).mean() < 3
+
+
+def windows_of(
+    file: bytes, shape: Shape, window: Windows, size: tuple[int, int], check: int = kernels.OWN
+) -> tuple[int, np.ndarray]:
+    """How many of one chunk were decoded in part, and the pixels."""
+    out, none = np.zeros((1, shape[0], *size), np.uint8), np.zeros(1, np.int64)
+    places, checks = (none, none, np.array([shape])), np.array([check])
+    done = resize_pieces([memoryview(file)], *places, window, out, checks=checks, jpeg=True)
+    return done, out
+
+
+@pytest.mark.skipif(not kernels.has_turbojpeg(), reason="libjpeg-turbo 3 is not installed")
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([*FILES]), st.data())
+def test_a_window_of_a_jpeg_is_that_of_all_its_pixels(name: str, data: st.DataObject) -> None:
+    chunk, pixels = chunk_of("jpeg", FILES[name]), decoded(FILES[name])
+    box, corner = list[int](), list[int]()
+    for side in pixels.shape[1:]:  # of a window at an edge, few columns are decoded
+        part = min(side, data.draw(st.integers(1, 4) | st.integers(1, side)))
+        box.append(part)
+        corner.append(data.draw(st.sampled_from([0, side - part]) | st.integers(0, side - part)))
+    size = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 70))
+    seen = window((*corner, *box), size, data.draw(st.booleans()))
+    wanted = np.zeros((1, len(pixels), *size), np.uint8)
+    resize_window(np.ascontiguousarray(pixels), seen, wanted)
+    for check in (kernels.OWN, kernels.UNCHECKED):
+        done, out = windows_of(chunk, pixels.shape, seen, size, check)
+        assert done == 1
+        np.testing.assert_array_equal(out, wanted)
+    cut = chunk_of("jpeg", FILES[name][: data.draw(st.integers(0, 100))])
+    at = data.draw(st.integers(0, len(chunk) - 1))
+    for broken in (cut, chunk[:at], chunk[:at] + bytes([chunk[at] ^ 32]) + chunk[at + 1 :]):
+        assert windows_of(broken, pixels.shape, seen, size)[0] == 0
+    taller = pixels.shape[0], pixels.shape[1] + 1, pixels.shape[2]
+    assert windows_of(chunk, taller, seen, size)[0] == 0
 
 
 # --- other readers, and bytes that stay ---------------------------------------------------------

@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 
 from precache.codecs import kernels
 from precache.codecs.windows import Windows, pick_pixels, resize_window
+from precache.transforms import _nearest_pixels
 from tests.conftest import photo
 
 compiled = pytest.mark.skipif(kernels.compiled().functions is None, reason="nothing is compiled")
@@ -29,7 +30,8 @@ def image(number: int, height: int, width: int, channels: int = 3) -> np.ndarray
 
 def window(box: Box, size: Size, mirrored: bool) -> Windows:
     scales = np.array([[box[2] / size[0], box[3] / size[1]]])
-    return Windows(np.array([box]), np.zeros((1, 2)), scales, np.array([mirrored]))
+    no = np.zeros(1, bool)
+    return Windows(np.array([box]), np.zeros((1, 2)), scales, np.array([mirrored]), no)
 
 
 def resized(pixels: np.ndarray, seen: Windows, size: Size) -> np.ndarray:
@@ -112,7 +114,8 @@ def test_a_resize_and_a_crop_of_it_are_one_window() -> None:
         np.array([[down * 300 / height, across * 410 / width]])
         for down, across in ((top, left), (1, 1))
     )
-    seen = Windows(np.array([[0, 0, 300, 410]]), starts, scales, np.array([False]))
+    no = np.zeros(1, bool)
+    seen = Windows(np.array([[0, 0, 300, 410]]), starts, scales, no, no)
     expected = around[:, top : top + 160, left : left + 160].numpy()
     assert np.abs(resized(pixels, seen, (160, 160)) - expected).max() <= MOST_ERROR
 
@@ -129,15 +132,19 @@ def test_windows_outside_of_their_images_and_images_of_other_channels_are_refuse
 
 
 @pytest.mark.parametrize("count", [1, 7, 24, 100, 224, 385])
-def test_nearest_pixels_are_those_that_contain_the_centres(count: int) -> None:
-    """By whole numbers, as on a device: rounding moves centres that lie on the edge of a pixel."""
+def test_nearest_pixels_are_those_of_torch(count: int) -> None:
+    """By single precision: of the centre of 24 pixels of 41, double precision takes another."""
     sizes = np.arange(1, 1200)
     boxes = np.stack([sizes * 0, sizes * 0 + 5, sizes, sizes], 1)
-    scales = np.stack([sizes, sizes], 1) / count
-    seen = Windows(boxes, np.zeros((len(sizes), 2)), scales, sizes % 2 == 0)
-    wanted = (2 * np.arange(count) + 1) * sizes[:, None] // (2 * count)
+    starts, scales = np.zeros((len(sizes), 2)), np.stack([sizes, sizes], 1) / count
+    seen = Windows(boxes, starts, scales, sizes % 2 == 0, sizes % 3 == 0)
+    lines = [torch.arange(size, dtype=torch.float32)[None, None] for size in sizes.tolist()]
+    wanted = torch.cat([interpolate(line, count, mode="nearest")[0] for line in lines]).numpy()
     np.testing.assert_array_equal(seen.nearest(0, count), wanted)
-    np.testing.assert_array_equal(seen.nearest(1, count), wanted + 5)
+    turned = np.where(sizes[:, None] % 3 == 0, (sizes[:, None] - 1 - wanted)[:, ::-1], wanted)
+    np.testing.assert_array_equal(seen.nearest(1, count), turned + 5)
+    on_device = _nearest_pixels(torch.from_numpy(sizes)[:, None], count)
+    np.testing.assert_array_equal(on_device, wanted)
 
 
 def test_picked_pixels_are_mirrored_and_of_any_dtype() -> None:
@@ -145,5 +152,5 @@ def test_picked_pixels_are_mirrored_and_of_any_dtype() -> None:
     for mirrored in (False, True):
         out = np.zeros((1, 2, 3, 4), np.uint16)
         pick_pixels(pixels, window((2, 4, 6, 8), (3, 4), mirrored), out)
-        wanted = pixels[:, 3:8:2, 5:12:2]
+        wanted = pixels[:, 2:7:2, 4:11:2]
         np.testing.assert_array_equal(out[0], wanted[:, :, ::-1] if mirrored else wanted)

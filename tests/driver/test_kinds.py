@@ -474,15 +474,15 @@ def _peak_of_reading(store: Path) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with precache.Loader(store, 4, device="cpu") as loader:
         [batch] = loader
-    assert max(map(len, batch["caption"])) == 40_000_000
+    assert max(map(len, batch["caption"])) == 100_000_000
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
-def test_a_row_of_40_megabytes_takes_three_times_its_memory(tmp_path: Path) -> None:
-    digits = np.random.default_rng(0).integers(48, 58, 40_000_000, np.uint8).tobytes().decode()
+def test_a_row_of_100_megabytes_takes_three_times_its_memory(tmp_path: Path) -> None:
+    digits = np.random.default_rng(0).integers(48, 58, 100_000_000, np.uint8).tobytes().decode()
     rows = [row(1), row(2), row(3), row(4, caption=digits)]
     build(rows, tmp_path / "store", recipe("caption", caption={"variants": 1}))  # made once
-    assert ask(_peak_of_reading, tmp_path / "store") < 130 << 10  # in KiB
+    assert ask(_peak_of_reading, tmp_path / "store") < 320 << 10  # in KiB
 
 
 def test_a_row_that_no_reader_would_believe_is_a_hole_and_raw_stores_it(

@@ -132,6 +132,14 @@ def test_rows_are_the_images_with_shapes_of_their_own(source: Path, built: Path)
                 assert bytes(row) == planes_of(rows[key]["raw"]).tobytes()
 
 
+def test_a_row_takes_at_most_44_bytes_besides_its_values(built: Path) -> None:
+    """Its head and CRC32C, its place in the shard and its shape, and what checks it."""
+    version = precache.open(built)
+    folders = [Path(version.path) / name for name in ("raw/c", "raw.shape/c", "_checks/c")]
+    stored = sum(path.stat().st_size for at in folders for path in at.rglob("*") if path.is_file())
+    assert stored - version.fields["raw"].raw_nbytes <= 44 * version.rows
+
+
 def test_images_of_one_shape_stay_rows_of_one_shape(tmp_path: Path) -> None:
     for number in range(12):
         write_photo(tmp_path / "photos" / f"{number}.png", number, 20, 30)
@@ -153,6 +161,7 @@ def test_rows_of_one_shape_that_lose_are_read_by_a_crop_too(
     planned = run("plan", source, store, *sized)
     assert "(another codec with --crop stores rows of one shape)" in planned.err, planned
     build(source, store, recipe=Recipe.image(resize=(24, 32), codec=codec))  # type: ignore[arg-type]
+    assert "uint8 (3, 24, 32), codec" in str(precache.info(store))
     rows, crop = rows_of(store), CenterCrop((24, 32))
     assert {row["image"].shape for row in rows.values()} == {(3, 24, 32)}
     with precache.Loader(store, 6, transform=crop, device="cpu") as loader:

@@ -78,11 +78,9 @@ class Transformed(Dataset[dict[str, Any]]):
         part = CROP.boxes(height, width, draw.inside(0))[0].long().tolist()
         corners = torch.tensor(sample["boxes"], dtype=torch.float32).reshape(-1, 4)
         boxes = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
-        # Of a `Mask`, torchvision takes `NEAREST`, which lies up to half a pixel beside the image.
-        how = torchvision.transforms.InterpolationMode.NEAREST_EXACT
         moved = [
             resized_crop(image, *part, [SIDE, SIDE], antialias=True),
-            resized_crop(mask, *part, [SIDE, SIDE], how),
+            resized_crop(tv_tensors.Mask(mask), *part, [SIDE, SIDE]),
             resized_crop(boxes, *part, [SIDE, SIDE]),
         ]
         if draw.inside(1).uniform(1).item() < FLIP.p:

@@ -72,12 +72,12 @@ def moved(
         if scene is None:
             raise SampleError(f"{size[1]} x {size[0]} px is too small for {op}")
         (rows, columns), (height, width) = scene.part, scene.size
+        across, down = width / (columns.stop - columns.start), height / (rows.stop - rows.start)
         movement = Movement(
             torch.tensor([[columns.start, rows.start]]),
-            torch.tensor(
-                [[width / (columns.stop - columns.start), height / (rows.stop - rows.start)]]
-            ),
+            torch.tensor([[across, down]]),
             torch.tensor([scene.mirrored]),
+            torch.tensor([-1.0 if scene.mirrored else 0.0]),
             scene.size,
         )
         values = movement.boxes(values) if kind == "boxes" else movement.keypoints(values)
