@@ -6,6 +6,8 @@ which takes half a second and 40 MB.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -14,6 +16,23 @@ import numpy as np
 
 AT_ONCE = 1 << 16
 """Values that are Python objects at a time while a column is iterated."""
+
+
+@contextlib.contextmanager
+def system_memory() -> Iterator[None]:
+    """Let Arrow take memory from the system, and give back what is free in the end.
+
+    Its own allocator keeps as much as large columns take, or twice that, and takes longer.
+    """
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.default_memory_pool().release_unused()
+        pa.set_memory_pool(before)
 
 
 def numbers_of(array: Any) -> np.ndarray:
@@ -132,7 +151,7 @@ class Texts(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), AT_ONCE):
-            yield from self.arrow.slice(start, AT_ONCE).to_pylist()
+            yield from self[start : start + AT_ONCE].plain.to_pylist()
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Texts):
@@ -171,6 +190,8 @@ class Texts(Sequence[str]):
         """Compare values one by one: (len,) bool."""
         import pyarrow.compute as pc
 
+        if self.arrow is other.arrow:  # of dictionaries, all values would be copied
+            return np.ones(len(self), np.bool_)
         return numbers_of(pc.equal(self.arrow, other.arrow))
 
     def shared(self) -> list[str]:
@@ -186,9 +207,38 @@ class Texts(Sequence[str]):
         values: list[str] = texts[numbers_of(known.indices)].tolist()
         return values
 
+    @property
+    def are_ascending(self) -> bool:
+        """True if each value is greater than the one before it."""
+        import pyarrow.compute as pc
+
+        plain = self.plain
+        return bool(pc.all(pc.less(plain[:-1], plain[1:])).as_py())
+
+    @property
+    def is_repeated(self) -> np.ndarray:
+        """Which values are there more than once: (len,) bool.
+
+        Where none is, this takes far less memory than to number the values.
+        """
+        import pyarrow as pa
+
+        none = np.zeros(len(self), np.bool_)
+        if self.are_ascending:
+            return none
+        starts = range(0, len(self), AT_ONCE)
+        parts = (self[at : at + AT_ONCE].plain.view(pa.large_binary()).to_pylist() for at in starts)
+        hashes = np.fromiter(map(hash, itertools.chain.from_iterable(parts)), np.int64, len(self))
+        hashes.sort()
+        return self.counts() > 1 if (hashes[1:] == hashes[:-1]).any() else none
+
     def codes(self) -> np.ndarray:
         """Number the different values in the order in which they occur: (len,) int32."""
         return numbers_of(self.plain.dictionary_encode().indices)
+
+    def unique(self) -> Texts:
+        """Return each value once, in the order in which they occur."""
+        return Texts(self.plain.unique()) if self.is_repeated.any() else self
 
     def counts(self) -> np.ndarray:
         """Return how many rows have the value of each: (len,) int64."""

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
-from precache.store.columns import Texts, arrow_of, numbers_of
+from precache.store.columns import Texts, arrow_of, numbers_of, system_memory
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
 from precache.store.locations import Locations, expected_bytes
 
@@ -277,6 +277,7 @@ class RowTable:
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
+    @system_memory()
     def to_parquet(
         self, content: Sequence[str] | None = None, parts: Sequence[str] | None = None
     ) -> bytes:
@@ -323,7 +324,6 @@ class RowTable:
                 part = slice(start, start + ROWS_PER_GROUP)
                 arrays = [_to_arrow(columns[name][part], type_) for name, type_ in types.items()]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        pa.default_memory_pool().release_unused()  # or it keeps 100 MB for a million rows
         return sink.getvalue()
 
     @classmethod

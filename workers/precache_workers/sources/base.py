@@ -283,6 +283,9 @@ class Listing:
         Readings of the labels that the user must choose between; the table has one of them.
     bare
         Folders beside the classes that have no readable image, and may be classes.
+    unpacked
+        A new folder for the members of archives, and the words of the commands that unpack them
+        there; empty if they cannot lie in one.
     """
 
     table: RowTable
@@ -295,6 +298,7 @@ class Listing:
     file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
+    unpacked: tuple[str, tuple[tuple[str, ...], ...]] = ("", ())
 
 
 @dataclass(frozen=True)

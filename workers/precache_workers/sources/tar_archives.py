@@ -198,7 +198,7 @@ class _Taken:
         """Add some rows of members, of which `names` are those that count."""
         self.names.extend(names.take(rows))
         numbers = [column[rows] for column in (some.sizes, some.offsets)]
-        crcs = [zlib.crc32(some.headers[row]) for row in rows.tolist()]
+        crcs = [*map(zlib.crc32, map(some.headers.__getitem__, rows.tolist()))]
         self.numbers.append(np.array([*numbers, crcs], np.int64))
 
 
@@ -238,7 +238,7 @@ class _ArchiveSamples:
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
         for row in rows.tolist():
-            data = some.labels[row]
+            data = some.labels.get(row, b"")
             if data not in self._known:
                 with contextlib.suppress(UnicodeDecodeError):
                     self._known[data] = data.decode("utf-8-sig").strip()
@@ -259,32 +259,32 @@ class _ArchiveSamples:
         starts = np.cumsum(counts) - counts
         first = order[starts]
         sizes, offsets, crcs = np.concatenate(numbers, axis=1)[:, order]
-        suffixes = [suffixes[row] for row in order.tolist()]
+        suffixes = suffixes.take(order)
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, suffixes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
-        columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
+        columns = (*map(arrow_of, (offsets, sizes, crcs)), suffixes.plain)
+        places = _lists(columns, starts, self._type)
         return rows_of(
             names.take(kept),
-            _lists(columns, starts, self._type).filter(arrow_of(kept)),
+            places if kept.all() else places.filter(arrow_of(kept)),
             units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
         )
 
-    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Sequence[str]) -> np.ndarray:
+    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Texts) -> np.ndarray:
         """Count the samples by the suffixes of their images; returns which are kept.
 
         Those with two inputs of one suffix are left out, and those without an image if fields start
         from images.
         """
         members, takes_images = self._members, self._format.takes_images
-        lists = pa.LargeListArray.from_arrays(
-            np.append(starts, len(suffixes)), Texts(suffixes).plain
-        )
+        ends = arrow_of(np.append(starts, len(suffixes)))
+        lists = pa.LargeListArray.from_arrays(ends, suffixes.plain)
         joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
         codes = joined.codes()
         groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
@@ -315,7 +315,7 @@ class _ArchiveSamples:
         texts = [label if label and isinstance(label, str) else None for label in self._labels]
         texts = pa.array(texts, pa.large_string())
         first: dict[str, int] = {}
-        for row in np.flatnonzero(theirs.counts() > 1).tolist():
+        for row in np.flatnonzero(theirs.is_repeated).tolist():
             before = first.setdefault(theirs[row], row)
             is_bad[row] |= self._labels[before] != self._labels[row]
         bad = np.flatnonzero(is_bad)
@@ -337,14 +337,18 @@ class _ArchiveSamples:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
         return texts.take(pa.array(found[kept], mask=found[kept] < 0))
 
-    def _split(self, names: Texts) -> tuple[Texts, list[str]]:
+    def _split(self, names: Texts) -> tuple[Texts, Texts]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
-        end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
-        pattern = rf"(?s)^((?:.*/)?[^/]{self._middle}){end}$"
-        stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
-        suffixes = Texts(pc.replace_substring_regex(names.plain, pattern, r"\2")).shared()
-        marks = {text: re.sub(r"[\s:,]", "_", text.lower()) for text in set(suffixes)}
-        return Texts(stems), [marks[text] for text in suffixes]
+        end = r"(?:\.(?P<suffix>[^/]*))?" if self._first_dot else r"\.(?P<suffix>[^/]*)"
+        pattern = rf"(?s)^(?P<stem>(?:.*/)?[^/]{self._middle}){end}$"
+        parts = pc.extract_regex(names.plain, pattern)
+        stems, suffixes = (parts.field(name) for name in ("stem", "suffix"))
+        if parts.null_count:  # those that have no dot
+            known, whole = parts.is_valid(), names.plain
+            stems, suffixes = (pc.if_else(known, part, whole) for part in (stems, suffixes))
+        suffixes = suffixes.dictionary_encode()
+        marks = [re.sub(r"[\s:,]", "_", text.lower()) for text in suffixes.dictionary.to_pylist()]
+        return Texts(stems), Texts(Texts(marks).arrow.take(suffixes.indices).dictionary_encode())
 
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:
