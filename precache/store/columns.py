@@ -194,26 +194,13 @@ class Texts(Sequence[str]):
             return np.ones(len(self), np.bool_)
         return numbers_of(pc.equal(self.arrow, other.arrow))
 
-    def shared(self) -> list[str]:
-        """Return the values as texts, of which equal ones are one object."""
-        import pyarrow as pa
-
-        known = (
-            self.arrow
-            if pa.types.is_dictionary(self.arrow.type)
-            else self.plain.dictionary_encode()
-        )
-        texts = np.array([*known.dictionary.to_pylist(), None], object)
-        values: list[str] = texts[numbers_of(known.indices)].tolist()
-        return values
-
     @property
     def are_ascending(self) -> bool:
         """True if each value is greater than the one before it."""
         import pyarrow.compute as pc
 
         plain = self.plain
-        return bool(pc.all(pc.less(plain[:-1], plain[1:])).as_py())
+        return bool(pc.all(pc.less(plain[:-1], plain[1:]), min_count=0).as_py())
 
     @property
     def is_repeated(self) -> np.ndarray:
@@ -235,10 +222,6 @@ class Texts(Sequence[str]):
     def codes(self) -> np.ndarray:
         """Number the different values in the order in which they occur: (len,) int32."""
         return numbers_of(self.plain.dictionary_encode().indices)
-
-    def unique(self) -> Texts:
-        """Return each value once, in the order in which they occur."""
-        return Texts(self.plain.unique()) if self.is_repeated.any() else self
 
     def counts(self) -> np.ndarray:
         """Return how many rows have the value of each: (len,) int64."""

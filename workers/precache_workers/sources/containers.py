@@ -348,16 +348,6 @@ class ContainerSource(Source):
     def __str__(self) -> str:
         return str(self.containers)
 
-    def unpacked(self, names: Texts, located: Locations) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return the folder and the commands of `Containers.unpacked`.
-
-        Both are empty if a member would take the place of another archive's.
-        """
-        files = [file.name for file in located.containers]
-        folder, commands = self.containers.unpacked(files)
-        apart = not folder or len(files) == 1 or not names.is_repeated.any()
-        return (folder, commands) if apart else ("", ())
-
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
@@ -838,8 +828,9 @@ class Scans:
             )
         names, unpacked = Texts([]), ("", ())
         if columns is None:
-            names = member_names(keys, located)
-            unpacked = source.unpacked(names, located)
+            names, unpacked = member_names(keys, located), source.containers.unpacked(files)
+            if len(files) > 1 and unpacked[0] and names.is_repeated.any():
+                unpacked = "", ()  # one would take the place of another
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
             folder, unpack = unpacked

@@ -246,7 +246,7 @@ class _Level:
     @cached_property
     def names(self) -> Texts:
         """The names, each once: members of several archives may have the same."""
-        return self.listed.unique()
+        return Texts(self.listed.plain.unique())
 
     @cached_property
     def shared(self) -> list[str]:

@@ -429,19 +429,19 @@ def partners_across(names: Texts) -> Partners | None:
     if not others.any() or others.all():
         return None
     words = IMAGES | TARGETS | COPIES
-    places = Texts(folders.each(lambda some: [_without(name, words, shared) for name in some]))
-    bases = _replaced(_replaced(names, _SUFFIX), "^.*/")
-    called = Texts([*map("/".join, zip(places, bases, strict=True))])
+    kept = [_without(name, words, shared) for name in folders.names]
+    places, bases = Texts(kept).take(folders.codes), _replaced(_replaced(names, _SUFFIX), "^.*/")
+    called = joined_texts([places, bases], "/")
     row_of, _ = _called_as(called, ~others, others, _KNOWN_END)
     alone = others & (row_of < 0) & places.is_blank  # all lie in one folder
     row_of = np.where(alone, _called_as(bases, ~others, alone, _KNOWN_END)[0], row_of)
     if (beside := others & (row_of < 0)).any():  # of splits, as ground_truth/ beside test/
-        kept = (filter(lambda part: not is_split(part), place.split("/")) for place in places)
-        called = Texts([*map("/".join, zip(map("/".join, kept), bases, strict=True))])
+        kept = ["/".join(p for p in place.split("/") if not is_split(p)) for place in kept]
+        called = joined_texts([Texts(kept).take(folders.codes), bases], "/")
         row_of = np.where(beside, _called_as(called, ~others, beside, _KNOWN_END)[0], row_of)
     rows = np.flatnonzero(row_of >= 0)
-    of_rows = np.array(folders.each(lambda some: [name[:-2] for name in some]), object)
-    ranked = Counter(zip(of_rows[row_of[rows]].tolist(), of_rows[rows].tolist(), strict=True))
+    of_rows = Texts([name[:-2] for name in folders.names]).take(folders.codes)
+    ranked = Counter(zip(of_rows.take(row_of[rows]), of_rows.take(rows), strict=True))
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
     masks = bool(have(TARGETS)[rows].any())
     return _partners(names, row_of, pairs, masks=masks, photos=~others)

@@ -188,20 +188,6 @@ def between_members(folder: Folder, file: FileInfo) -> dict[int, bytes]:
     return {at: data for at, data in there if not isinstance(data, StorageError)}
 
 
-class _Taken:
-    """Members that are inputs of samples."""
-
-    def __init__(self) -> None:
-        self.names, self.numbers = GrowingTexts(), list[np.ndarray]()
-
-    def add(self, names: Texts, some: MemberColumns, rows: np.ndarray) -> None:
-        """Add some rows of members, of which `names` are those that count."""
-        self.names.extend(names.take(rows))
-        numbers = [column[rows] for column in (some.sizes, some.offsets)]
-        crcs = [*map(zlib.crc32, map(some.headers.__getitem__, rows.tolist()))]
-        self.numbers.append(np.array([*numbers, crcs], np.int64))
-
-
 class _ArchiveSamples:
     """The samples of an archive, in the order of their first images, or else inputs."""
 
@@ -211,7 +197,8 @@ class _ArchiveSamples:
         self._first_dot = format_.sample_name in (None, "first-dot")
         self._whole = format_.sample_name == "whole"
         self._type = format_.places()
-        self._images, self._others, self._label_names = _Taken(), _Taken(), GrowingTexts()
+        self._names, self._label_names = GrowingTexts(), GrowingTexts()
+        self._numbers = [np.zeros((4, 0), np.int64)]
         self._middle = "[^./]*" if self._first_dot else "[^/]*"
         named = [re.escape(name) for name in format_.inputs.names if not is_picture(name)]
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
@@ -226,10 +213,10 @@ class _ArchiveSamples:
         labels = "" if "cls" in named else r"\.cls$"
         found = file_names(some.names, some.regular, self._file.name, members, labels, self._inputs)
         if self._format.takes_images:
-            self._images.add(found.names, some, np.flatnonzero(found.images))
+            self._take(found.names, some, np.flatnonzero(found.images), 0)
         elif unread := int(found.images.sum()):
             members.notes["{count} images of tar archives are read by no field"] += unread
-        self._others.add(found.names, some, np.flatnonzero(found.inputs))
+        self._take(found.names, some, np.flatnonzero(found.inputs), 1)
         if named:
             dotted = found.names.take(found.names.matching(r"\.[^/]*$"))
             for suffix, count in Counter(self._split(dotted)[1]).items():
@@ -245,20 +232,27 @@ class _ArchiveSamples:
             is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
             self._labels.append(self._known.get(data, data) if is_short else b"")
 
+    def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
+        """Add members that are inputs: images are group 0, before all others."""
+        crcs = [*map(zlib.crc32, map(some.headers.__getitem__, rows.tolist()))]
+        numbers = some.sizes[rows], some.offsets[rows], crcs, np.full(len(rows), group)
+        self._numbers.append(np.array(numbers, np.int64))
+        self._names.extend(names.take(rows))
+
     def finish(self) -> Rows:
         """Return all samples."""
         prefix = f"{self._file.name}/"
-        taken = self._images, self._others
-        texts = [some.names.texts() for some in taken]
-        names = Texts.joined(texts) if len(texts[1]) else texts[0]  # it would copy them
-        numbers = [np.zeros((3, 0), np.int64), *(part for some in taken for part in some.numbers)]
+        names, numbers = self._names.texts(), np.concatenate(self._numbers, axis=1)
+        if numbers[3].any():
+            order = np.argsort(numbers[3], kind="stable")
+            names, numbers = names.take(order), numbers[:, order]
         stems, suffixes = self._split(names)
         # Numbers of samples are in the order of their first images, as others come behind these.
         samples = (names if self._whole else stems).codes()
         order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
         starts = np.cumsum(counts) - counts
         first = order[starts]
-        sizes, offsets, crcs = np.concatenate(numbers, axis=1)[:, order]
+        sizes, offsets, crcs, _ = numbers[:, order]
         suffixes = suffixes.take(order)
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)

@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
     SourceError
         The file is no tar archive, is damaged, or is cut off.
     """
-    run, offset = _Run(where), 0
+    run, offset = _Run(), 0
     seek, read, match = stream.seek, stream.read, _PLAIN.match  # looked up once, not a member
     try:
         while True:
@@ -95,13 +96,15 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
             else:
                 offset = _read_other(stream, where, size, header, offset, run)
             if len(run.headers) == AT_ONCE:
-                yield run.taken()
+                yield run.columns(where)
+                run = _Run()
     except SourceError:
-        run.taken()  # what a damaged header before claims may lead anywhere
+        run.columns(where)  # what a damaged header before claims may lead anywhere
         raise
-    yield run.taken()
+    yield run.columns(where)
 
 
+@dataclass
 class _Run:
     """Members in succession.
 
@@ -115,35 +118,32 @@ class _Run:
         Row -> name, and whether it is a file, where these are not those of the header.
     """
 
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self.headers: list[bytes] = []
-        self.places: list[tuple[int, int]] = []
-        self.labels: dict[int, bytes] = {}
-        self.others: dict[int, tuple[bytes, bool]] = {}
+    headers: list[bytes] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    labels: dict[int, bytes] = field(default_factory=dict)
+    others: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
 
-    def taken(self) -> MemberColumns:
-        """Return the members, which the run has no longer.
+    def columns(self, where: str) -> MemberColumns:
+        """Return the members as columns.
 
         Raises
         ------
         SourceError
             A header has another sum.
         """
-        headers, others, labels = self.headers, self.others, self.labels
+        headers = self.headers
         sizes, offsets = np.array(self.places, np.int64).reshape(-1, 2).T
-        self.__init__(self._where)  # type: ignore[misc]
         table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
         for row in np.flatnonzero(_octal(table[:, 148:154]) != _sums(table)).tolist():
             try:
                 tarfile.TarInfo.frombuf(headers[row], "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                raise _no_header(self._where, int(offsets[row]) - BLOCK, error) from None
+                raise _no_header(where, int(offsets[row]) - BLOCK, error) from None
         regular = np.ones(len(headers), bool)
         named = {}
         for row in np.flatnonzero((table[:, 345] > 0) & (table[:, 262] == 0)).tolist():
             named[row] = headers[row][345:500].partition(b"\0")[0] + b"/" + _name(headers[row])
-        for row, other in others.items():
+        for row, other in self.others.items():
             named[row], regular[row] = other
         names = _names(table, named)
         is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
@@ -154,7 +154,7 @@ class _Run:
             offsets[files],
             regular[files],
             [headers[row] for row in files.tolist()],
-            {int(row_of[row]): data for row, data in labels.items() if not is_folder[row]},
+            {int(row_of[row]): data for row, data in self.labels.items() if not is_folder[row]},
         )
 
 
