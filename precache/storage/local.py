@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import operator
 import os
 import shutil
 import stat
@@ -226,7 +227,7 @@ class LocalFolder(Folder):
         return {name: size for name, size in found.items() if size >= 0}  # without broken links
 
     def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
-        """Every object below the folder, in no particular order.
+        """Every object below the folder: those of a folder by name, then those of folders in it.
 
         Links are followed, except out of it, back to a folder they are in, and, below another link,
         to a folder that a link led to before; one that leads nowhere is a file of unknown size
@@ -241,10 +242,10 @@ class LocalFolder(Folder):
         linked: set[tuple[int, int]] = set()
         while stack:
             prefix, true, above, linked_to = stack.pop()
-            path = self.root / prefix
+            path, below = self.root / prefix, []
             gone = (FileNotFoundError,) if prefix and leave_out is ignore_left_out else ()
             with Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
+                for entry in sorted(entries, key=operator.attrgetter("name")):
                     name = prefix + entry.name
                     try:
                         if entry.is_symlink():
@@ -253,7 +254,9 @@ class LocalFolder(Folder):
                             status, lies = entry.stat(), ""
                     except FileNotFoundError:
                         continue
-                    if status is not None and stat.S_ISDIR(status.st_mode):
+                    if status is not None and stat.S_ISREG(status.st_mode) and not lies:
+                        yield _info(name, status)
+                    elif status is not None and stat.S_ISDIR(status.st_mode):
                         lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
                         may_be_out = entry.is_symlink() or f"{lies}/".startswith(SYSTEM)
                         if may_be_out and self._leads_out(lies):
@@ -264,9 +267,8 @@ class LocalFolder(Folder):
                             below_link = linked_to or entry.is_symlink()
                             if entry.is_symlink():
                                 linked.add(_identity(status))
-                            stack.append(
-                                (f"{name}/", lies, above | {_identity(status)}, below_link)
-                            )
+                            inside = above | {_identity(status)}
+                            below.append((f"{name}/", lies, inside, below_link))
                     elif lies and self._leads_out(lies):
                         leave_out(name, link_out)
                     elif status is None:
@@ -275,6 +277,7 @@ class LocalFolder(Folder):
                         yield _info(name, status)
                     else:
                         leave_out(name, NO_FILE)
+            stack += reversed(below)
 
     # --- writing --------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
-from precache.store.columns import Texts
+from precache.store.columns import Texts, system_memory
 from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label
 from precache.store.open import split_uri
@@ -54,7 +54,7 @@ from precache_workers.sources.base import (
     quoted,
 )
 from precache_workers.sources.container_names import around_braces, braced
-from precache_workers.sources.containers import ContainerSource, member_names
+from precache_workers.sources.containers import member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import BY_FOLDERS, BY_TABLE
@@ -120,6 +120,7 @@ class ListedSource:
     compares: bool = True
     recalled: RecalledListing | None = None
 
+    @system_memory()
     def keep(self, store: Folder) -> None:
         """Store the index with which the next listing skips containers that did not change; and
         record what was listed, before a build reads it, so that later changes are seen."""
@@ -206,6 +207,7 @@ def _remove_unfinished(store: Folder) -> None:
                 store.remove(f"{folder}/{name}")
 
 
+@system_memory()
 def list_rows(
     request: Request,
     store: Folder,
@@ -244,7 +246,8 @@ def list_rows(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    of_names, doubts = _read_names(request, source, listing)
+    with system_memory():
+        of_names, doubts = _read_names(request, source, listing)
     table = _labelled(request, source, listing, table, doubts)
     if isinstance(source, FolderSource):
         _require_images_alone(request, source)
@@ -548,14 +551,12 @@ def _read_names(
     if isinstance(source, ManifestSource) and table.locations is not None:
         uris = table.locations.places.field("uri")  # keys may be others
         files = Texts([*dict.fromkeys(uris.to_pylist())])
-    folder, unpack = None, tuple[tuple[str, ...], ...]()
+    folder = None
     if isinstance(source, FolderSource):
         folder = str(source.folder)
-    if isinstance(source, ContainerSource) and table.locations is not None:
-        names = member_names(files, table.locations)
-        unpacked, unpack = source.unpacked(names, table.locations)
-        if unpacked:
-            folder, files = unpacked, names
+    unpacked, unpack = listing.unpacked
+    if unpacked and table.locations is not None:
+        folder, files = unpacked, member_names(files, table.locations)
     partners = None
     if request.sample_name != "whole":
         partners = partners_among(files) or partners_across(files)

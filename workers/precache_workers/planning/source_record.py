@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ import xxhash
 
 from precache.errors import ChoiceError
 from precache.storage.base import Folder
-from precache.store.columns import Texts, arrow_of, numbers_of
+from precache.store.columns import AT_ONCE, Texts, arrow_of, numbers_of
 from precache.store.commit_log import short
 from precache.store.row_table import RowTable, digests_of, record_name
 from precache.units import size as in_units
@@ -92,23 +92,26 @@ class RecalledListing:
         kept = (self.file_states >= 0) | other  # of others, the listing alone says all
         if not (kept & (self.places < 0)).any():
             return None
-        arrays = (
-            listed.keys.plain, arrow_of(listed.sizes), arrow_of(listed.mtimes), listed.etags.plain,
-            arrow_of(self.file_states), arrow_of(table.mtimes), table.etags.plain,
+        absent = self.record
+        if len(absent):
+            there = pc.is_in(absent["key"].cast(pa.large_string()), value_set=listed.keys.plain)
+            absent = absent.filter(pc.invert(there))  # which may come back
+        columns = (
+            listed.keys, listed.sizes, listed.mtimes, listed.etags, self.file_states, table.mtimes,
+            table.etags,
         )  # fmt: skip
-        new = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
-        parts = [new if kept.all() else new.filter(arrow_of(kept))]
-        listed_before = pc.is_in(self.record["key"].cast(arrays[0].type), value_set=arrays[0])
-        absent = self.record.filter(pc.invert(listed_before))  # which may come back
-        parts += [absent] * (len(absent) <= len(arrays[0]))
-        whole = [_table(dict(zip(_COLUMNS, part.columns, strict=True))) for part in parts]
         few, sink = ["etag", "known_etag", "file_state"], io.BytesIO()
-        pq.write_table(
-            pa.concat_tables(whole), sink, compression="zstd", use_dictionary=few,
-            write_statistics=False,
-        )  # fmt: skip
-        data = xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
-        return record_name(listed.source, self.inputs), data
+        with pq.ParquetWriter(
+            sink, absent.schema, compression="zstd", use_dictionary=few, write_statistics=False
+        ) as writer:
+            for start in range(0, len(kept), AT_ONCE):  # no column is copied as a whole
+                some = slice(start, start + AT_ONCE)
+                part = _table(column[some] for column in columns)
+                writer.write_table(part if kept[some].all() else part.filter(arrow_of(kept[some])))
+            if len(absent) <= len(kept):
+                writer.write_table(absent)
+        data = sink.getvalue()
+        return record_name(listed.source, self.inputs), xxhash.xxh3_128_digest(data) + data
 
 
 def read_record(store: Folder, source: str, inputs: str = "") -> Any:
@@ -119,7 +122,7 @@ def read_record(store: Folder, source: str, inputs: str = "") -> Any:
             record = read_columns(data[16:], _COLUMNS).combine_chunks()
             record.validate(full=True)
             return record
-    return _table(dict.fromkeys(_COLUMNS, Texts([]).arrow))
+    return _table([Texts([])] * len(_COLUMNS))
 
 
 def recall(
@@ -271,13 +274,9 @@ def as_record(table: RowTable) -> Any:
     """Return a row table with the columns of a record."""
     import pyarrow.compute as pc
 
-    listed = pc.replace_substring_regex(table.etags.plain, f"{OWN}.*", "")
-    mtimes, file_states = arrow_of(table.mtimes), arrow_of(np.full(len(table), -1))
-    columns = (
-        table.keys.plain, arrow_of(table.sizes), mtimes, listed, file_states, mtimes,
-        table.etags.plain,
-    )  # fmt: skip
-    return _table(dict(zip(_COLUMNS, columns, strict=True)))
+    listed = Texts(pc.replace_substring_regex(table.etags.plain, f"{OWN}.*", ""))
+    mtimes, file_states = table.mtimes, np.full(len(table), -1)
+    return _table((table.keys, table.sizes, mtimes, listed, file_states, mtimes, table.etags))
 
 
 def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
@@ -437,10 +436,11 @@ def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _table(columns: Mapping[str, Any]) -> Any:
+def _table(columns: Iterable[np.ndarray | Texts]) -> Any:
+    """Return the columns of a record as an Arrow table."""
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
-    pairs = zip(columns.values(), schema, strict=True)
-    arrays = [column.cast(field.type) for column, field in pairs]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    arrays = [arrow_of(c) if isinstance(c, np.ndarray) else c.plain for c in columns]
+    pairs = zip(arrays, schema, strict=True)
+    return pa.Table.from_arrays([array.cast(field.type) for array, field in pairs], schema=schema)

@@ -283,6 +283,9 @@ class Listing:
         Readings of the labels that the user must choose between; the table has one of them.
     bare
         Folders beside the classes that have no readable image, and may be classes.
+    unpacked
+        A new folder for the members of archives, and the words of the commands that unpack them
+        there; empty if they cannot lie in one.
     """
 
     table: RowTable
@@ -295,6 +298,7 @@ class Listing:
     file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
+    unpacked: tuple[str, tuple[tuple[str, ...], ...]] = ("", ())
 
 
 @dataclass(frozen=True)
@@ -576,21 +580,16 @@ class Names:
 
         Files whose names match `also`, a regular expression of RE2, count as images.
         """
-        import pyarrow.compute as pc
-
         wrong: list[int] = []
         try:
             texts = Texts(names)
         except UnicodeEncodeError:
             wrong = [row for row, name in enumerate(names) if not is_utf8(name)]
             texts = Texts([name.encode(errors="replace").decode() for name in names])
-
-        def fitting(pattern: str) -> np.ndarray:
-            return numbers_of(pc.match_substring_regex(texts.arrow, pattern, ignore_case=True))
-
-        images = fitting(rf"{IMAGE_NAME}|{also}" if also else IMAGE_NAME)
+        pattern = rf"{IMAGE_NAME}|{also}" if also else IMAGE_NAME
+        images = texts.matching(pattern, ignore_case=True)
         left_out = {row: NOT_UTF8 for row in wrong if images[row]}
-        for row in np.flatnonzero(images & fitting(HIDDEN)).tolist():
+        for row in np.flatnonzero(images & texts.matching(HIDDEN, ignore_case=True)).tolist():
             images[row] = is_image(names[row])
             if images[row] and (reason := hidden_as(names[row])):
                 left_out[row] = reason
@@ -711,12 +710,6 @@ class Folders:
         """Return of which names the folders are such: (names,) bool."""
         of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self.codes]
         return of_rows
-
-    def each(self, function: Callable[[list[str]], Sequence[str]]) -> list[str]:
-        """Return a function of the folders, for each name; equal values are one object."""
-        values = np.array([*function(self.names), None], object)
-        texts: list[str] = values[self.codes].tolist()
-        return texts
 
 
 def in_service_folder(name: str) -> bool:

@@ -12,6 +12,7 @@ listing. A process that has only keys, such as the viewer, lists the source once
 
 from __future__ import annotations
 
+import bisect
 import functools
 import io
 import itertools
@@ -243,7 +244,7 @@ def named_rows(
     reasons: dict[int, str] = {}
     if key is not None and names.is_blank.any():
         raise SourceError(f"{where}: some of its {key} are missing or empty")
-    is_again = names.counts() > 1
+    is_again = names.is_repeated
     if columns is None:
         reasons = dict.fromkeys(np.flatnonzero(is_again).tolist(), SAME_KEY)
     elif key is None and (is_again.any() or not are_names(names).all()):
@@ -355,15 +356,6 @@ class ContainerSource(Source):
     def __str__(self) -> str:
         return str(self.containers)
 
-    def unpacked(self, names: Texts, located: Locations) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return the folder and the commands of `Containers.unpacked`.
-
-        Both are empty if a member would take the place of another archive's.
-        """
-        files = [file.name for file in located.containers]
-        apart = len(files) == 1 or (names.counts() == 1).all()
-        return self.containers.unpacked(files) if apart else ("", ())
-
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
@@ -431,7 +423,7 @@ class ContainerSource(Source):
             if (held := known.get(file)) is not None:
                 return held
             where, members = self.folder.path(file.name), Members()
-            parts = [rows_of((), pa.array([], places))]
+            parts = [rows_of((), pa.nulls(0, places))]
             try:
                 for rows in self.format.scan(self.folder, file, members):
                     if time.monotonic() > until:
@@ -538,12 +530,15 @@ class ContainerSource(Source):
 
 def units_of(starts: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
     """Number the units of members that are sorted by their offsets in a container."""
-    units, unit, first = array("q"), 0, 0
-    for start, end in zip(starts.tolist(), (starts + nbytes).tolist(), strict=True):
-        if end - first > UNIT_BYTES and start > first:
-            unit, first = unit + 1, start
-        units.append(unit)
-    return np.frombuffer(units, np.int64) if len(units) else np.zeros(0, np.int64)
+    ends = starts + nbytes
+    highest, begins, first, row = np.maximum.accumulate(ends).tolist(), array("q"), 0, 0
+    while (row := bisect.bisect_right(highest, first + UNIT_BYTES, row)) < len(ends):
+        if ends[row] - first > UNIT_BYTES and starts[row] > first:
+            begins.append(row)
+            first = int(starts[row])
+        row += 1
+    counts = np.diff(begins, prepend=0, append=len(ends))
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
@@ -739,6 +734,7 @@ class Scans:
         SourceError
             Labels of two containers have kinds that cannot be combined, or other names of classes.
         """
+        pa.default_memory_pool().release_unused()  # what scans took beside the columns
         columns = [rows["label"] for rows in self._parts]
         labels = join_columns(columns, f"labels of {self._source}", typed=typed)
         file_of: dict[tuple[str, ...], FileInfo] = {}
@@ -759,6 +755,7 @@ class Scans:
         self._types = {column.type for column in columns if kind_of(column.type) is not None}
         del columns
         self.rows = joined_rows(self._parts, labels)
+        pa.default_memory_pool().release_unused()
         counts = [members.count for _, members in self.listed]
         self.numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self._classes, self._typed = next(iter(file_of), ()), typed
@@ -772,7 +769,10 @@ class Scans:
         table, sink = pa.Table.from_batches([self.rows]), io.BytesIO()
         metadata = {"containers": _INDEXED.dump_json(self.listed), "rules": INDEX_RULES}
         table = table.replace_schema_metadata(metadata)
-        pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
+        pq.write_table(
+            table, sink, compression="zstd", row_group_size=INDEXED_ROWS, use_dictionary=["etag"],
+            write_statistics=False,
+        )  # fmt: skip
         data = sink.getvalue()
         return xxhash.xxh3_128_digest(data) + data
 
@@ -795,7 +795,7 @@ class Scans:
         """
         keys, labels = Texts(self.rows["key"]), self.rows["label"]
         rows_of_key: dict[str, list[int]] = {}
-        for row in np.flatnonzero(keys.counts() > 1).tolist():
+        for row in np.flatnonzero(keys.is_repeated).tolist():
             rows_of_key.setdefault(keys[row], []).append(row)
         left_out: dict[int, str] = {}
         for key, some in rows_of_key.items():
@@ -834,10 +834,14 @@ class Scans:
             raise SourceError(
                 f"{where} has labels that are not its folders; leave out --label-level"
             )
-        names = Texts([]) if columns is not None else member_names(keys, located)
+        names, unpacked = Texts([]), ("", ())
+        if columns is None:
+            names, unpacked = member_names(keys, located), source.containers.unpacked(files)
+            if len(files) > 1 and unpacked[0] and names.is_repeated.any():
+                unpacked = "", ()  # one would take the place of another
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            folder, unpack = source.unpacked(names, located)
+            folder, unpack = unpacked
             inside = f"{folder}/{{}}".format if folder else None
             column, _ = labels_of_folders(names, keys, source, rules, inside, bare_in, unpack)
         else:
@@ -861,6 +865,7 @@ class Scans:
             notes=(*notes, *column.notes),
             file_states=file_states,
             doubts=(*doubts, *column.doubts),
+            unpacked=unpacked,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -11,15 +12,13 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import Folder, left_out_text
-from precache.store.columns import Texts, arrow_of, numbers_of
+from precache.storage.base import FileInfo, Folder, left_out_text
+from precache.store.columns import GrowingTexts, Texts
 from precache.store.commit_log import NUMBERED, ROOT
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
@@ -53,6 +52,9 @@ from precache_workers.sources.listings import Members
 
 _RECORDS = re.compile(r"-\d{3,}-of-\d{3,}$|\.tfrecords?[-*]")
 """Ends of the names that TensorFlow gives to TFRecord files, and patterns of these."""
+
+FILES_AT_ONCE = 256
+"""Files between two looks at the time."""
 
 _TFRECORDS = "--source-kind", "tfrecord"
 _AS_RECORDS = "is called as TFRecord files are: give --source-kind tfrecord if it is one"
@@ -119,9 +121,9 @@ class FolderSource(Source):
             else:
                 count_ignored(facts.ignored, name)
 
-        def take() -> None:
+        def take(files: Sequence[FileInfo]) -> None:
             nonlocal container, table_file
-            for name in images.settle(facts):
+            for name in images.add(files, facts):
                 facts.ignore(name)
                 # A Parquet table may only list photos.
                 better = not container or (
@@ -134,15 +136,17 @@ class FolderSource(Source):
             if images.count:
                 tick(images.count)
 
-        for file in self.folder.walk(leave_out):
+        walk, files = self.folder.walk(leave_out), list[FileInfo]()
+        while some := list(itertools.islice(walk, FILES_AT_ONCE)):
+            files += some
             late = time.monotonic() > until
-            if late or len(images.names) == FILES_PER_TICK:
-                take()
+            if late or len(files) >= FILES_PER_TICK:
+                take(files)
+                files = []
                 if late and images.count:
                     complete = False
                     break
-            images.add(*file)
-        take()
+        take(files)
         if not images.count:
             suffixes = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             suffixes += left_out_text(facts.left_out, facts.examples)
@@ -230,45 +234,37 @@ class FolderSource(Source):
 
 
 class _Images:
-    """The images of a walk, as columns.
-
-    Attributes
-    ----------
-    names
-        Of the files that were added and not settled yet.
-    """
+    """The images of a walk, as columns."""
 
     def __init__(self, also: str) -> None:
-        self._also, self.count, self.names = also, 0, list[str]()
-        self._etags, self._numbers, self._parts = list[str](), array("q"), list[Any]()
+        self._also, self.count, self._keys, self._etags = also, 0, GrowingTexts(), GrowingTexts()
+        self._numbers = [array("q") for _ in range(3)]
 
-    def add(self, name: str, size: int, mtime_ns: int, etag: str, file_state: int) -> None:
-        """Add a file of a walk, which may be none of the images."""
-        self.names.append(name)
-        self._etags.append(etag)
-        self._numbers.extend((size, mtime_ns, file_state))
-
-    def settle(self, facts: Members) -> list[str]:
-        """Find the images among the files that were added last; returns the names of the others."""
-        names, found = self.names, Names.of(self.names, self._also)
+    def add(self, files: Sequence[FileInfo], facts: Members) -> list[str]:
+        """Add the images among the files of a walk; returns the names of the others."""
+        if not files:
+            return []
+        names, sizes, mtimes, etags, states = zip(*files, strict=True)
+        found = Names.of(names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
-        numbers = np.frombuffer(self._numbers, np.int64).reshape(-1, 3)
-        columns = [found.texts.plain, Texts(self._etags).plain]
-        columns += (arrow_of(np.ascontiguousarray(column)) for column in numbers.T)
-        part = pa.RecordBatch.from_arrays(columns, ["key", "etag", "size", "mtime", "state"])
-        self._parts.append(part.filter(arrow_of(found.kept)))
-        self.count += len(self._parts[-1])
-        self.names, self._etags, self._numbers = [], [], array("q")
+        kept = found.kept
+        self._keys.extend(found.texts.take(kept))
+        self._etags.extend(Texts(etags).take(kept))
+        for numbers, column in zip(self._numbers, (sizes, mtimes, states), strict=True):
+            numbers.frombytes(np.array(column, np.int64)[kept].tobytes())
+        self.count = len(self._numbers[0])
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 
     def sorted(self) -> tuple[RowTable, np.ndarray]:
         """Return the images without labels, by name, and states of files; to be called once."""
-        table, self._parts = pa.Table.from_batches(self._parts), []
-        table = table.sort_by("key").combine_chunks()
-        sizes, mtimes, states = (numbers_of(table[name]) for name in ("size", "mtime", "state"))
-        keys, etags = Texts(table["key"]), Texts(table["etag"])
-        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), states
+        keys, etags = self._keys.texts(), self._etags.texts()
+        sizes, mtimes, states = (np.frombuffer(of, np.int64) for of in self._numbers)
+        table = RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags)
+        if keys.are_ascending:
+            return table, states
+        order = keys.order()
+        return table.take(order), states[order]
 
 
 def _note_of_table(name: str) -> list[str]:
@@ -283,6 +279,9 @@ def _note_of_table(name: str) -> list[str]:
 
 def _note_of_links(folder: Folder, table: RowTable, file_states: np.ndarray) -> list[str]:
     """Return the line about images that are links to others, or other names of their files."""
+    known = np.sort(file_states[file_states >= 0])
+    if not (known[1:] == known[:-1]).any():
+        return []
     _, first, inverse = np.unique(file_states, return_index=True, return_inverse=True)
     others = first[inverse]
     alike = np.flatnonzero((file_states >= 0) & (others != np.arange(len(others))))

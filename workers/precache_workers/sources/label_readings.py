@@ -227,21 +227,26 @@ class _Level:
 
     Attributes
     ----------
-    paths
-        The folders of the names.
+    listed, paths
+        The names, of which some may be there twice, and their folders.
     where, path_of, bare_in
         As of `read_folders`.
     packed
         The folders of `path_of` are still to be unpacked.
     """
 
-    names: Texts
+    listed: Texts
     paths: Sequence[list[str]]
     level: int
     where: object
     path_of: Callable[[str], str] | None
     bare_in: Callable[[str], Bare] | None
     packed: bool
+
+    @cached_property
+    def names(self) -> Texts:
+        """The names, each once: members of several archives may have the same."""
+        return Texts(self.listed.plain.unique())
 
     @cached_property
     def shared(self) -> list[str]:
@@ -563,8 +568,7 @@ def labels_of_folders(
     path_of, bare_in, unpack
         As of `read_folders`.
     """
-    # Members of several archives may have the same names.
-    reading = read_folders(Texts(names.plain.unique()), rules, where, path_of, bare_in, unpack)
+    reading = read_folders(names, rules, where, path_of, bare_in, unpack)
     folders = Folders(names)
     given = column_of([folder_at(name, reading.level) or None for name in folders.names])
     given = given.take(arrow_of(folders.codes))

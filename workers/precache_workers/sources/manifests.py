@@ -136,7 +136,7 @@ class ManifestSource(Source):
         scans = Scans(self, self.spec.columns)
         whole = scans.whole
         for file in self.containers.files(whole.left_out):
-            members, parts = Members(), [rows_of((), pa.array([], _places()))]
+            members, parts = Members(), [rows_of((), pa.nulls(0, _places()))]
             for rows in self._scan(file, members):
                 parts.append(rows)
                 complete = time.monotonic() <= until

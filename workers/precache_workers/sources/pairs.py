@@ -78,7 +78,7 @@ _OF_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 _KNOWN_END = rf"{_OF_PHOTO}|[_. -](?:{'|'.join(sorted(_OF_TARGETS))})[0-9]*$"
 
 _PHOTO_START = r"(?i)^(?:image|img|photo|rgb|sat|input)[_. -]+"
-_KNOWN_START = rf"(?i)^(?:copy of |(?:{'|'.join(sorted(_OF_TARGETS | _OF_COPIES))})[_. -]+)"
+_KNOWN_START = rf"(?i:copy of |(?:{'|'.join(sorted(_OF_TARGETS | _OF_COPIES))})[_. -]+)"
 """Beginnings of names of photos, and of their targets and copies."""
 
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
@@ -349,8 +349,9 @@ class Partners:
 
 def partners_among(names: Texts) -> Partners | None:
     """Find the images that are called as others in the same folder; None if there are none."""
-    called, suffixes = _replaced(names, _SUFFIX), _found(names, _SUFFIX)
-    if (twice := called.counts() > 1).any():
+    called = _replaced(names, _SUFFIX)
+    if (twice := called.is_repeated).any():
+        suffixes = _found(names, _SUFFIX)
         among = [suffix for suffix, _ in _most_common(suffixes.take(twice))]
         photo = next((suffix for suffix in among if suffix.lower() in _JPEG), among[0])
         is_photo = suffixes.matching(f"^{re.escape(photo)}$")
@@ -374,8 +375,9 @@ def partners_among(names: Texts) -> Partners | None:
         return _partners(names, row_of, pairs, masks=masks, top=None if known else top)
     # Nearly all names may have the same few endings, as 1_left and 1_right.
     ends = [end for end, _ in _most_common(_found(called, _WORD))]
-    counts = _replaced(called, _WORD).counts()
-    if "" in ends or not 1 < len(ends) < PART or (counts == len(ends)).mean() < NEARLY_ALL:
+    if "" in ends or not 1 < len(ends) < PART:
+        return None
+    if (_replaced(called, _WORD).counts() == len(ends)).mean() < NEARLY_ALL:
         return None
     row_of = np.where(called.matching(f"{re.escape(ends[0])}$"), -1, np.arange(len(names)))
     return _partners(
@@ -385,17 +387,18 @@ def partners_among(names: Texts) -> Partners | None:
 
 def _partners_by_start(names: Texts, called: Texts) -> Partners | None:
     """Find the images that are called as others but for the beginning of a target or copy."""
-    folders, bases = _found(called, "^(?:.*/)?"), _replaced(called, "^.*/")
-    starts = _found(bases, _KNOWN_START)
-    others = ~starts.is_blank
-    if not others.any():
+    if not called.matching(rf"(?:^|/){_KNOWN_START}").any():
         return None
+    folders, bases = _found(called, "^(?:.*/)?"), _replaced(called, "^.*/")
+    starts = _found(bases, rf"^{_KNOWN_START}")
+    others = ~starts.is_blank
 
     def without(start: str) -> Texts:
         return joined_texts([folders, _replaced(bases, start)])
 
-    numbered = rf"{_KNOWN_START}[0-9]+[_. -]+"
-    for start, photo_start in itertools.product((_KNOWN_START, numbered), ("^$", _PHOTO_START)):
+    known = rf"^{_KNOWN_START}"
+    numbered = rf"{known}[0-9]+[_. -]+"
+    for start, photo_start in itertools.product((known, numbered), ("^$", _PHOTO_START)):
         rest, photos = without(start), without(photo_start).blanked(others)
         row_of = np.where(others & ~rest.is_blank, photos.find(rest), -1)
         if len(rows := np.flatnonzero(row_of >= 0)):
@@ -426,19 +429,19 @@ def partners_across(names: Texts) -> Partners | None:
     if not others.any() or others.all():
         return None
     words = IMAGES | TARGETS | COPIES
-    places = Texts(folders.each(lambda some: [_without(name, words, shared) for name in some]))
-    bases = _replaced(_replaced(names, _SUFFIX), "^.*/")
-    called = Texts([*map("/".join, zip(places, bases, strict=True))])
+    kept = [_without(name, words, shared) for name in folders.names]
+    places, bases = Texts(kept).take(folders.codes), _replaced(_replaced(names, _SUFFIX), "^.*/")
+    called = joined_texts([places, bases], "/")
     row_of, _ = _called_as(called, ~others, others, _KNOWN_END)
     alone = others & (row_of < 0) & places.is_blank  # all lie in one folder
     row_of = np.where(alone, _called_as(bases, ~others, alone, _KNOWN_END)[0], row_of)
     if (beside := others & (row_of < 0)).any():  # of splits, as ground_truth/ beside test/
-        kept = (filter(lambda part: not is_split(part), place.split("/")) for place in places)
-        called = Texts([*map("/".join, zip(map("/".join, kept), bases, strict=True))])
+        kept = ["/".join(p for p in place.split("/") if not is_split(p)) for place in kept]
+        called = joined_texts([Texts(kept).take(folders.codes), bases], "/")
         row_of = np.where(beside, _called_as(called, ~others, beside, _KNOWN_END)[0], row_of)
     rows = np.flatnonzero(row_of >= 0)
-    of_rows = np.array(folders.each(lambda some: [name[:-2] for name in some]), object)
-    ranked = Counter(zip(of_rows[row_of[rows]].tolist(), of_rows[rows].tolist(), strict=True))
+    of_rows = Texts([name[:-2] for name in folders.names]).take(folders.codes)
+    ranked = Counter(zip(of_rows.take(row_of[rows]), of_rows.take(rows), strict=True))
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
     masks = bool(have(TARGETS)[rows].any())
     return _partners(names, row_of, pairs, masks=masks, photos=~others)
@@ -505,15 +508,14 @@ def _called_as(
         Expression of what is left out at the ends of names of photos.
     """
 
-    photos = _replaced(called, photo_end).blanked(~is_photo)
-    row_of = np.where(others & ~is_photo, photos.find(called), -1)
+    photos, row_of = _replaced(called, photo_end).blanked(~is_photo), np.full(len(called), -1)
+    apart = np.flatnonzero(others & ~is_photo)
+    row_of[apart] = photos.find(called.take(apart))
     places = [np.flatnonzero(row_of >= 0)]
     parts = [Texts([""]).take(np.zeros_like(places[0]))]
-    rows = np.flatnonzero(others & (row_of < 0))
+    rows = np.flatnonzero(others & (row_of < 0) & called.matching(_WORD))
     cut, ends = called.take(rows), Texts([""]).take(np.zeros_like(rows))
     for _ in range(MOST_WORDS):
-        has = cut.matching(_WORD)
-        rows, cut, ends = rows[has], cut.take(has), ends.take(has)
         if not len(rows):
             break
         ends = joined_texts([_found(cut, _WORD), ends])
@@ -523,7 +525,8 @@ def _called_as(
         row_of[rows[has]] = found[has]
         places.append(rows[has])
         parts.append(ends.take(has))
-        rows, cut, ends = rows[~has], cut.take(~has), ends.take(~has)
+        more = ~has & cut.matching(_WORD)
+        rows, cut, ends = rows[more], cut.take(more), ends.take(more)
     return row_of, Texts.joined(parts).take(np.argsort(np.concatenate(places)))
 
 
@@ -556,10 +559,13 @@ def _most_common(values: Texts) -> list[tuple[str, int]]:
 
 
 def _replaced(names: Texts, pattern: str, by: str = "") -> Texts:
-    return Texts(pc.replace_substring_regex(names.plain, pattern, by))
+    fitting = names.matching(pattern)  # which takes a tenth of the time, and mostly none fits
+    return Texts(pc.replace_substring_regex(names.plain, pattern, by)) if fitting.any() else names
 
 
 def _found(names: Texts, pattern: str) -> Texts:
     """Return the part of each name that fits a pattern; empty if there is none."""
+    if not names.matching(pattern).any():
+        return Texts.repeated([""], [len(names)])
     found = pc.extract_regex(names.plain, f"(?P<part>{pattern})").field("part")
     return without_nulls(found)

@@ -188,20 +188,6 @@ def between_members(folder: Folder, file: FileInfo) -> dict[int, bytes]:
     return {at: data for at, data in there if not isinstance(data, StorageError)}
 
 
-class _Taken:
-    """Members that are inputs of samples."""
-
-    def __init__(self) -> None:
-        self.names, self.numbers = GrowingTexts(), list[np.ndarray]()
-
-    def add(self, names: Texts, some: MemberColumns, rows: np.ndarray) -> None:
-        """Add some rows of members, of which `names` are those that count."""
-        self.names.extend(names.take(rows))
-        numbers = [column[rows] for column in (some.sizes, some.offsets)]
-        crcs = [zlib.crc32(some.headers[row]) for row in rows.tolist()]
-        self.numbers.append(np.array([*numbers, crcs], np.int64))
-
-
 class _ArchiveSamples:
     """The samples of an archive, in the order of their first images, or else inputs."""
 
@@ -211,7 +197,8 @@ class _ArchiveSamples:
         self._first_dot = format_.sample_name in (None, "first-dot")
         self._whole = format_.sample_name == "whole"
         self._type = format_.places()
-        self._images, self._others, self._label_names = _Taken(), _Taken(), GrowingTexts()
+        self._names, self._label_names = GrowingTexts(), GrowingTexts()
+        self._numbers = [np.zeros((4, 0), np.int64)]
         self._middle = "[^./]*" if self._first_dot else "[^/]*"
         named = [re.escape(name) for name in format_.inputs.names if not is_picture(name)]
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
@@ -226,10 +213,10 @@ class _ArchiveSamples:
         labels = "" if "cls" in named else r"\.cls$"
         found = file_names(some.names, some.regular, self._file.name, members, labels, self._inputs)
         if self._format.takes_images:
-            self._images.add(found.names, some, np.flatnonzero(found.images))
+            self._take(found.names, some, np.flatnonzero(found.images), 0)
         elif unread := int(found.images.sum()):
             members.notes["{count} images of tar archives are read by no field"] += unread
-        self._others.add(found.names, some, np.flatnonzero(found.inputs))
+        self._take(found.names, some, np.flatnonzero(found.inputs), 1)
         if named:
             dotted = found.names.take(found.names.matching(r"\.[^/]*$"))
             for suffix, count in Counter(self._split(dotted)[1]).items():
@@ -238,53 +225,60 @@ class _ArchiveSamples:
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
         for row in rows.tolist():
-            data = some.labels[row]
+            data = some.labels.get(row, b"")
             if data not in self._known:
                 with contextlib.suppress(UnicodeDecodeError):
                     self._known[data] = data.decode("utf-8-sig").strip()
             is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
             self._labels.append(self._known.get(data, data) if is_short else b"")
 
+    def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
+        """Add members that are inputs: images are group 0, before all others."""
+        crcs = [*map(zlib.crc32, map(some.headers.__getitem__, rows.tolist()))]
+        numbers = some.sizes[rows], some.offsets[rows], crcs, np.full(len(rows), group)
+        self._numbers.append(np.array(numbers, np.int64))
+        self._names.extend(names.take(rows))
+
     def finish(self) -> Rows:
         """Return all samples."""
         prefix = f"{self._file.name}/"
-        taken = self._images, self._others
-        texts = [some.names.texts() for some in taken]
-        names = Texts.joined(texts) if len(texts[1]) else texts[0]  # it would copy them
-        numbers = [np.zeros((3, 0), np.int64), *(part for some in taken for part in some.numbers)]
+        names, numbers = self._names.texts(), np.concatenate(self._numbers, axis=1)
+        if numbers[3].any():
+            order = np.argsort(numbers[3], kind="stable")
+            names, numbers = names.take(order), numbers[:, order]
         stems, suffixes = self._split(names)
         # Numbers of samples are in the order of their first images, as others come behind these.
         samples = (names if self._whole else stems).codes()
         order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
         starts = np.cumsum(counts) - counts
         first = order[starts]
-        sizes, offsets, crcs = np.concatenate(numbers, axis=1)[:, order]
-        suffixes = [suffixes[row] for row in order.tolist()]
+        sizes, offsets, crcs, _ = numbers[:, order]
+        suffixes = suffixes.take(order)
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, suffixes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
-        columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
+        columns = (*map(arrow_of, (offsets, sizes, crcs)), suffixes.plain)
+        places = _lists(columns, starts, self._type)
         return rows_of(
             names.take(kept),
-            _lists(columns, starts, self._type).filter(arrow_of(kept)),
+            places if kept.all() else places.filter(arrow_of(kept)),
             units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
         )
 
-    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Sequence[str]) -> np.ndarray:
+    def _combined(self, keys: Texts, starts: np.ndarray, suffixes: Texts) -> np.ndarray:
         """Count the samples by the suffixes of their images; returns which are kept.
 
         Those with two inputs of one suffix are left out, and those without an image if fields start
         from images.
         """
         members, takes_images = self._members, self._format.takes_images
-        lists = pa.LargeListArray.from_arrays(
-            np.append(starts, len(suffixes)), Texts(suffixes).plain
-        )
+        ends = arrow_of(np.append(starts, len(suffixes)))
+        lists = pa.LargeListArray.from_arrays(ends, suffixes.plain)
         joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
         codes = joined.codes()
         groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
@@ -315,7 +309,7 @@ class _ArchiveSamples:
         texts = [label if label and isinstance(label, str) else None for label in self._labels]
         texts = pa.array(texts, pa.large_string())
         first: dict[str, int] = {}
-        for row in np.flatnonzero(theirs.counts() > 1).tolist():
+        for row in np.flatnonzero(theirs.is_repeated).tolist():
             before = first.setdefault(theirs[row], row)
             is_bad[row] |= self._labels[before] != self._labels[row]
         bad = np.flatnonzero(is_bad)
@@ -337,14 +331,18 @@ class _ArchiveSamples:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
         return texts.take(pa.array(found[kept], mask=found[kept] < 0))
 
-    def _split(self, names: Texts) -> tuple[Texts, list[str]]:
+    def _split(self, names: Texts) -> tuple[Texts, Texts]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
-        end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
-        pattern = rf"(?s)^((?:.*/)?[^/]{self._middle}){end}$"
-        stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
-        suffixes = Texts(pc.replace_substring_regex(names.plain, pattern, r"\2")).shared()
-        marks = {text: re.sub(r"[\s:,]", "_", text.lower()) for text in set(suffixes)}
-        return Texts(stems), [marks[text] for text in suffixes]
+        end = r"(?:\.(?P<suffix>[^/]*))?" if self._first_dot else r"\.(?P<suffix>[^/]*)"
+        pattern = rf"(?s)^(?P<stem>(?:.*/)?[^/]{self._middle}){end}$"
+        parts = pc.extract_regex(names.plain, pattern)
+        stems, suffixes = (parts.field(name) for name in ("stem", "suffix"))
+        if parts.null_count:  # those that have no dot
+            known, whole = parts.is_valid(), names.plain
+            stems, suffixes = (pc.if_else(known, part, whole) for part in (stems, suffixes))
+        suffixes = suffixes.dictionary_encode()
+        marks = [re.sub(r"[\s:,]", "_", text.lower()) for text in suffixes.dictionary.to_pylist()]
+        return Texts(stems), Texts(Texts(marks).arrow.take(suffixes.indices).dictionary_encode())
 
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:

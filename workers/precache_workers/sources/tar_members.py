@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class MemberColumns(NamedTuple):
     headers
         The members' own headers; another one for those that are not regular.
     labels
-        Contents of the ``.cls`` files that may be labels; empty for all others.
+        Row -> contents, of the ``.cls`` files that may be labels.
     """
 
     names: Texts
@@ -64,7 +65,7 @@ class MemberColumns(NamedTuple):
     offsets: np.ndarray
     regular: np.ndarray
     headers: list[bytes]
-    labels: list[bytes]
+    labels: dict[int, bytes]
 
 
 def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberColumns]:
@@ -75,16 +76,19 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
     SourceError
         The file is no tar archive, is damaged, or is cut off.
     """
-    run, offset = _Run(where), 0
+    run, offset = _Run(), 0
+    seek, read, match = stream.seek, stream.read, _PLAIN.match  # looked up once, not a member
     try:
         while True:
-            stream.seek(offset)
-            header = stream.read(BLOCK)
-            plain = _PLAIN.match(header)
+            seek(offset)
+            header = read(BLOCK)
+            plain = match(header)
             if plain is not None and (nbytes := int(plain[1], 8)) <= size - offset - BLOCK:
                 offset += BLOCK
-                is_label = nbytes <= MOST_TEXT and b".cls" in header[:100].lower()
-                run.add(header, nbytes, offset, stream.read(nbytes) if is_label else b"")
+                if b".cls" in header[:100].lower() and nbytes <= MOST_TEXT:
+                    run.labels[len(run.headers)] = read(nbytes)
+                run.headers.append(header)
+                run.places.append((nbytes, offset))
                 offset += (nbytes + BLOCK - 1) // BLOCK * BLOCK
             elif len(header) == BLOCK and not any(header):
                 _require_end(stream, where, offset)
@@ -92,79 +96,65 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
             else:
                 offset = _read_other(stream, where, size, header, offset, run)
             if len(run.headers) == AT_ONCE:
-                yield run.taken()
+                yield run.columns(where)
+                run = _Run()
     except SourceError:
-        run.taken()  # what a damaged header before claims may lead anywhere
+        run.columns(where)  # what a damaged header before claims may lead anywhere
         raise
-    yield run.taken()
+    yield run.columns(where)
 
 
+@dataclass
 class _Run:
-    """Members in succession."""
+    """Members in succession.
 
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self.headers: list[bytes] = []
-        self._sizes: list[int] = []
-        self._offsets: list[int] = []
-        self._labels: list[bytes] = []
-        self._others: dict[int, tuple[bytes, bool]] = {}
+    Attributes
+    ----------
+    headers, places
+        The header of each, its size, and the offset of its data.
+    labels
+        As in `MemberColumns`, by row.
+    others
+        Row -> name, and whether it is a file, where these are not those of the header.
+    """
 
-    def add(
-        self,
-        header: bytes,
-        size: int,
-        offset: int,
-        label: bytes = b"",
-        other: tuple[bytes, bool] | None = None,
-    ) -> None:
-        """Add a member.
+    headers: list[bytes] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    labels: dict[int, bytes] = field(default_factory=dict)
+    others: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
 
-        Parameters
-        ----------
-        other
-            Its name, and whether it is a file, if these are not those of its header.
-        """
-        if other is not None:
-            self._others[len(self.headers)] = other
-        self.headers.append(header)
-        self._sizes.append(size)
-        self._offsets.append(offset)
-        self._labels.append(label)
-
-    def taken(self) -> MemberColumns:
-        """Return the members, which the run has no longer.
+    def columns(self, where: str) -> MemberColumns:
+        """Return the members as columns.
 
         Raises
         ------
         SourceError
             A header has another sum.
         """
-        headers, others = self.headers, self._others
-        sizes, offsets, labels = np.array(self._sizes, np.int64), self._offsets, self._labels
-        self.__init__(self._where)  # type: ignore[misc]
+        headers = self.headers
+        sizes, offsets = np.array(self.places, np.int64).reshape(-1, 2).T
         table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
         for row in np.flatnonzero(_octal(table[:, 148:154]) != _sums(table)).tolist():
             try:
                 tarfile.TarInfo.frombuf(headers[row], "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                raise _no_header(self._where, offsets[row] - BLOCK, error) from None
+                raise _no_header(where, int(offsets[row]) - BLOCK, error) from None
         regular = np.ones(len(headers), bool)
         named = {}
         for row in np.flatnonzero((table[:, 345] > 0) & (table[:, 262] == 0)).tolist():
             named[row] = headers[row][345:500].partition(b"\0")[0] + b"/" + _name(headers[row])
-        for row, other in others.items():
+        for row, other in self.others.items():
             named[row], regular[row] = other
         names = _names(table, named)
         is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
-        files = np.flatnonzero(~is_folder)
+        files, row_of = np.flatnonzero(~is_folder), np.cumsum(~is_folder) - 1
         return MemberColumns(
             names.take(files),
             sizes[files],
-            np.array(offsets, np.int64)[files],
+            offsets[files],
             regular[files],
             [headers[row] for row in files.tolist()],
-            [labels[row] for row in files.tolist()],
+            {int(row_of[row]): data for row, data in self.labels.items() if not is_folder[row]},
         )
 
 
@@ -190,10 +180,8 @@ def _name(header: bytes) -> bytes:
 
 def _sums(headers: np.ndarray) -> np.ndarray:
     """Add the bytes of headers, those of their own sum counted as spaces: (rows,) int64."""
-    words, mask = headers.view(np.uint64), np.uint64(0x00FF00FF00FF00FF)
-    pairs = (words & mask) + (words >> np.uint64(8) & mask)  # of 64 words, none overflows
-    sums = pairs.sum(axis=1).view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
-    return np.asarray(sums + 8 * ord(" ") - headers[:, 148:156].sum(axis=1, dtype=np.int64))
+    sums, own = (some.sum(axis=1, dtype=np.uint32) for some in (headers, headers[:, 148:156]))
+    return np.asarray(sums.astype(np.int64) + 8 * ord(" ") - own)
 
 
 def _octal(digits: np.ndarray) -> np.ndarray:
@@ -259,9 +247,12 @@ def _read_other(
             f"only {max(0, size - info.offset_data):,} follow: the archive is cut off or damaged"
         )
     is_label = regular and info.name[-4:].lower() == ".cls" and info.size <= MOST_TEXT
-    label = stream.read(info.size) if is_label else b""
-    name = info.name.encode("utf-8", "surrogateescape")
-    run.add(own, info.size, info.offset_data, label, (name, regular))
+    row = len(run.headers)
+    if is_label:
+        run.labels[row] = stream.read(info.size)
+    run.others[row] = info.name.encode("utf-8", "surrogateescape"), regular
+    run.headers.append(own)
+    run.places.append((info.size, info.offset_data))
     return end
 
 
