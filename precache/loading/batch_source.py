@@ -334,7 +334,8 @@ class BatchSource:
                 "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
                 "returns batches without 'repeated', which marks them: a metric counts them twice; "
                 "return batch['repeated'] as well",
-                *(self._options.rank, self.version.path),
+                self._options.rank,
+                self.version.path,
             )
 
     def _masks(self) -> dict[str, bool]:
@@ -499,14 +500,19 @@ class BatchSource:
         missing = rows[~has_label(labels[rows])]
         if len(missing) and path not in _warned:
             _warned.add(path)
-            floats, first = labels.dtype.kind == "f", int(missing[0])
-            none, known = ("NaN", "~numpy.isnan({0})") if floats else ("-1", "{0} >= 0")
+            first, none, labelled = int(missing[0]), "-1", "precache.open(…).labels >= 0"
+            if labels.dtype.kind == "f":
+                none, labelled = "NaN", "~numpy.isnan(precache.open(…).labels)"
             named = f"row {first}" if self.version.foreign else self.version.keys[first]
+            count = f"{len(missing):,} of {len(rows):,} rows"
             log.warning(
-                "%s of %s rows of %s have no label (%s), such as %s: leave them out with rows=%s, "
-                "have the loss ignore them, or use output='dict'",
-                *(f"{len(missing):,}", f"{len(rows):,}", path, none, printable(named)),
-                known.format("precache.open(…).labels"),
+                "%s of %s have no label (%s), such as %s: leave them out with rows=%s, have the "
+                "loss ignore them, or use output='dict'",
+                count,
+                path,
+                none,
+                printable(named),
+                labelled,
             )
 
     def _require_labels(self, rows: np.ndarray) -> None:

@@ -18,11 +18,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
-from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import IN_GROUPS, OF_DATALOADER, LoaderOptions, Reading
 from precache.loading.rank_check import RankCheck
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import Counters, LoaderStats
+from precache.runtime.step_clock import Counters, LoaderStats, stall_clock
 
 log = logging.getLogger(__name__)
 
@@ -174,11 +173,14 @@ class Loop(ABC):
             why = "in a worker of a DataLoader, which starts its workers anew for each epoch"
         if why and why not in _first_epochs:
             _first_epochs.add(why)
+            keep = f"{name} and give persistent_workers=True" if worker else name
             log.warning(
                 "a %s begins at epoch 0 %s: epochs of one training would all have the same order "
-                "and random numbers. Keep one %s%s, or call set_epoch(epoch) before each; an "
+                "and random numbers. Keep one %s, or call set_epoch(epoch) before each; an "
                 "evaluation takes shuffle=False",
-                *(name, why, name, " and give persistent_workers=True" if worker else ""),
+                name,
+                why,
+                keep,
             )
         try:
             yield

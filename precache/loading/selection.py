@@ -59,7 +59,8 @@ def select(reader: VersionReader, rows: Any, weights: Any, *, as_stored: bool) -
     """
     selected = Selection(reader.valid)
     if rows is not None:
-        chosen = _chosen(reader, rows, as_stored)
+        given, is_mask = row_numbers(reader.version, rows), _array(rows).dtype == np.bool_
+        chosen = _chosen(reader.version, given, is_mask=is_mask, as_stored=as_stored)
         selected = Selection(ChosenRows(chosen), None, _digest([chosen]))
     if weights is not None:
         sums = WeightSums(_weights(reader, _array(weights)), selected.valid)
@@ -119,8 +120,8 @@ def _array(values: Any) -> np.ndarray:
         return np.array(None)
 
 
-def _chosen(reader: VersionReader, rows: Any, as_stored: bool) -> np.ndarray:
-    given, version = row_numbers(reader.version, rows), reader.version
+def _chosen(version: Version, given: np.ndarray, *, is_mask: bool, as_stored: bool) -> np.ndarray:
+    """Return the rows without holes, ascending."""
     unique, counts = np.unique(given, return_counts=True)
     if len(unique) < len(given):
         raise UsageError(
@@ -135,7 +136,7 @@ def _chosen(reader: VersionReader, rows: Any, as_stored: bool) -> np.ndarray:
             "give np.sort(rows), or read them in your order by a DataLoader of Subset(dataset, "
             "np.searchsorted(np.flatnonzero(dataset.version.valid), rows)) of a CachedDataset"
         )
-    holes, is_mask = version.hole_rows, _array(rows).dtype == np.bool_
+    holes = version.hole_rows
     if len(holes) and len(given) and given.max() < version.rows - len(holes) and not is_mask:
         log.warning(
             "rows are taken as numbers of rows, of which %d of %d in %s are holes; indices of a "

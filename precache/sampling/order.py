@@ -19,9 +19,8 @@ walking for the last few positions."""
 MOST_SUMS = 1 << 22
 """Sums of weights that are kept: 32 MB."""
 
-DRAWS_AT_ONCE, BLOCKS_AT_ONCE = 1 << 14, 1 << 12
-"""Number of positions that rows are drawn for at once, and of blocks of weights that are added up
-again at once."""
+DRAWS_AT_ONCE = 16_384
+"""Number of positions that rows are drawn for at once: for each, a block of weights is added up."""
 
 _ROUNDS = 6
 _TABLE_BITS = 16
@@ -203,14 +202,6 @@ class WeightSums:
         blocks: np.ndarray = np.minimum(np.searchsorted(self._sums, sums, side="right"), last)
         if self._size == 1:
             return blocks
-        indices = np.empty(len(sums), np.int64)
-        for start in range(0, len(sums), BLOCKS_AT_ONCE):
-            part = slice(start, start + BLOCKS_AT_ONCE)
-            indices[part] = self._within(blocks[part], sums[part])
-        return indices
-
-    def _within(self, blocks: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Do as `find` does, within a block for each sum."""
         places = blocks[:, None] * self._size + np.arange(self._size)
         outside = places >= len(self._valid)
         own = self.of(np.where(outside, 0, places))

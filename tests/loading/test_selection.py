@@ -78,7 +78,6 @@ def test_draws_are_the_same_however_few_sums_are_kept(seed: int, rows: int, most
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order, "MOST_SUMS", most)
         patch.setattr(order, "POSITIONS_AT_ONCE", 64)
-        patch.setattr(order, "BLOCKS_AT_ONCE", 100)
         kept = WeightSums(weights, valid)
         assert kept.total == sums[-1]
         np.testing.assert_array_equal(kept.find(levels), expected)
