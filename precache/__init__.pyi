@@ -23,6 +23,7 @@ from precache.loading.mixing import mix as mix
 from precache.loading.options import Block as Block
 from precache.loading.options import Buckets as Buckets
 from precache.loading.options import Cache as Cache
+from precache.loading.options import Reading as Reading
 from precache.loading.options import Weighted as Weighted
 from precache.maintenance.diff import diff as diff
 from precache.maintenance.gc import gc as gc

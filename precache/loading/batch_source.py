@@ -91,10 +91,10 @@ class BatchSource:
         self._options, self._closed = options, closed
         self.live = uri if live and isinstance(uri, Version) else None
         # A resident version needs no copy on a disk.
-        where = None if options.resident else options.cache
+        where = None if options.reading.resident else options.cache
         cache = DiskCache(where.folder, where.limit) if where else None
         self.reader = reader = VersionReader(
-            uri, options.fields, options.storage_options, options.access, cache
+            uri, options.fields, options.storage_options, options.reading.access, cache
         )
         steps = steps_of(options.transform)
         self._declared = {} if self.version.foreign else self.version.attributes.recipe.fields
@@ -111,7 +111,7 @@ class BatchSource:
             path = self.version.path
             dense = [n for n, (shape, _) in reader.shapes.items() if shape and n != "label"]
             windows, self._steps = split_windows(steps, names, dense, path, self._followers)
-            if options.resident:
+            if options.reading.resident:
                 raise UsageError(
                     f"resident keeps rows of one shape, and {' and '.join(names)} of {path} have "
                     "shapes of their own; leave resident out"
@@ -146,7 +146,7 @@ class BatchSource:
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
             options.device.type != "cuda"
-            and (options.resident != "device" or options.device.type == "cpu")
+            and (options.reading.resident != "device" or options.device.type == "cpu")
             and is_drawn(self._steps)
         )
         self.stream = self._make_stream()
@@ -334,7 +334,8 @@ class BatchSource:
                 "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
                 "returns batches without 'repeated', which marks them: a metric counts them twice; "
                 "return batch['repeated'] as well",
-                *(self._options.rank, self.version.path),
+                self._options.rank,
+                self.version.path,
             )
 
     def _masks(self) -> dict[str, bool]:
@@ -372,8 +373,8 @@ class BatchSource:
         options, names = self._options, list(self.reader.sequences)
         others = tuple(n for n in self.reader.arrays if n not in self.reader.sequences)
         for option, refused in (
-            (f"resident={options.resident!r}", options.resident is not None),
-            ("decompress='device'", options.decompress == "device"),
+            (f"resident={options.reading.resident!r}", options.reading.resident is not None),
+            ("decompress='device'", options.reading.decompress == "device"),
             ("output='tuple'", options.output == "tuple"),
         ):
             if names and refused:
@@ -464,9 +465,9 @@ class BatchSource:
 
     def _make_stream(self) -> BatchStream | resident.ResidentStream:
         options, reader = self._options, self.reader
-        if options.resident == "device" and options.device.type != "cpu":
+        if options.reading.resident == "device" and options.device.type != "cpu":
             return resident.ResidentStream(resident.load(reader, options.device), options.device)
-        if options.resident is not None:
+        if options.reading.resident is not None:
             for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
                 arrays = {name: values.numpy() for name, values in fields.items()}
                 reader.at_epoch(turn).read_from_memory(arrays)
@@ -474,9 +475,7 @@ class BatchSource:
             reader,
             self.order.largest,
             options.device,
-            num_threads=options.num_threads,
-            prefetch_batches=options.prefetch_batches,
-            decompress=options.decompress,
+            reading=options.reading,
             # A batch may have to wait for the build, and must not delay the one before.
             in_rounds=not self.live,
             finish=self._finish if self._transforms_early else None,
@@ -501,14 +500,19 @@ class BatchSource:
         missing = rows[~has_label(labels[rows])]
         if len(missing) and path not in _warned:
             _warned.add(path)
-            floats, first = labels.dtype.kind == "f", int(missing[0])
-            none, known = ("NaN", "~numpy.isnan({0})") if floats else ("-1", "{0} >= 0")
+            first, none, labelled = int(missing[0]), "-1", "precache.open(…).labels >= 0"
+            if labels.dtype.kind == "f":
+                none, labelled = "NaN", "~numpy.isnan(precache.open(…).labels)"
             named = f"row {first}" if self.version.foreign else self.version.keys[first]
+            count = f"{len(missing):,} of {len(rows):,} rows"
             log.warning(
-                "%s of %s rows of %s have no label (%s), such as %s: leave them out with rows=%s, "
-                "have the loss ignore them, or use output='dict'",
-                *(f"{len(missing):,}", f"{len(rows):,}", path, none, printable(named)),
-                known.format("precache.open(…).labels"),
+                "%s of %s have no label (%s), such as %s: leave them out with rows=%s, have the "
+                "loss ignore them, or use output='dict'",
+                count,
+                path,
+                none,
+                printable(named),
+                labelled,
             )
 
     def _require_labels(self, rows: np.ndarray) -> None:

@@ -37,7 +37,11 @@ def compare_classes(version: Version) -> None:
                 log.warning(
                     "class %d is %r in %s, and %r in %s: what learns one is wrong on the other; to "
                     "share the numbers, build one with --classes and the store of the other",
-                    *(number, own, version.path, another, other.path),
+                    number,
+                    own,
+                    version.path,
+                    another,
+                    other.path,
                 )
                 break
     _read.add(weakref.ref(version, _read.discard))

@@ -12,7 +12,7 @@ import reprlib
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
-from precache.loading.options import LoaderOptions, choices_of, require_choice, require_path
+from precache.loading.options import Access, require_choice, require_path
 from precache.loading.sequences import differ_in_length, padded
 from precache.loading.slots import require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
@@ -256,14 +256,14 @@ class CachedDataset(Dataset[Batch]):
         uri: str | os.PathLike[str],
         *,
         fields: FieldNames = None,
-        access: Literal["map", "pread"] = "map",
+        access: Access = "map",
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
         for name in (*_TRANSFORMS, *(vars(CachedDataset).keys() & _UNUSED.keys())):
             if getattr(type(self), name, None) is not getattr(CachedDataset, name, None):
                 _require_followed(name, type(self))
-        require_choice("access", access, choices_of(LoaderOptions, "access"))
+        require_choice("access", access, get_args(Access))
         self.__opened = _OpenedVersion(
             require_path(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,

@@ -24,7 +24,9 @@ from precache.loading.options import (
     Buckets,
     Cache,
     LoaderOptions,
+    Reading,
     Weighted,
+    explained,
     require_path,
 )
 from precache.loading.ranks import OUTSIDE, find_rank, require_rank
@@ -91,21 +93,9 @@ class Loader(Loop):
         (default), (N, longest, ...) with zeros behind each, and lengths (N,) int64 as
         ``NAME.length``; ``jagged``, a nested tensor of torch's layout `jagged`; or ``list``. Fields
         of kind ``text`` and ``bytes`` are lists of str and bytes, also with a CUDA device.
-    num_threads
-        Decoding threads; by default one where reading is copying, else up to four, and no more than
-        the cores that this process may use by its affinity and the CPU quota of its control group.
-    prefetch_batches
-        Batches prepared ahead; by default chosen from the size of a batch and the threads.
-    resident
-        ``host`` or ``device``: decode everything once into that memory and gather batches there;
-        refused if it does not fit.
-    decompress
-        ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
-        decompresses them there. Falls back to the host, and logs why, if there is no nvCOMP or no
-        CUDA device. Checksums of frames are checked on the host.
-    access
-        ``map``, or ``pread`` for a network file system, where another client may truncate a mapped
-        file, which would end the process.
+    reading
+        A `Reading`: threads, batches prepared ahead, memory that holds all rows, decompression by
+        the device, files that are read instead of mapped. It changes no batch.
     cache
         A `Cache`, or its folder: whole shards of a remote store are fetched ahead of need, and
         checked. Without one, rows of a remote store are read by range requests: slower, and again
@@ -151,6 +141,7 @@ class Loader(Loop):
     ...         step(image.float() / 255, label)
     """
 
+    @explained
     def __init__(
         self,
         uri: str | os.PathLike[str] | Version,
@@ -163,11 +154,7 @@ class Loader(Loop):
         transform: Transform | Compose | Callable[[Any], Any] | None = None,
         *,
         output: Literal["dict", "tuple"] | Mapping[str, Form] = "dict",
-        num_threads: int | None = None,
-        prefetch_batches: int | None = None,
-        resident: Literal["host", "device"] | None = None,
-        decompress: Literal["host", "device"] = "host",
-        access: Literal["map", "pread"] = "map",
+        reading: Reading | None = None,
         cache: str | os.PathLike[str] | Cache | None = None,
         storage_options: StorageOptions = None,
         rank: int | None = None,
@@ -548,9 +535,14 @@ def _supports_live(version: Version, options: LoaderOptions) -> bool:
             "rows come shard by shard, mixed within each, while a version is built; leave out "
             "shuffle=False, or follow=True"
         )
-    shuffles = ("shuffle",) if isinstance(options.shuffle, Buckets | Weighted) else ()
-    for name in (*shuffles, "refresh", "resident", "rows"):
-        if getattr(options, name) is not None:
+    shuffle = isinstance(options.shuffle, Buckets | Weighted)
+    for name, given in (
+        ("shuffle", shuffle),
+        ("refresh", options.refresh is not None),
+        ("resident", options.reading.resident is not None),
+        ("rows", options.rows is not None),
+    ):
+        if given:
             why = (
                 f"{name} needs a finished version, and this one is followed while it is built; "
                 f"leave out {name}, or follow=True"

@@ -18,11 +18,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
-from precache.loading.cuda_clock import stall_clock
-from precache.loading.options import LoaderOptions
+from precache.loading.options import IN_GROUPS, OF_DATALOADER, LoaderOptions, Reading
 from precache.loading.rank_check import RankCheck
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import Counters, LoaderStats
+from precache.runtime.step_clock import Counters, LoaderStats, stall_clock
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +54,6 @@ class Arrived(NamedTuple):
 
 _first_epochs = set[str]()
 """What decided the rows of loops that read epoch 0 by default, and what the log has said of it."""
-
-OF_DATALOADER = ("sampler", "batch_sampler", "collate_fn", "num_workers")
 
 
 class Loop(ABC):
@@ -176,11 +173,14 @@ class Loop(ABC):
             why = "in a worker of a DataLoader, which starts its workers anew for each epoch"
         if why and why not in _first_epochs:
             _first_epochs.add(why)
+            keep = f"{name} and give persistent_workers=True" if worker else name
             log.warning(
                 "a %s begins at epoch 0 %s: epochs of one training would all have the same order "
-                "and random numbers. Keep one %s%s, or call set_epoch(epoch) before each; an "
+                "and random numbers. Keep one %s, or call set_epoch(epoch) before each; an "
                 "evaluation takes shuffle=False",
-                *(name, why, name, " and give persistent_workers=True" if worker else ""),
+                name,
+                why,
+                keep,
             )
         try:
             yield
@@ -280,11 +280,14 @@ class Loop(ABC):
 
 def _require_followed(name: str, value: Any, kind: type[Loop]) -> None:
     """Raise `UsageError` for an option that is set on a loop, unless a subclass iterates itself."""
-    option = name in LoaderOptions.model_fields or (name in OF_DATALOADER and value is not None)
-    if option and kind.__iter__.__module__.startswith(__package__):
+    is_option = name in LoaderOptions.model_fields or hasattr(Reading, name)
+    if name in OF_DATALOADER:
+        is_option = value is not None
+    if is_option and kind.__iter__.__module__.startswith(__package__):
+        way = IN_GROUPS.get(name, f"give {name}")
         raise UsageError(
-            f"{name} was set on a {kind.__name__}, and its batches would not follow it: give "
-            f"{name} when it is made, if it has such an option"
+            f"{name} was set on a {kind.__name__}, and its batches would not follow it: {way} when "
+            "it is made, if it has such an option"
         )
 
 

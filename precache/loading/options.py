@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Self, get_args, get_origin
 
 import torch
 from pydantic import (
@@ -94,6 +96,8 @@ class Weighted:
     ----------
     weights
         (rows,) of the version, holes included, not negative: rows are drawn in proportion to them.
+        An array is kept, not copied. It must not change where it is of more than 4 million rows;
+        draws from one that did are refused.
     """
 
     weights: Any
@@ -123,12 +127,61 @@ class Cache:
     limit: int | str | None = None
 
 
-def _number(minimum: int | None = None, *, optional: bool = False) -> BeforeValidator:
+Place = Literal["host", "device"]
+Access = Literal["map", "pread"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read: with what threads and memory. The batches are the same in any way.
+
+    Parameters
+    ----------
+    num_threads
+        Decoding threads; by default one where reading is copying, else up to four, and no more than
+        the cores that this process may use by its affinity and the CPU quota of its control group.
+    prefetch_batches
+        Batches prepared ahead; by default chosen from the size of a batch and the threads.
+    resident
+        ``host`` or ``device``: decode everything once into that memory and gather batches there;
+        refused if it does not fit.
+    decompress
+        ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
+        decompresses them there. Falls back to the host, and logs why, if there is no nvCOMP or no
+        CUDA device. Checksums of frames are checked on the host.
+    access
+        ``map``, or ``pread`` for a network file system, where another client may truncate a mapped
+        file, which would end the process.
+
+    Raises
+    ------
+    UsageError
+        A number is no whole number from 1 up, or a choice is none of these.
+    """
+
+    num_threads: int | None = None
+    prefetch_batches: int | None = None
+    resident: Place | None = None
+    decompress: Place = "host"
+    access: Access = "map"
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "prefetch_batches"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole(name, value, 1))
+        for name, allowed in (
+            ("resident", (None, *get_args(Place))),
+            ("decompress", get_args(Place)),
+            ("access", get_args(Access)),
+        ):
+            object.__setattr__(self, name, require_choice(name, getattr(self, name), allowed))
+
+
+def _number(minimum: int | None = None) -> BeforeValidator:
     """Convert whole numbers to plain ones."""
 
-    def convert(value: Any, info: ValidationInfo) -> int | None:
-        if optional and value is None:
-            return None
+    def convert(value: Any, info: ValidationInfo) -> int:
         return whole(str(info.field_name), value, minimum)
 
     return BeforeValidator(convert)
@@ -137,7 +190,6 @@ def _number(minimum: int | None = None, *, optional: bool = False) -> BeforeVali
 Flag = Literal[True, False]
 Count = Annotated[int, _number(1)]
 Whole = Annotated[int, _number()]
-OptionalCount = Annotated[int | None, _number(1, optional=True)]
 
 
 class LoaderOptions(BaseModel):
@@ -161,11 +213,7 @@ class LoaderOptions(BaseModel):
     fields: Any
     transform: Any
     output: Literal["dict", "tuple"] | dict[str, Form]
-    num_threads: OptionalCount
-    prefetch_batches: OptionalCount
-    resident: Literal[None, "host", "device"]
-    decompress: Literal["host", "device"]
-    access: Literal["map", "pread"]
+    reading: Reading
     cache: Cache | None
     storage_options: Any
     rank: Whole
@@ -192,6 +240,10 @@ class LoaderOptions(BaseModel):
             if cache and not isinstance(cache.folder, str | os.PathLike):
                 raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
             return cache
+        if name == "reading":
+            if not isinstance(value, Reading | None):
+                raise UsageError(f"reading is {value!r}; give a Reading, as Reading(num_threads=2)")
+            return value or Reading()
         if name == "fields" and not isinstance(value, Iterable | None):
             raise UsageError(f"fields is {value!r}; give names of fields, such as ['image']")
         if name == "transform" and value is not None:
@@ -206,15 +258,53 @@ class LoaderOptions(BaseModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        weighted = isinstance(self.shuffle, Weighted)
-        if self.refresh and (self.rows is not None or self.resident or weighted):
+        weighted, resident = isinstance(self.shuffle, Weighted), self.reading.resident
+        if self.refresh and (self.rows is not None or resident or weighted):
             raise UsageError("rows, weights and resident need one version; leave out refresh")
-        if self.resident == "device" and self.device.type not in ("cpu", "cuda"):
+        if resident == "device" and self.device.type not in ("cpu", "cuda"):
             raise UsageError(
                 f"resident='device' needs a CUDA device, and device is {str(self.device)!r}; give "
                 "resident='host'"
             )
         return self
+
+
+_THREADS = "a Loader reads ahead on threads of its own, as reading=Reading(num_threads=…) decides"
+
+IN_GROUPS = {
+    **{f.name: f"give reading=Reading({f.name}=…)" for f in fields(Reading)},
+    **{f.name: f"give shuffle=Block({f.name}=…)" for f in fields(Block)},
+    "weights": "give shuffle=Weighted(weights)",
+}
+"""Options that are given within another one, and how."""
+
+OF_DATALOADER = {
+    **dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers"), _THREADS),
+    **dict.fromkeys(("sampler", "batch_sampler"), "rows= chooses rows, shuffle=Weighted(…) draws"),
+    "collate_fn": "transform= takes each batch as a dict of tensors",
+    "pin_memory": "memory for a CUDA device is page-locked by itself",
+}
+"""Options of torch's `DataLoader`, and what a `Loader` has for them."""
+
+P = ParamSpec("P")
+
+
+def explained(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Say, where an option is given that a class does not have, which one is meant."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, /, *values: P.args, **options: P.kwargs) -> None:
+        for name in options:
+            if name not in known:
+                names = ", ".join([*known][1:])
+                way = (IN_GROUPS | OF_DATALOADER).get(name, f"its options are {names}")
+                raise TypeError(
+                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {way}"
+                )
+        init(self, *values, **options)
+
+    return checked
 
 
 def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import xxhash
 
 from precache.errors import UsageError
 from precache.reading.version_reader import VersionReader
-from precache.sampling.order import ChosenRows, ValidRows
+from precache.sampling.order import POSITIONS_AT_ONCE, ChosenRows, ValidRows, WeightSums
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows by index, and their weights by index where they have any.
+    """Rows by index, and their weights where they have any.
 
     Attributes
     ----------
@@ -31,15 +31,16 @@ class Selection:
     """
 
     valid: ValidRows | ChosenRows
-    weights: np.ndarray | None = None
+    weights: WeightSums | None = None
     rows_digest: str | None = None
     weights_digest: str | None = None
 
     @property
     def read(self) -> np.ndarray:
         """(n,) int64 rows that an epoch can read, ascending."""
-        rows = self.valid(np.arange(len(self.valid)))
-        return rows if self.weights is None else rows[self.weights > 0]
+        indices = np.arange(len(self.valid))
+        rows = self.valid(indices)
+        return rows if self.weights is None else rows[self.weights.of(indices) > 0]
 
 
 def select(reader: VersionReader, rows: Any, weights: Any, *, as_stored: bool) -> Selection:
@@ -58,18 +59,27 @@ def select(reader: VersionReader, rows: Any, weights: Any, *, as_stored: bool) -
     """
     selected = Selection(reader.valid)
     if rows is not None:
-        chosen = _chosen(reader, rows, as_stored)
-        selected = Selection(ChosenRows(chosen), None, _digest(chosen))
+        given, is_mask = row_numbers(reader.version, rows), _array(rows).dtype == np.bool_
+        chosen = _chosen(reader.version, given, is_mask=is_mask, as_stored=as_stored)
+        selected = Selection(ChosenRows(chosen), None, _digest([chosen]))
     if weights is not None:
-        by_index = _weights(reader, _array(weights))[selected.read]
-        if not by_index.sum() > 0:
-            raise UsageError("all weights are zero; give some row a weight above that")
-        selected = replace(selected, weights=by_index, weights_digest=_digest(by_index))
+        sums = WeightSums(_weights(reader, _array(weights)), selected.valid)
+        parts = (sums.of(indices) for indices in _in_parts(len(selected.valid)))
+        selected = replace(selected, weights=sums, weights_digest=_digest(parts))
     return selected
 
 
-def _digest(values: np.ndarray) -> str:
-    return xxhash.xxh3_64_hexdigest(values.tobytes())
+def _digest(parts: Iterable[np.ndarray]) -> str:
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part.data)
+    return digest.hexdigest()
+
+
+def _in_parts(count: int) -> Iterator[np.ndarray]:
+    """Yield the numbers up to `count`, some at a time: of many rows an array takes much memory."""
+    for start in range(0, count, POSITIONS_AT_ONCE):
+        yield np.arange(start, min(start + POSITIONS_AT_ONCE, count))
 
 
 def row_numbers(version: Version, given: Any) -> np.ndarray:
@@ -110,8 +120,8 @@ def _array(values: Any) -> np.ndarray:
         return np.array(None)
 
 
-def _chosen(reader: VersionReader, rows: Any, as_stored: bool) -> np.ndarray:
-    given, version = row_numbers(reader.version, rows), reader.version
+def _chosen(version: Version, given: np.ndarray, *, is_mask: bool, as_stored: bool) -> np.ndarray:
+    """Return the rows without holes, ascending."""
     unique, counts = np.unique(given, return_counts=True)
     if len(unique) < len(given):
         raise UsageError(
@@ -126,7 +136,7 @@ def _chosen(reader: VersionReader, rows: Any, as_stored: bool) -> np.ndarray:
             "give np.sort(rows), or read them in your order by a DataLoader of Subset(dataset, "
             "np.searchsorted(np.flatnonzero(dataset.version.valid), rows)) of a CachedDataset"
         )
-    holes, is_mask = version.hole_rows, _array(rows).dtype == np.bool_
+    holes = version.hole_rows
     if len(holes) and len(given) and given.max() < version.rows - len(holes) and not is_mask:
         log.warning(
             "rows are taken as numbers of rows, of which %d of %d in %s are holes; indices of a "
@@ -145,8 +155,10 @@ def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:
             f"weights is {weights.dtype} {weights.shape}; give a number for each of the "
             f"{reader.version.rows} rows of {reader.version.path}, holes included"
         )
-    weights = weights.astype(np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        raise UsageError(f"the weight of row {wrong[0]} is {weights[wrong[0]]}; give 0 or more")
+    for rows in _in_parts(len(weights)):
+        part = weights[rows].astype(np.float64)
+        wrong = np.flatnonzero(~(np.isfinite(part) & (part >= 0)))
+        if len(wrong):
+            row, weight = rows[wrong[0]], part[wrong[0]]
+            raise UsageError(f"the weight of row {row} is {weight}; give 0 or more")
     return weights

@@ -20,6 +20,7 @@ import torch
 
 from precache.errors import DamageError
 from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFailures, framed_fields
+from precache.loading.options import Reading
 from precache.loading.sequences import Packed, Sequences
 from precache.loading.slots import (
     STEPS_AHEAD,
@@ -137,10 +138,8 @@ class BatchStream:
 
     Parameters
     ----------
-    num_threads, prefetch_batches
-        As of `Loader`.
-    decompress
-        ``host``, or ``device`` to decompress zstd frames there if possible.
+    reading
+        Threads, batches prepared ahead, and whether the device decompresses zstd frames.
     in_rounds
         A thread may make several small batches at a time; with `finish`, it does not.
     finish
@@ -162,18 +161,17 @@ class BatchStream:
         batch_size: int,
         device: torch.device,
         *,
-        num_threads: int | None = None,
-        prefetch_batches: int | None = None,
-        decompress: str = "host",
+        reading: Reading | None = None,
         in_rounds: bool = True,
         finish: Finish | None = None,
         draw: DrawOf | None = None,
         sequences: Sequences | None = None,
     ) -> None:
+        reading = reading or Reading()
         self._reader, self._finish, self._draw = reader, finish, draw
         self._sequences = sequences or Sequences(reader, {})
         cuda = device if device.type == "cuda" else None
-        framed = framed_fields(reader, device) if decompress == "device" else {}
+        framed = framed_fields(reader, device) if reading.decompress == "device" else {}
         sizes = {name: row_nbytes(*column) for name, column in reader.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
         self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
@@ -183,14 +181,14 @@ class BatchStream:
         # Where reading is copying, one thread saturates memory.
         copying = all(n in framed or r.copying for n, r in reader.readers.items())
         batch_nbytes = max(1, batch_size * sum(sizes.values()))
-        self._threads = num_threads or (1 if copying else min(4, cores()))
+        self._threads = reading.num_threads or (1 if copying else min(4, cores()))
         # Remote rows are requested, and frames joined, for a whole batch at a time.
         divisible = reader.mapped and not framed
         most = min(self._threads, batch_size, batch_nbytes // PART_NBYTES) if divisible else 1
         self._parts = max(1, most)
-        self._ahead = prefetch_batches or -(-self._threads // self._parts) + 1
+        self._ahead = reading.prefetch_batches or -(-self._threads // self._parts) + 1
         self.together = 1
-        if copying and in_rounds and not (finish or prefetch_batches) and self._parts == 1:
+        if copying and in_rounds and not (finish or reading.prefetch_batches) and self._parts == 1:
             self.together = min(ROUND_BATCHES, max(1, ROUND_NBYTES // batch_nbytes))
         shapes = {n: column for n, column in reader.shapes.items() if n not in self._small}
         self._layout = slots.layout if slots else SlotLayout.of(shapes, batch_size)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from precache.loading.cuda_clock import stall_clock
 from precache.metering.publisher import (
     MeterSettings,
     Publisher,
@@ -23,7 +22,7 @@ from precache.metering.publisher import (
 from precache.metering.report import StallReport
 from precache.runtime.machine import Machine
 from precache.runtime.ordered_map import collected
-from precache.runtime.step_clock import Counters
+from precache.runtime.step_clock import Counters, stall_clock
 
 KEPT_WAITS = 5
 """Longest waits whose samples are kept for the report."""

@@ -300,7 +300,10 @@ class ShardPrefetcher:
         names = ", ".join(objects.name(number) for objects in self._arrays)
         log.warning(
             "%s: nothing was read for %.0f s, as shard %d (%s) is being fetched",
-            *(self._shards.version.path, STALL_SECONDS, number, names),
+            self._shards.version.path,
+            STALL_SECONDS,
+            number,
+            names,
         )
 
     def _close(self, number: int) -> None:

@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -269,22 +268,24 @@ def prefetch(
     pending: deque[Future[Result]] = deque()
     pool = Threads(threads, "precache", stop)
 
-    def begin(count: int) -> None:
+    def begin() -> None:
         try:
-            for item in islice(remaining, count):
+            for item in remaining:
                 pending.append(pool.submit(work, item))
+                if len(pending) >= ahead:
+                    return
         except Exception as error:  # of `items`: at its turn
             pending.append(Future())
             fail(pending[-1], error)
 
     try:
-        begin(ahead)
+        begin()
         while pending:
             require_process(process)
             pending[0].exception()  # waits
             future = pending.popleft()
             if future.exception() is None:
-                begin(1)
+                begin()
             try:
                 results = [future.result()]
             finally:

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.errors import UsageError
 from precache.sampling.permutation import U64, Permutation, mix
 
 POSITIONS_AT_ONCE = 65_536
 """Number of positions that are mapped to rows at once. With fewer, most of the time goes into cycle
 walking for the last few positions."""
+
+MOST_SUMS = 1 << 22
+"""Sums of weights that are kept: 32 MB."""
+
+DRAWS_AT_ONCE = 16_384
+"""Number of positions that rows are drawn for at once: for each, a block of weights is added up."""
 
 
 class ValidRows:
@@ -76,30 +83,97 @@ class ChosenRows:
         return np.unique(np.append(np.searchsorted(self._rows, starts), len(self._rows)))
 
 
+class WeightSums:
+    """Cumulative weights, of which those at the ends of blocks are kept: at most `MOST_SUMS`.
+
+    Those between are added up again, in the same order, so that they are the same floats.
+
+    Parameters
+    ----------
+    weights
+        (rows,) of a version, none negative; kept, and not to be changed.
+    valid
+        The rows by index; all others have no weight.
+
+    Raises
+    ------
+    UsageError
+        No weight is above zero, or they are too large to be added up.
+    """
+
+    def __init__(self, weights: np.ndarray, valid: ValidRows | ChosenRows) -> None:
+        self._weights, self._valid = weights, valid
+        count = len(valid)
+        self._size = max(1, -(-count // MOST_SUMS))
+        self._sums = np.empty(-(-count // self._size))
+        before, step = 0.0, self._size * max(1, POSITIONS_AT_ONCE // self._size)
+        for start in range(0, count, step):
+            sums = self.of(np.arange(start, min(start + step, count)))
+            sums[0] += before
+            with np.errstate(over="ignore"):  # which is refused below
+                np.cumsum(sums, out=sums)
+            before = sums[-1]
+            ends = np.arange(self._size, len(sums) + self._size, self._size).clip(max=len(sums)) - 1
+            first = start // self._size
+            self._sums[first : first + len(ends)] = sums[ends]
+        self.total = float(before)
+        if not self.total > 0:
+            raise UsageError("all weights are zero; give some row a weight above that")
+        if not np.isfinite(self.total):
+            raise UsageError("the sum of the weights is no finite number; give smaller ones")
+
+    def of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the weights (float64) at indices, in memory of their own."""
+        weights: np.ndarray = self._weights[self._valid(indices)].astype(np.float64)
+        return weights
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """Return the first index (int64) up to which the weights sum up to more than each sum.
+
+        Of sums that are not below the total it is the first that reaches the total.
+
+        Raises
+        ------
+        UsageError
+            The weights were changed.
+        """
+        last = np.searchsorted(self._sums, self.total)
+        blocks: np.ndarray = np.minimum(np.searchsorted(self._sums, sums, side="right"), last)
+        if self._size == 1:
+            return blocks
+        places = blocks[:, None] * self._size + np.arange(self._size)
+        outside = places >= len(self._valid)
+        own = self.of(np.where(outside, 0, places))
+        own[outside] = 0
+        own[:, 0] += np.where(blocks > 0, self._sums[blocks - 1], 0)
+        np.cumsum(own, axis=1, out=own)
+        if (own[:, -1] != self._sums[blocks]).any():
+            raise UsageError(
+                "the weights were changed after they were given; give a copy, and for other "
+                "weights make another Loader"
+            )
+        reached = own > np.minimum(sums, np.nextafter(self.total, 0))[:, None]
+        indices: np.ndarray = places[:, 0] + reached.argmax(axis=1)
+        return indices
+
+
 class WeightedDraws:
     """Draws indices with replacement, with probabilities proportional to weights.
 
     The draw at a position is a function of the position and the key alone: the inverse of the
     cumulative weights at a hash of the position.
-
-    Parameters
-    ----------
-    weights
-        (n,) by index, none negative, not all zero.
     """
 
-    def __init__(self, weights: np.ndarray, *key: int | str) -> None:
-        self._sums = np.cumsum(weights, dtype=np.float64)
+    def __init__(self, sums: WeightSums, *key: int | str) -> None:
+        self._sums = sums
         digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
         self._key = np.frombuffer(digest, "<u8").astype(U64)[0]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Draw the indices (int64) at `positions`."""
         mixed = mix(mix(positions.astype(U64), self._key), self._key)
-        level = (mixed >> U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
-        last = np.searchsorted(self._sums, self._sums[-1])  # the last with a weight above 0
-        indices: np.ndarray = np.minimum(np.searchsorted(self._sums, level, side="right"), last)
-        return indices
+        level = (mixed >> U64(11)).astype(np.float64) * (self._sums.total / (1 << 53))
+        return self._sums.find(level)
 
 
 class BlockPermutation:
@@ -382,7 +456,7 @@ class Order(Steps):
     shuffle
         None for the order of the rows.
     weights
-        Weights by index: rows are then drawn with replacement, whatever `shuffle` is.
+        Of the rows, which are then drawn with replacement, whatever `shuffle` is.
     lengths
         (n,) int64 by index, for a shuffle in buckets.
     """
@@ -392,7 +466,7 @@ class Order(Steps):
     shuffle: Shuffle | None = Shuffle()
     seed: int = 0
     drop_last: bool = False
-    weights: np.ndarray | None = None
+    weights: WeightSums | None = None
     rank: int = 0
     world_size: int = 1
     lengths: np.ndarray | None = None
@@ -429,7 +503,8 @@ class Order(Steps):
     def blocks(self, epoch: int, first: int = 0) -> Iterator[Callable[[], np.ndarray]]:
         """Yield functions that compute the rows of several batches each, to be called anywhere."""
         permute = self._permutation(epoch)
-        steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
+        at_once = POSITIONS_AT_ONCE if self.weights is None else DRAWS_AT_ONCE
+        steps = max(1, at_once // self.batch_size)
         for start in range(first, self.stop(first), steps * self.global_batch):
             yield functools.partial(self._rows, permute, start, steps)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from itertools import islice
 
 from precache.errors import GoneError, StoreError
 from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
+from precache.runtime.ordered_map import Threads
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.arrays import (
@@ -105,16 +107,15 @@ def _find(
     store
         The store, or one of its versions' folders.
     """
-    newest = prefix is None
-    with ThreadPoolExecutor(1, "precache-open") as pool:  # remote requests run in parallel
-        remote = store.local("") is None
-        request = pool.submit(read_log, store, newest=newest) if remote else None
+    read = partial(read_log, store, newest=prefix is None)
+    with closing(Threads(1, "precache-open")) as pool:  # remote requests run in parallel
+        request = pool.submit(read) if store.local("") is None else None
         document = store.get(ROOT)
     if document is not None and prefix is not None:
         raise StoreError(f"{shown(base)} is one version, and no store; leave out @{prefix}")
     if document is not None:
         return store, document, None
-    log = request.result() if request else read_log(store, newest=newest)
+    log = request.result() if request else read()
     commit = _pick(log, store, base, prefix)
     return store.folder(commit.version), None, commit
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import precache
 from docs.examples.resnet import resnet
+from precache import Reading
 from precache.codecs import nvcomp
 from precache.loading.slots import STEPS_AHEAD, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
@@ -96,9 +97,9 @@ class Way:
 
 WAYS = {
     "raw, copied": Way("raw", {}, 15),
-    "raw, resident there": Way("raw", {"resident": "device"}),
+    "raw, resident there": Way("raw", {"reading": Reading(resident="device")}),
     "image, zstd on the host": Way("image", {}),
-    "image, zstd on the device": Way("image", {"decompress": "device"}),
+    "image, zstd on the device": Way("image", {"reading": Reading(decompress="device")}),
 }
 
 
@@ -630,7 +631,10 @@ def _device_ms(work: Callable[[], object], device: torch.device, times: int) -> 
 
 # --- several ranks ------------------------------------------------------------------------------
 
-RANK_WAYS: dict[str, dict[str, Any]] = {"copied": {}, "resident there": {"resident": "device"}}
+RANK_WAYS: dict[str, dict[str, Any]] = {
+    "copied": {},
+    "resident there": {"reading": Reading(resident="device")},
+}
 PATIENCE_SECONDS = 120.0
 """Limit of the wait for the other ranks, one of which may have failed."""
 

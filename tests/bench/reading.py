@@ -26,6 +26,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, random_split
 
 import precache
+from precache import Reading
 from precache.codecs import image as image_codec
 from precache.codecs import kernels
 from precache.loading.stream import BatchStream
@@ -139,7 +140,10 @@ def _warm(store: Path, flat: Path | None, codec: str, rounds: int) -> Turns:
     frames = frames_of(store)
     order = batches_of(len(frames))
     if flat is None:
-        loaders |= {ONE: _loader(store, num_threads=1), TWO: _loader(store, num_threads=2)}
+        loaders |= {
+            ONE: _loader(store, reading=Reading(num_threads=1)),
+            TWO: _loader(store, reading=Reading(num_threads=2)),
+        }
         floor = _zstd_epoch(store, order, len(frames))
     else:
         floor = take_epoch(flat, ROW_NBYTES, batches_of(flat.stat().st_size // ROW_NBYTES))

@@ -18,6 +18,7 @@ import torch
 import zarr
 
 import precache
+from precache import Reading
 from precache.errors import DamageError, SourceError, StoreError, UsageError
 from precache.viewer.search import Catalogue, Query
 from precache_workers.sources.kinds import open_source
@@ -125,7 +126,9 @@ def test_kept_labels_of_many_classes_keep_no_images(tmp_path: Path) -> None:
     build(
         write_table(tmp_path / "in", [[number * 50] for number in range(8)]), tmp_path / "a.store"
     )
-    with precache.Loader(tmp_path / "a.store", batch_size=1, device="cpu", num_threads=1) as loader:
+    with precache.Loader(
+        tmp_path / "a.store", batch_size=1, device="cpu", reading=Reading(num_threads=1)
+    ) as loader:
         kept = [(batch["label"], batch["image"].data_ptr()) for _ in range(4) for batch in loader]
     assert kept[0][0].shape == (1, 351)
     assert len({address for _, address in kept}) < len(kept) // 2

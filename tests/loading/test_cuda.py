@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import precache
+from precache import Reading
 from precache import transforms as T
 from precache.codecs import nvcomp
 from precache.codecs.image import filter_image, undo_image
@@ -35,7 +36,10 @@ pytestmark = [
 ]
 needs_nvcomp = pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")
 
-WAYS: dict[str, dict[str, Any]] = {"copied": {}, "decompressed there": {"decompress": "device"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "copied": {},
+    "decompressed there": {"reading": Reading(decompress="device")},
+}
 """Each where it can be had; else the host does it, and the log says so."""
 
 Epoch = list[dict[str, np.ndarray]]
@@ -51,7 +55,9 @@ def on_host(store: BuiltStore) -> Iterator[Epoch]:
 def test_batches_on_the_device_are_those_of_the_host(
     resident: Any, store: BuiltStore, on_host: Epoch
 ) -> None:
-    with precache.Loader(store.path, 4, seed=2, device="cuda", resident=resident) as loader:
+    with precache.Loader(
+        store.path, 4, seed=2, device="cuda", reading=Reading(resident=resident)
+    ) as loader:
         assert all(each.is_cuda for batch in loader for each in batch.values())
         loader.set_epoch(0)
         assert_same_arrays(arrays_of(loader), on_host)
@@ -84,7 +90,9 @@ def test_frames_decompressed_on_the_device_give_the_same_batches(
     path = stores[codec].path
     with precache.Loader(path, 4, seed=2, device="cpu") as loader:
         expected = [arrays_of(loader) for _ in range(3)]
-    with precache.Loader(path, 4, seed=2, device="cuda", decompress="device") as loader:
+    with precache.Loader(
+        path, 4, seed=2, device="cuda", reading=Reading(decompress="device")
+    ) as loader:
         for each in expected:
             assert_same_arrays(arrays_of(loader), each)
     assert not caplog.records
@@ -96,7 +104,7 @@ def test_a_damaged_frame_is_named_before_it_reaches_the_device(
 ) -> None:
     store = copy_store(stores["image"])
     flip(store.shard_path(0), 1000)
-    loader = precache.Loader(store.path, 4, device="cuda", decompress="device")
+    loader = precache.Loader(store.path, 4, device="cuda", reading=Reading(decompress="device"))
     with loader, pytest.raises(DamageError, match=r"shard .* is damaged at row \d+ \("):
         list(loader)
 
@@ -106,7 +114,9 @@ def test_without_nvcomp_frames_are_decompressed_on_the_host_and_the_log_says_so(
 ) -> None:
     monkeypatch.setattr(nvcomp, "available", lambda: False)
     with caplog.at_level(logging.WARNING, "precache"):
-        loader = precache.Loader(stores["image"].path, 4, device="cuda", decompress="device")
+        loader = precache.Loader(
+            stores["image"].path, 4, device="cuda", reading=Reading(decompress="device")
+        )
     with loader:
         assert len(arrays_of(loader)) == 6
     [record] = caplog.records
@@ -283,7 +293,9 @@ def test_loops_that_end_in_any_way_leave_nothing(name: str, store: BuiltStore) -
 
 def test_a_graph_is_captured_while_batches_are_made(store: BuiltStore, on_host: Epoch) -> None:
     """What other threads do on the device is no part of a capture, and does not end it."""
-    with precache.Loader(store.path, 4, seed=2, device="cuda", num_threads=4) as loader:
+    with precache.Loader(
+        store.path, 4, seed=2, device="cuda", reading=Reading(num_threads=4)
+    ) as loader:
         batches, found = iter(loader), []
         first = next(batches)
         held, graph = first["image"].float(), torch.cuda.CUDAGraph()

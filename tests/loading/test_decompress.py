@@ -13,6 +13,7 @@ import torch
 from numcodecs import zstd
 
 import precache
+from precache import Reading
 from precache.codecs import nvcomp
 from precache.errors import DamageError
 from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
@@ -124,7 +125,9 @@ def test_on_the_host_the_log_says_once_why_it_decompresses_there(
     stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "precache"):
-        loader = precache.Loader(stores["image"].path, 4, device="cpu", decompress="device")
+        loader = precache.Loader(
+            stores["image"].path, 4, device="cpu", reading=Reading(decompress="device")
+        )
     with loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
     [record] = caplog.records

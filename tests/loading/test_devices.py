@@ -37,7 +37,8 @@ def on_device(batch):
 
 for options in (
     {}, {"output": "tuple"}, {"transform": HorizontalFlip()}, {"transform": on_device},
-    {"resident": "host"}, {"decompress": "device"}, {"num_threads": 3},
+    {"reading": precache.Reading(resident="host")}, {"reading": precache.Reading(num_threads=3)},
+    {"reading": precache.Reading(decompress="device")},
     {"transform": HorizontalFlip(), "shuffle": precache.Weighted([1] * 23), "output": "tuple"},
     {"rank": 1, "world_size": 2},
 ):
@@ -55,7 +56,8 @@ def rows(device, **options):
             host = {n: [v.cpu() for v in part] for n, part in tensors.items()}
             yield batch["caption"], batch["blob"], host
 
-for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_threads": 3}):
+threads = {"reading": precache.Reading(num_threads=3)}
+for options in ({}, {"output": {"tokens": "list", "points": "list"}}, threads):
     for one, other in zip(rows("cpu", **options), rows("other", **options)):
         assert one[:2] == other[:2]
         assert one[2].keys() == other[2].keys()
@@ -64,7 +66,8 @@ for options in ({}, {"output": {"tokens": "list", "points": "list"}}, {"num_thre
 
 group = zarr.create_group(sys.argv[2])
 group.create_array("x", data=np.ones((8, 2)), chunks=(4, 2))
-for uri, options in (store, {"resident": "device"}), (sys.argv[2], {"fields": {"x": "x"}}):
+there = {"reading": precache.Reading(resident="device")}
+for uri, options in (store, there), (sys.argv[2], {"fields": {"x": "x"}}):
     try:
         precache.Loader(uri, 5, device="other", **options)
     except UsageError as error:

@@ -24,7 +24,8 @@ READ = """
 import json, sys
 import precache
 url, options = sys.argv[1], json.loads(sys.argv[2])
-loader = precache.Loader(url, 4, shuffle=False, **options)
+reading = precache.Reading(**options.pop("reading", {}))
+loader = precache.Loader(url, 4, shuffle=False, reading=reading, **options)
 batches = iter(loader)
 kept = [next(batches)]
 print("begun", flush=True)
@@ -57,7 +58,8 @@ class Slow(Transform):
             torch.nn.functional.avg_pool2d(image, 3, 1, 1)
         return batch
 
-loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Slow(), num_threads=3)
+reading = precache.Reading(num_threads=3)
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Slow(), reading=reading)
 batches = iter(loader)
 next(batches)
 """
@@ -83,7 +85,8 @@ class Nothing(Transform):
     def apply(self, batch, draw):
         return batch
 
-loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Nothing(), num_threads=3)
+reading = precache.Reading(num_threads=3)
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Nothing(), reading=reading)
 
 def read():
     try:
@@ -129,9 +132,8 @@ class Outer(Transform):
         return batch
 
 def load(transform, threads):
-    return precache.Loader(
-        sys.argv[1], 4, shuffle=False, transform=transform, num_threads=threads, prefetch_batches=2
-    )
+    reading = precache.Reading(num_threads=threads, prefetch_batches=2)
+    return precache.Loader(sys.argv[1], 4, shuffle=False, transform=transform, reading=reading)
 
 batches = iter(load(Outer(), 2))
 next(batches)
@@ -164,7 +166,9 @@ def _assert_ends(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
     "cached",
     [pytest.param(False, id="ranges", marks=pytest.mark.heavy), pytest.param(True, id="cache")],
 )
-@pytest.mark.parametrize("loading", [{}, pytest.param({"num_threads": 1}, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "loading", [{}, pytest.param({"reading": {"num_threads": 1}}, marks=pytest.mark.heavy)]
+)
 def test_an_exit_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore],
     s3: S3Server,
@@ -176,7 +180,7 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
 ) -> None:
     url = f"s3://bucket/exit-{cached}-{len(loading)}"
     precache.pull(stores["raw"].path, url, storage_options=s3.options())
-    options = {"storage_options": s3.options(proxy.port), **loading}
+    options: dict[str, Any] = {"storage_options": s3.options(proxy.port)}
     if cached:
         options |= {"cache": str(tmp_path / "cache")}
     asked, answer = threading.Event(), threading.Event()
@@ -187,7 +191,7 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
             assert answer.wait(3 * LIMIT)
 
     proxy.before = hang
-    process = _process(READ, url, json.dumps(options), says="begun\n")
+    process = _process(READ, url, json.dumps(options | loading), says="begun\n")
     try:
         assert asked.wait(60)
         _assert_ends(process)
@@ -195,13 +199,13 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
         answer.set()
     if cached:  # whoever comes next finds nothing in its way
         proxy.before = lambda method, path: None
-        with precache.Loader(url, 4, shuffle=False, **options) as loader:  # type: ignore[arg-type]
+        with precache.Loader(url, 4, shuffle=False, **options) as loader:
             assert sum(len(batch["row"]) for batch in loader) == 21
 
 
 @pytest.mark.heavy
 def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) -> None:
-    options = json.dumps({"num_threads": 4, "prefetch_batches": 6})
+    options = json.dumps({"reading": {"num_threads": 4, "prefetch_batches": 6}})
     _assert_ends(_process(READ, stores["image"].path, options, says="begun\n"))
 
 

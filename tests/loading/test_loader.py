@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.errors import UsageError
 from precache.loading import batch_source
 from precache.sampling import order
@@ -155,10 +156,8 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
 
     def opened() -> precache.Loader:
         threads, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
-        return precache.Loader(
-            image_store.path, size, drop_last=drop_last, num_threads=threads,
-            prefetch_batches=ahead, **how,
-        )  # fmt: skip
+        reading = Reading(num_threads=threads, prefetch_batches=ahead)
+        return precache.Loader(image_store.path, size, drop_last=drop_last, reading=reading, **how)
 
     loader, begin, saved = opened(), (0, 0), (0, 0)
     assert len(loader) == len(batches_of(0))
@@ -316,7 +315,7 @@ from precache.reading import array_reader
 
 # A fork beside threads is deprecated from Python 3.12 on, and yet what DataLoader does.
 warnings.simplefilter("ignore", DeprecationWarning)
-loader = precache.Loader(sys.argv[1], 4, num_threads=2)
+loader = precache.Loader(sys.argv[1], 4, reading=precache.Reading(num_threads=2))
 expected = sorted(int(s["row"]) for s in precache.CachedDataset(sys.argv[1]))
 
 def fork():
@@ -396,11 +395,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("cache", 5, "cache is 5; give a folder on a local disk, or a Cache"),
     ("shuffle", "some", f"shuffle is 'some'; {UP}"),
     ("shuffle", {}, f"shuffle is {{}}; {UP}"),
-    ("access", {}, "access is {}; choose one of map, pread"),
-    ("resident", "disk", "resident is 'disk'"),
-    ("num_threads", -1, "num_threads is -1"),
-    ("prefetch_batches", -1, "prefetch_batches is -1"),
-    ("decompress", "gpu", "decompress is 'gpu'; choose one of host, device"),
+    ("reading", 2, r"reading is 2; give a Reading, as Reading\(num_threads=2\)"),
     ("transform", 3, f"transform is 3; {ONES}"),
     ("transform", 0, f"transform is 0; {ONES}"),
     ("transform", HorizontalFlip, "transform is the class HorizontalFlip; make one, as Horiz"),
@@ -410,10 +405,35 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
+REFUSED_READING: list[tuple[str, Any, str]] = [
+    ("access", {}, "access is {}; choose one of map, pread"),
+    ("resident", "disk", "resident is 'disk'"),
+    ("num_threads", -1, "num_threads is -1"),
+    ("prefetch_batches", -1, "prefetch_batches is -1"),
+    ("decompress", "gpu", "decompress is 'gpu'; choose one of host, device"),
+]
+UNKNOWN = [
+    ("num_threads", r"give reading=Reading\(num_threads=…\)"),
+    ("window", r"give shuffle=Block\(window=…\)"),
+    ("weights", r"give shuffle=Weighted\(weights\)"),
+    ("num_workers", r"threads of its own, as reading=Reading\(num_threads=…\)"),
+    ("collate_fn", "transform= takes each batch"),
+    ("bach_size", "its options are uri, batch_size, shuffle, .*, refresh$"),
+]
+
+
 def test_a_wrong_option_is_refused_with_its_value(image_store: BuiltStore) -> None:
+    """And one that there is not, with the one that is meant."""
     for name, value, words in REFUSED:
         options = {"batch_size": 4, name: value}
         assert_refused((words, functools.partial(precache.Loader, image_store.path, **options)))
+    for name, value, words in REFUSED_READING:
+        assert_refused((words, functools.partial(precache.Reading, **{name: value})))
+    for name, words in UNKNOWN:
+        said = rf"Loader\(\) got an unexpected keyword argument '{name}'; .*{words}"
+        make = functools.partial(precache.Loader, image_store.path, **{name: 1})
+        assert_refused((said, make), error=TypeError)
+    assert len(inspect.signature(precache.Loader).parameters) <= 16
 
 
 def test_rows_without_a_label_are_named_once_where_labels_are_read(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import precache
+from precache import Reading
 from tests.conftest import BuiltStore, write_photos
 from tests.support.building import build_here, own_threads
 from tests.support.loaders import assert_refused, opened, valid_rows
@@ -160,7 +161,7 @@ def test_an_epoch_can_be_chosen_and_nothing_is_left_over(pair: list[BuiltStore])
         assert _steps(mixture) == epochs[2]
     with _mix(pair, options={"output": "tuple"}) as mixture:
         assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
-    with _mix(pair, options={"num_threads": 2, "prefetch_batches": 4}) as mixture:
+    with _mix(pair, options={"reading": Reading(num_threads=2, prefetch_batches=4)}) as mixture:
         next(iter(mixture))
         assert mixture.state_dict()["batch"] == 1
         assert not own_threads()

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.codecs import kernels
 from precache.errors import DamageError, UsageError
 from precache.recipe.recipe import Recipe
@@ -90,7 +90,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ids=["crop", "mirrored before", "centre", "nested"],
 )
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": Weighted(np.arange(24.0))}, {"num_threads": 2}]
+    "options", [{}, {"shuffle": Weighted(np.arange(24.0))}, {"reading": Reading(num_threads=2)}]
 )
 def test_crops_without_a_resize_are_those_of_dense_rows(
     steps: list[Any], options: dict[str, Any], alike: tuple[Path, Path]
@@ -219,7 +219,7 @@ def test_rows_without_a_crop_are_refused_with_the_step_that_is_missing(
         (r"does not fit an image of .* put Resize\(88\)", batches, ragged["raw"], RandomCrop(88)),
     )
     with pytest.raises(UsageError, match="leave resident out"):
-        batches(ragged["raw"], RandomResizedCrop(24), resident="host")
+        batches(ragged["raw"], RandomResizedCrop(24), reading=Reading(resident="host"))
     for store in alike:  # labels that cannot be mixed
         with pytest.raises(UsageError, match="has the label 2, and MixUp takes 0 to 0"):
             opened(store, transform=Compose([RandomCrop(32), MixUp(1)]))
@@ -241,7 +241,8 @@ def test_every_way_of_reading_gives_the_same_rows(
     usual = by_row(batches(store, transform))
     assert len(usual) == 40
     ways: list[tuple[Any, dict[str, Any]]] = [
-        (store, {"access": "pread"}), (store, {"shuffle": "block"}), (far, {}),
+        (store, {"reading": Reading(access="pread")}),
+        (store, {"shuffle": "block"}), (far, {}),
         (far, {"cache": tmp_path / "cache"}),
     ]  # fmt: skip
     for uri, options in ways:

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import precache
+from precache import Reading
 from precache.errors import RecipeError, UsageError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading.version_reader import VersionReader
@@ -361,7 +362,7 @@ def test_a_resumed_loop_ranks_and_reads_by_range_move_pairs_alike(store: Path) -
         other.load_state_dict(loader.state_dict())
         seen += list(other)
     ranks = [b for r in range(2) for b in batches(store, MOVES, rank=r, world_size=2)]
-    ranged = batches(store, MOVES, access="pread", num_threads=2)
+    ranged = batches(store, MOVES, reading=Reading(access="pread", num_threads=2))
     for read in (seen, ranged, [b for b in ranks if not b["repeated"].any()]):
         rows = by_row(read)
         assert rows

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zarr
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.errors import UsageError
 from precache.loading import rank_check
 from tests.conftest import BuiltStore
@@ -58,7 +58,10 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
-    "machine": ({"num_threads": 1, "access": "pread"}, {"prefetch_batches": 1}),
+    "machine": (
+        {"reading": Reading(num_threads=1, access="pread")},
+        {"reading": Reading(prefetch_batches=1)},
+    ),
     "copy": ({"store": "copy"}, {}),
     "spelling": ({"rows": range(40), "seed": np.int64(1)}, {"rows": np.arange(75) < 40, "seed": 1}),
     "given ranks": ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.errors import PrecacheError, UsageError
 from precache.transforms import Compose, HorizontalFlip, MixUp
 from tests.conftest import BuiltStore
@@ -41,7 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},
     "block": {"shuffle": precache.Block(2)},
     "nodes": {"shuffle": precache.Block(nodes=2)},
-    "resident": {"resident": "host"},
+    "resident": {"reading": Reading(resident="host")},
     "early transform": {"transform": HorizontalFlip()},
     "mixed": {"transform": Compose([HorizontalFlip(), MixUp(5)])},
     "late transform": {"transform": dict},

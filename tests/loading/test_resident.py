@@ -12,6 +12,7 @@ import tensorstore
 import torch
 
 import precache
+from precache import Reading
 from precache.errors import UsageError
 from precache.loading.gpu import resident
 from precache.loading.gpu.resident import ResidentStream
@@ -29,7 +30,7 @@ def test_batches_are_those_of_the_disk_from_which_nothing_is_read_any_more(
     own = copy_store(store)
     with (
         opened(store, seed=1) as disk,
-        opened(own, seed=1, resident=where, num_threads=3) as memory,
+        opened(own, seed=1, reading=Reading(resident=where, num_threads=3)) as memory,
     ):
         for path in own.version_folder.rglob("c/*/0/0/0"):
             path.unlink()
@@ -65,7 +66,7 @@ def test_every_dtype_can_be_resident(dtype: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"fields": fields, "seed": 1, "device": "cpu"}
     with (
         precache.Loader(tmp_path, 3, **how) as disk,
-        precache.Loader(tmp_path, 3, resident="host", **how) as host,
+        precache.Loader(tmp_path, 3, reading=Reading(resident="host"), **how) as host,
     ):
         on_a_device = stream.batches(Order(columns.valid, 3, seed=1).epoch(0))
         batches = [*disk, *host, *on_a_device]
@@ -82,4 +83,4 @@ def test_what_does_not_fit_is_refused_before_loading(
     monkeypatch.setattr(resident, "_free_bytes", lambda device: 100_000)
     monkeypatch.setattr(resident, "BatchStream", None)
     with pytest.raises(UsageError, match=r"takes .* decoded, and the host has 100 KB free"):
-        precache.Loader(store.path, 4, resident="host")
+        precache.Loader(store.path, 4, reading=Reading(resident="host"))

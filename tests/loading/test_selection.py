@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.utils.data import Subset
 import precache
 from precache import Weighted
 from precache.errors import UsageError
-from precache.sampling.order import ChosenRows, WeightedDraws
+from precache.sampling import order
+from precache.sampling.order import ChosenRows, Order, ValidRows, WeightedDraws, WeightSums
 from tests.conftest import BuiltStore
 from tests.support.loaders import assert_refused, flat, opened
 
@@ -34,19 +36,71 @@ def test_edges_of_chosen_rows_are_those_of_their_blocks(chosen: set[int], block:
     assert [int(run[0]) for run in runs] == sorted({row // block for row in chosen})
 
 
+def _draws(weights: Any, *key: Any) -> WeightedDraws:
+    valid = ValidRows(len(weights), np.empty(0, np.int64))
+    return WeightedDraws(WeightSums(np.asarray(weights), valid), *key)
+
+
 def test_draws_follow_the_weights() -> None:
     weights = np.array([0.0, 1.0, 3.0, 0.0, 6.0, 0.0])
-    counts = np.bincount(WeightedDraws(weights, 1)(np.arange(100_000)), minlength=6)
+    counts = np.bincount(_draws(weights, 1)(np.arange(100_000)), minlength=6)
     np.testing.assert_allclose(counts, weights / weights.sum() * 100_000, rtol=0.05)
 
 
 def test_draws_can_be_asked_for_from_any_position_and_are_those_of_earlier_releases() -> None:
-    draws = WeightedDraws(np.ones(1000), "a")
+    draws = _draws(np.ones(1000), "a")
     whole = draws(np.arange(500))
     np.testing.assert_array_equal(draws(np.arange(200, 300)), whole[200:300])
-    assert (WeightedDraws(np.ones(1000), "b")(np.arange(500)) != whole).mean() > 0.9
-    drawn = WeightedDraws(np.arange(10), "weighted", 0, 0)(np.arange(12))
+    assert (_draws(np.ones(1000), "b")(np.arange(500)) != whole).mean() > 0.9
+    drawn = _draws(np.arange(10), "weighted", 0, 0)(np.arange(12))
     assert drawn.tolist() == [5, 9, 5, 9, 2, 7, 6, 9, 6, 7, 7, 2]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 50))
+@settings(max_examples=200)
+def test_draws_are_the_same_however_few_sums_are_kept(seed: int, rows: int, most: int) -> None:
+    """Those of one array of all cumulative weights, of whatever type and size."""
+    random = np.random.default_rng(seed)
+    weights = random.random(rows) * 10.0 ** random.integers(-20, 20, rows)
+    weights = [weights, random.integers(0, 9, rows), np.float32(weights % 7)][seed % 3]
+    weights[random.integers(rows)] = 1
+    holes = np.flatnonzero(random.random(rows) < random.choice([0, 0.3]))[: rows - 1]
+    valid: Any = ValidRows(rows, holes)
+    if random.random() < 0.3:
+        valid = ChosenRows(np.flatnonzero(random.random(rows) < 0.5))
+    by_index = weights[valid(np.arange(len(valid)))].astype(np.float64)
+    if not by_index.sum() > 0:
+        return
+    levels = random.random(300) * by_index.sum() * 1.01
+    sums = np.cumsum(by_index)
+    last = np.searchsorted(sums, sums[-1])
+    expected = np.minimum(np.searchsorted(sums, levels, side="right"), last)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "MOST_SUMS", most)
+        patch.setattr(order, "POSITIONS_AT_ONCE", 64)
+        kept = WeightSums(weights, valid)
+        assert kept.total == sums[-1]
+        np.testing.assert_array_equal(kept.find(levels), expected)
+        weights *= 2
+        if len(valid) > most:
+            assert_refused(("the weights were changed after", kept.find, levels))
+        else:
+            np.testing.assert_array_equal(kept.find(levels), expected)
+
+
+@pytest.mark.heavy
+def test_draws_from_many_rows_take_little_memory_beside_the_weights() -> None:
+    """A list of their sums would take 800 MB."""
+    rows = 100_000_000
+    weights = np.random.default_rng(0).random(rows)
+    tracemalloc.start()
+    try:
+        sums = WeightSums(weights, ValidRows(rows, np.arange(0, rows, 1000)))
+        draws = Order(sums._valid, 256, weights=sums, rank=3, world_size=8)
+        assert len(next(draws.epoch(1))) == 256
+        assert tracemalloc.get_traced_memory()[1] < 64_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # --- loaders ------------------------------------------------------------------------------------
@@ -152,6 +206,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("shuffle", np.arange(23.0) - 1, r"the weight of row 0 is -1\.0"),
     ("shuffle", np.full(23, np.nan), "the weight of row 0 is nan"),
     ("shuffle", np.zeros(23), "all weights are zero"),
+    ("shuffle", np.full(23, 1e308), "the sum of the weights is no finite number"),
 ]
 
 

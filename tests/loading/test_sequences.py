@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import precache
+from precache import Reading
 from precache.codecs import kernels
 from precache.errors import DamageError
 from precache.loading import sequences
@@ -68,9 +69,9 @@ def tokens_of(batch: dict[str, Any]) -> list[list[int]]:
     ("form", "options", "compiled"),
     [
         ("padded", {}, True),
-        ("padded", {"access": "pread"}, False),
-        ("jagged", {"num_threads": 3}, True),
-        ("list", {"num_threads": 3, "access": "pread"}, True),
+        ("padded", {"reading": Reading(access="pread")}, False),
+        ("jagged", {"reading": Reading(num_threads=3)}, True),
+        ("list", {"reading": Reading(num_threads=3, access="pread")}, True),
     ],
 )
 def test_each_form_has_the_rows(
@@ -249,8 +250,12 @@ def test_tokens_stay_behind_a_crop_and_points_do_not(form: Any, store: Path) -> 
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("resident", "host", r"resident='host' takes rows of one shape.* fields=\('image', 'label'\)"),
-    ("decompress", "device", "decompress='device' takes rows of one shape"),
+    (
+        "reading",
+        Reading(resident="host"),
+        r"resident='host' takes rows of one shape.* fields=\('image', 'label'\)",
+    ),
+    ("reading", Reading(decompress="device"), "decompress='device' takes rows of one shape"),
     ("output", "tuple", "output='tuple' takes rows of one shape"),
     ("output", {"caption": "list"}, "output names 'caption'.*those are tokens, points"),
     ("output", {"image": "list"}, "output names 'image'"),
@@ -265,7 +270,7 @@ def test_what_takes_rows_of_one_shape_is_refused_and_without_others_taken(store:
         assert_refused((said, functools.partial(opened, store, 5, **{name: value})))
     for count in (0, 1 << 15, "many"):
         assert_refused(("count is", Buckets, "tokens", count))
-    for options in ({"resident": "host"}, {"output": "tuple"}):
+    for options in ({"reading": Reading(resident="host")}, {"output": "tuple"}):
         with opened(store, 5, fields=("image", "label"), **options) as loader:
             assert len(list(loader)) == -(-ROWS // 5)
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import precache
+from precache import Reading
 from precache.errors import BuildError, StoreError, UsageError
 from precache.loading.shard_order import ShardOrder
 from precache.store import live_version
@@ -337,7 +338,7 @@ def test_what_needs_a_whole_version_is_refused_and_closing_ends_the_wait(held: T
     version = held.ensure()
     for options, text in (
         ({"rows": [1]}, "needs a finished version"),
-        ({"resident": "host"}, "needs a finished version"),
+        ({"reading": Reading(resident="host")}, "needs a finished version"),
         ({"refresh": "epoch"}, "needs a finished version"),
         ({"shuffle": precache.Weighted([1.0] * 23)}, "shuffle needs a finished version"),
         ({"shuffle": False}, "rows come shard by shard"),
@@ -359,7 +360,7 @@ def test_a_complete_version_takes_all_options(held: Training) -> None:
     assert not version.followed
     followed = held.ensure()
     assert type(followed) is precache.Version
-    for options in ({"rows": [1, 2]}, {"shuffle": False}, {"resident": "host"}):
+    for options in ({"rows": [1, 2]}, {"shuffle": False}, {"reading": Reading(resident="host")}):
         assert epoch_of(followed, 2, **options) == epoch_of(version, 2, **options)
 
 

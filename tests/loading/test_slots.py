@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import precache
+from precache import Reading
 from precache.codecs.image import filter_image, undo_image
 from precache.errors import DamageError
 from precache.loading import stream
@@ -239,12 +240,12 @@ def test_what_is_kept_of_a_batch_stays_what_it_was(
     """Lines of its pixels, or whole batches, which is said once; a loop that keeps nothing goes
     round in a few slots."""
     expected, kept = image_store.rows(), list[tuple[int, np.ndarray]]()
-    with opened(image_store, 3, num_threads=2) as loader:
+    with opened(image_store, 3, reading=Reading(num_threads=2)) as loader:
         for batch in (batch for _ in range(3) for batch in loader):
             kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
             del batch
     caplog.clear()
-    with opened(image_store, 1, num_threads=1, prefetch_batches=2) as loader:
+    with opened(image_store, 1, reading=Reading(num_threads=1, prefetch_batches=2)) as loader:
         batches = list(loader)
     assert len(kept) == len(batches) == 21
     for row, lines in kept:
@@ -253,7 +254,7 @@ def test_what_is_kept_of_a_batch_stays_what_it_was(
     for batch in batches:
         np.testing.assert_array_equal(batch["image"][0], expected[int(batch["row"])])
     assert len([r for r in caplog.records if "batches" in r.message]) == 1
-    with opened(image_store, 2, num_threads=1, prefetch_batches=2) as loader:
+    with opened(image_store, 2, reading=Reading(num_threads=1, prefetch_batches=2)) as loader:
         addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
@@ -266,7 +267,7 @@ def test_memory_of_batches_is_free_with_the_last_one_even_of_a_closed_loader(
     def held() -> int:
         return tracemalloc.get_traced_memory()[0]
 
-    with opened(image_store, 1, num_threads=1, prefetch_batches=1) as loader:
+    with opened(image_store, 1, reading=Reading(num_threads=1, prefetch_batches=1)) as loader:
         tracemalloc.start()
         request.addfinalizer(tracemalloc.stop)
         batches = list(loader)
@@ -333,14 +334,14 @@ def test_all_threads_decode_the_same_batch_and_that_makes_no_difference(
 
     with monkeypatch.context() as waiting:
         waiting.setattr(VersionReader, "read", read_together)
-        with opened(image_store, 21, num_threads=3) as loader:
+        with opened(image_store, 21, reading=Reading(num_threads=3)) as loader:
             [batch] = loader
     np.testing.assert_array_equal(batch["image"], image_store.rows()[batch["row"]])
     for size, counts in ((1, [2]), (2, [3]), (4, [5]), (8, [2]), (21, [3, 5])):
-        with opened(image_store, size, num_threads=1) as loader:
+        with opened(image_store, size, reading=Reading(num_threads=1)) as loader:
             expected = arrays_of(loader)
         for threads in counts:
-            with opened(image_store, size, num_threads=threads) as loader:
+            with opened(image_store, size, reading=Reading(num_threads=threads)) as loader:
                 assert_same_arrays(arrays_of(loader), expected)
 
 
@@ -354,7 +355,7 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
     with Path(path).open("r+b") as file:
         file.seek(offset + length // 2)
         file.write(bytes(9))
-    with opened(store, 4, shuffle=False, num_threads=3) as loader:
+    with opened(store, 4, shuffle=False, reading=Reading(num_threads=3)) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)
@@ -366,7 +367,7 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
 
 
 def test_slots_come_back_from_an_epoch_that_is_left(image_store: BuiltStore, parts: None) -> None:
-    with opened(image_store, 2, num_threads=3) as loader:
+    with opened(image_store, 2, reading=Reading(num_threads=3)) as loader:
         pool: Any = loader._source.stream._pool  # type: ignore[union-attr]
         for epoch in range(20):
             for number, batch in enumerate(loader):

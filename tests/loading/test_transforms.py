@@ -22,7 +22,7 @@ from PIL import Image
 from torch.nn import functional
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.errors import UsageError
 from precache.transforms import (
     Batch,
@@ -488,7 +488,7 @@ def test_on_the_cpu_transforms_run_ahead_of_the_loop(
     image_tiles: BuiltStore, wrap: Callable[[Transform], Any], threads: int
 ) -> None:
     watched = _Watched()
-    options = {"num_threads": threads, "prefetch_batches": 3}
+    options = {"reading": Reading(num_threads=threads, prefetch_batches=3)}
     with opened(image_tiles, 8, transform=wrap(watched), **options) as loader:
         iterator = iter(loader)
         first = next(iterator)
@@ -525,7 +525,7 @@ def test_other_callables_run_on_the_thread_of_the_loop_batch_by_batch(
     transform: Any, image_tiles: BuiltStore
 ) -> None:
     THREADS.clear()
-    with opened(image_tiles, 8, num_threads=4, transform=transform) as loader:
+    with opened(image_tiles, 8, reading=Reading(num_threads=4), transform=transform) as loader:
         for count, _ in enumerate(loader, 1):
             assert len(THREADS) == count
     assert set(THREADS) == {threading.get_ident()}

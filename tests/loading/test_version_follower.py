@@ -17,7 +17,7 @@ import pytest
 import torch.distributed
 
 import precache
-from precache import Weighted
+from precache import Reading, Weighted
 from precache.errors import StoreError
 from tests.support.building import (
     build_here,
@@ -103,7 +103,7 @@ def test_a_copy_reads_the_version_that_its_position_is_of(
             assert other.version.id == one.version.id
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": "block", "access": "pread"}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": "block", "reading": Reading(access="pread")}])
 def test_it_follows_at_the_beginning_of_an_epoch(
     source: Path, store: Path, options: dict[str, Any]
 ) -> None:
@@ -199,7 +199,11 @@ def test_what_it_does_not_go_with(store: Path) -> None:
     make = functools.partial(opened, refresh="epoch")
     for uri in (f"{store}@{version.id[:6]}", version.path):
         assert_refused(("refresh='epoch' follows a store", make, uri))
-    for options in ({"rows": [1, 2]}, {"shuffle": Weighted(np.ones(10))}, {"resident": "host"}):
+    for options in (
+        {"rows": [1, 2]},
+        {"shuffle": Weighted(np.ones(10))},
+        {"reading": Reading(resident="host")},
+    ):
         assert_refused(("need one version", functools.partial(make, store, **options)))
     said = "refresh is 'step'; choose one of None, epoch"
     assert_refused((said, functools.partial(opened, store, refresh="step")))

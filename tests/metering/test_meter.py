@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import precache
-from precache import outputs
+from precache import Reading, outputs
 from precache.errors import UsageError
 from precache.metering.publisher import publisher_of
 from precache.metering.recorder import keys_in_batch
@@ -194,7 +194,7 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
             clock.move(1)
             return batch
 
-    options: dict[str, Any] = {"device": "cpu", "num_threads": 1}
+    options: dict[str, Any] = {"device": "cpu", "reading": Reading(num_threads=1)}
     options["transform"] = Slow() if early else lambda batch: Slow().apply(batch, None)
     loader: Any = precache.Loader(image_tiles.path, 4, **options)
     reports = Reports()

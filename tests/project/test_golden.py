@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.sampling.order import ChosenRows, Order, Shuffle, ValidRows
+from precache.sampling.order import ChosenRows, Order, Shuffle, ValidRows, WeightSums
 from tests.conftest import photo, write_photos
 from tests.support import containers
 
@@ -55,8 +55,12 @@ def order_of(number: int) -> tuple[Order, int, int]:
         shuffle = Shuffle("block", draw.choice([1, 5, 64]), draw.choice([1, 3, 8]), nodes)
     weights = None
     if draw.random() < 0.15:
-        weights = np.array([draw.choice([0, 1, 1, 3]) for _ in range(len(valid))], np.float64)
-        weights[-1] = 1
+        by_row = np.zeros(rows)
+        by_row[valid(np.arange(len(valid)))] = [
+            draw.choice([0, 1, 1, 3]) for _ in range(len(valid))
+        ]
+        by_row[valid(np.array([len(valid) - 1]))] = 1
+        weights = WeightSums(by_row, valid)
     order = Order(
         valid,
         draw.choice([1, 2, 5, 64]) * nodes,

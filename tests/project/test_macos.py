@@ -28,7 +28,8 @@ from precache.runtime.process_id import has_ended, process_of
 memory = fsspec.filesystem("memory")
 
 def digest(uri, **options):
-    with precache.Loader(uri, 5, shuffle=False, num_threads=3, **options) as loader:
+    options = {"reading": precache.Reading(3), **options}
+    with precache.Loader(uri, 5, shuffle=False, **options) as loader:
         return xxhash.xxh3_64_hexdigest(torch.cat([b["image"] for b in loader]).numpy())
 
 def digests(store, cache):
@@ -37,8 +38,8 @@ def digests(store, cache):
     assert precache.verify(store).ok
     return [
         digest(store),
-        digest(store, access="pread"),
-        digest(store, resident="host"),
+        digest(store, reading=precache.Reading(3, access="pread")),
+        digest(store, reading=precache.Reading(3, resident="host")),
         digest(remote),
         *(digest(remote, cache=precache.Cache(cache, "64MB")) for again in range(2)),
     ]

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import precache
+from precache import Reading
 from precache.errors import DamageError, GoneError, StoreError
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
@@ -172,7 +173,7 @@ def _soak(store: Path, ways: str, fresh: bool) -> list[Held]:
         return True
 
     def make() -> precache.Loader:
-        return precache.Loader(store, SHARD, num_threads=2, prefetch_batches=3)
+        return precache.Loader(store, SHARD, reading=Reading(num_threads=2, prefetch_batches=3))
 
     loader, kept = make(), None
     for epoch in range(1, MANY + 1):
@@ -217,12 +218,12 @@ def test_two_hundred_epochs_that_end_in_damage_hold_no_more_than_twenty(own: Bui
 def _keep_all(store: Path) -> list[int]:
     """Anonymous memory before, while and after several epochs of batches are kept."""
     _return_memory_at_once()
-    with precache.Loader(store, SHARD, num_threads=2) as loader:
+    with precache.Loader(store, SHARD, reading=Reading(num_threads=2)) as loader:
         list(loader)
     del loader
     gc.collect()  # what imports left behind, which else goes while batches are kept
     found = [Held.here(store).anonymous]
-    with precache.Loader(store, SHARD, num_threads=2) as loader:
+    with precache.Loader(store, SHARD, reading=Reading(num_threads=2)) as loader:
         kept = [list(loader) for _ in range(6)]
         found.append(Held.here(store).anonymous)
     del loader, kept
@@ -289,7 +290,9 @@ def test_damage_in_the_middle_is_named_by_shard_and_key_and_ends_every_thread(
     harm: str, own: BuiltStore
 ) -> None:
     path, pixels = HARMS[harm](own, 24), own.rows()
-    with precache.Loader(own.path, 3, False, num_threads=4, prefetch_batches=6) as loader:
+    with precache.Loader(
+        own.path, 3, False, reading=Reading(num_threads=4, prefetch_batches=6)
+    ) as loader:
         for _ in range(3):
             loader.set_epoch(0)
             batches = iter(loader)
@@ -303,7 +306,9 @@ def test_damage_in_the_middle_is_named_by_shard_and_key_and_ends_every_thread(
 
 def test_of_several_damaged_rows_the_first_in_the_loop_is_named(own: BuiltStore) -> None:
     paths, pixels = {row: _change_row(own, row) for row in (9, 26, 27, 41)}, own.rows()
-    with precache.Loader(own.path, 3, seed=4, num_threads=4, prefetch_batches=8) as loader:
+    with precache.Loader(
+        own.path, 3, seed=4, reading=Reading(num_threads=4, prefetch_batches=8)
+    ) as loader:
         for epoch in range(6):
             loader.set_epoch(epoch)
             order = _order(loader, epoch)
@@ -324,7 +329,7 @@ def test_of_several_damaged_rows_the_first_in_the_loop_is_named(own: BuiltStore)
 def _order(loader: precache.Loader, epoch: int) -> list[int]:
     """Rows of an epoch, from a loader of the same order that reads no images."""
     with precache.Loader(
-        loader.version.path, 3, seed=4, fields=["label"], num_threads=1
+        loader.version.path, 3, seed=4, fields=["label"], reading=Reading(num_threads=1)
     ) as labels_alone:
         labels_alone.set_epoch(epoch)
         return list(itertools.chain.from_iterable(b["row"].tolist() for b in labels_alone))
@@ -354,7 +359,9 @@ def test_a_store_that_is_deleted_while_several_threads_read_ends_the_epoch(
     first: str, own: BuiltStore
 ) -> None:
     pixels = own.rows()
-    with precache.Loader(own.path, 2, False, num_threads=3, prefetch_batches=3) as loader:
+    with precache.Loader(
+        own.path, 2, False, reading=Reading(num_threads=3, prefetch_batches=3)
+    ) as loader:
         batches = iter(loader)
         kept = [next(batches)]
         for folder in [own.path] if first == "." else own.path.glob(first):
@@ -387,7 +394,7 @@ def test_an_error_of_the_transform_ends_every_thread_though_all_is_still_held(
         return batch
 
     with precache.Loader(
-        store.path, 3, num_threads=3, prefetch_batches=6, transform=transform
+        store.path, 3, reading=Reading(num_threads=3, prefetch_batches=6), transform=transform
     ) as loader:
         batches = iter(loader)
         kept = [next(batches) for _ in range(3)]
@@ -421,7 +428,7 @@ def _collect_on_a_decoding_thread(store: Path) -> tuple[list[str], list[str]]:
 
     VersionReader.read = collecting  # type: ignore[method-assign]  # the test's stand-in
     gc.disable()
-    loader: Any = precache.Loader(store, SHARD, num_threads=2, prefetch_batches=3)
+    loader: Any = precache.Loader(store, SHARD, reading=Reading(num_threads=2, prefetch_batches=3))
     batches = iter(loader)
     next(batches)
     assert started.wait(30)
@@ -459,7 +466,9 @@ def _fork_while_decoding(store: Path, how: str) -> tuple[int, list[int]]:
         read(self, *args, **options)
 
     VersionReader.read = slow  # type: ignore[method-assign]  # the test's stand-in
-    loader = precache.Loader(store, SHARD, False, num_threads=2, prefetch_batches=3)
+    loader = precache.Loader(
+        store, SHARD, False, reading=Reading(num_threads=2, prefetch_batches=3)
+    )
     batches: Any = iter(loader)
     next(batches)
     assert started.wait(30)
@@ -499,7 +508,9 @@ def test_a_child_that_was_forked_beside_a_running_iterator_does_not_hang(
 
 def _fork_before_the_first_batch(store: Path) -> list[bool]:
     """Whether the parent and the child read all rows from one iterator that had not begun."""
-    loader = precache.Loader(store, SHARD, False, num_threads=2, prefetch_batches=3)
+    loader = precache.Loader(
+        store, SHARD, False, reading=Reading(num_threads=2, prefetch_batches=3)
+    )
     batches = iter(loader)
     child = os.fork()
     whole = False
@@ -526,7 +537,7 @@ def test_forked_workers_read_while_a_loader_does(touched: bool, store: BuiltStor
     pixels, dataset = store.rows(), precache.CachedDataset(store.path)
     if touched:
         _ = dataset[5]
-    with precache.Loader(store.path, 4, False, num_threads=2) as loader:
+    with precache.Loader(store.path, 4, False, reading=Reading(num_threads=2)) as loader:
         batches = iter(loader)
         first = next(batches)["row"].tolist()
         assert len(next(iter(_workers(dataset)))["row"]) == 4
@@ -561,7 +572,7 @@ def read_late(self, *args, **options):
     read(self, *args, **options)
 
 VersionReader.read = read_late
-loader = precache.Loader(store, 4, num_threads=2, prefetch_batches=3)
+loader = precache.Loader(store, 4, reading=precache.Reading(num_threads=2, prefetch_batches=3))
 
 def train():
     for epoch in itertools.count():
@@ -624,7 +635,8 @@ def test_ctrl_c_at_any_moment_ends_the_script(sharded: dict[str, BuiltStore]) ->
 UNCAUGHT = """
 import sys
 import precache
-loader = precache.Loader(sys.argv[1], 4, shuffle=False, num_threads=3, prefetch_batches=5)
+reading = precache.Reading(num_threads=3, prefetch_batches=5)
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, reading=reading)
 kept = []
 def train():
     for batch in loader:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import precache
+from precache import Reading
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import RangedShardFiles
@@ -55,7 +56,7 @@ class CountedFolder(LocalFolder):
 
 
 def test_a_loader_reads_by_pread_what_it_reads_from_a_map(store: BuiltStore) -> None:
-    rows = require_rows(store, store.path, 5, access="pread", num_threads=2)
+    rows = require_rows(store, store.path, 5, reading=Reading(access="pread", num_threads=2))
     assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
 
 
@@ -185,7 +186,13 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     url, options = f"s3://bucket/hangs{cached}", s3.options(proxy.port)
     cache = tmp_path / "cache" if cached else None
     with precache.Loader(
-        url, 4, device="cpu", shuffle=False, num_threads=2, storage_options=options, cache=cache
+        url,
+        4,
+        device="cpu",
+        shuffle=False,
+        reading=Reading(num_threads=2),
+        storage_options=options,
+        cache=cache,
     ) as loader:
         before = threading.active_count()
         asked, answer = threading.Event(), threading.Event()

@@ -32,6 +32,7 @@ import torch.utils.data
 import zarr
 
 import precache
+from precache import Reading
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.loading import stream
 from precache.reading import shard_files, shard_prefetch
@@ -203,8 +204,7 @@ def test_any_order_is_read_within_any_limit(
     options: dict[str, Any] = {
         "shuffle": draw.choice([False, "full", "block", "block"]),
         "batch_size": nodes * draw.choice([1, 4, 20, 79]),
-        "num_threads": draw.choice([1, 4]),
-        "prefetch_batches": draw.choice([None, 1, 9]),
+        "reading": precache.Reading(draw.choice([1, 4]), draw.choice([None, 1, 9])),
     }
     if options["shuffle"] == "block":
         options["shuffle"] = precache.Block(draw.choice([1, 3, 9]), nodes)
@@ -296,7 +296,10 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
 
     monkeypatch.setattr(shard_prefetch.ShardPrefetcher, "_fetch", collecting)
     before = threading.active_count()
-    how: dict[str, Any] = {"shuffle": precache.Block(2), "prefetch_batches": 3, "num_threads": 2}
+    how: dict[str, Any] = {
+        "shuffle": precache.Block(2),
+        "reading": Reading(prefetch_batches=3, num_threads=2),
+    }
     loader = _cached("memory://collected", {}, tmp_path, 8, **how)
     first.update((next(loader._source.order.epoch(0)) // 10).tolist())
     gc.disable()
@@ -568,7 +571,7 @@ def test_damage_that_comes_while_a_copy_is_read_is_mended(
         return mapped
 
     monkeypatch.setattr(MappedShardFiles, "map", map_and_spoil)
-    with remote.open(num_threads=3) as loader:
+    with remote.open(reading=Reading(num_threads=3)) as loader:
         for fetched in (18, 0):
             remote.read(loader)
             assert loader.stats().fetched.objects == fetched
@@ -602,7 +605,10 @@ def test_a_copy_that_cannot_be_mapped_or_reserved_is_an_error_and_no_hang(
     remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_map, no_room = OSError("it cannot be mapped"), StorageError("cannot write to the cache")
-    how: dict[str, Any] = {"num_threads": 1, "prefetch_batches": 4, "shuffle": precache.Block(1)}
+    how: dict[str, Any] = {
+        "reading": Reading(num_threads=1, prefetch_batches=4),
+        "shuffle": precache.Block(1),
+    }
     for holder, name, error, said in (
         (shard_files, "map_file", no_map, rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
         (DiskCache, "_reserve", no_room, "cannot write to the cache"),
@@ -643,7 +649,7 @@ import precache
 url, cache, limit, seed, options, *window = sys.argv[1:]
 with precache.Loader(
     url, 8, seed=int(seed), device="cpu", cache=precache.Cache(cache, int(limit)),
-    storage_options=json.loads(options), num_threads=1,
+    storage_options=json.loads(options), reading=precache.Reading(num_threads=1),
     shuffle=precache.Block(int(window[0])) if window else True,
 ) as loader:
     for epoch in range(3):

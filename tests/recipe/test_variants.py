@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import precache
+from precache import Reading
 from precache.cli.main import main
 from precache.errors import StoreError, UsageError
 from precache.recipe.variants import variant_at
@@ -112,10 +113,10 @@ def test_what_is_the_same_for_all_is_done_once(source: Path, tmp_path: Path) -> 
     [
         {},
         {"shuffle": "block"},
-        {"access": "pread"},
-        {"resident": "host"},
-        {"resident": "device"},
-        {"num_threads": 2, "batch_size": 5},
+        {"reading": Reading(access="pread")},
+        {"reading": Reading(resident="host")},
+        {"reading": Reading(resident="device")},
+        {"reading": Reading(num_threads=2), "batch_size": 5},
     ],
 )
 def test_epoch_e_reads_variant_e_modulo_k(

@@ -27,11 +27,11 @@ KINDS = [np.uint8, torch.tensor]
 def test_a_loader_takes_any_integer_as_the_plain_one(
     stores: dict[str, BuiltStore], kind: Callable[[int], Any]
 ) -> None:
-    numbers = {"batch_size": 4, "seed": 3, "num_threads": 2, "prefetch_batches": 3}
-    numbers |= {"rank": 1, "world_size": 2}
+    numbers = {"batch_size": 4, "seed": 3, "rank": 1, "world_size": 2}
 
     def open_loader(kind: Any) -> precache.Loader:
-        options = {name: kind(value) for name, value in numbers.items()}
+        options: dict[str, Any] = {name: kind(value) for name, value in numbers.items()}
+        options["reading"] = precache.Reading(kind(2), kind(3))
         crop, block = transforms.RandomCrop(kind(80), kind(0)), precache.Block(kind(2), kind(2))
         return precache.Loader(stores["raw"].path, shuffle=block, transform=crop, **options)
 
@@ -105,6 +105,7 @@ def test_what_is_no_whole_number_is_refused(image_store: BuiltStore, name: str) 
     values += [None] if name in ("batch_size", "seed") else []
     take: Any = functools.partial(precache.Loader, image_store.path, batch_size=4)
     take = precache.Block if name in ("window", "nodes") else take
+    take = precache.Reading if name in ("num_threads", "prefetch_batches") else take
     for value in values:
         with pytest.raises(UsageError, match=f"^{name} is .*; give a whole number"):
             take(**{name: value})

@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.loading.cuda_clock import _seconds_between
 from precache.runtime.spread import Spread
-from precache.runtime.step_clock import KEPT_STEPS, Counters, StallClock, ThreadTime
+from precache.runtime.step_clock import (
+    KEPT_STEPS,
+    Counters,
+    StallClock,
+    ThreadTime,
+    _seconds_between,
+)
 
 
 class Hands:

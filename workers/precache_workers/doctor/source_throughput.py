@@ -6,13 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
 from precache.runtime.operating_system import drop_cached
+from precache.runtime.ordered_map import prefetch
 from precache.runtime.spread import Spread
 from precache.store.row_table import RowTable
 from precache_workers.doctor.report import Throughput
@@ -77,7 +77,7 @@ def _read(source: Source, some: RowTable, depth: int, seconds: float) -> Through
     started = time.perf_counter()
     until = started + seconds
 
-    def fetch_some() -> list[tuple[float, int]]:
+    def fetch_some(number: int) -> list[tuple[float, int]]:
         done = []
         for row in work:  # one `next` at a time, which the interpreter makes whole
             sample = [some.keys[row]], [int(some.sizes[row])], some.locations_of([row])
@@ -90,9 +90,8 @@ def _read(source: Source, some: RowTable, depth: int, seconds: float) -> Through
                 break
         return done
 
-    with ThreadPoolExecutor(depth, "precache-probe") as pool:
-        parts = [pool.submit(fetch_some) for _ in range(depth)]
-        done = [request for part in parts for request in part.result()]
+    parts = prefetch(fetch_some, range(depth), depth, depth)
+    done = [request for part in parts for request in part]
     wall = time.perf_counter() - started
     if not done:
         return None
