@@ -1,4 +1,4 @@
-"""The command line, as other processes see it: exit statuses, stdout and stderr."""
+"""The command line: what processes see; flags, made from signatures; documents of jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,26 @@ import pytest
 import precache
 from precache.cli import main as command_line
 from precache.cli import remedies
-from precache.cli.calls import to_json
+from precache.cli.calls import arguments, to_json
 from precache.cli.commands import COMMANDS
+from precache.cli.main import main, parse
+from precache.cli.signatures import flag_of, help_of, parameters
 from precache.errors import UsageError
 from precache_workers.driver import progress
+from precache_workers.jobs.job_package import pack
+from precache_workers.planning.options import BuildOptions
 from precache_workers.sources.base import FILES_PER_TICK
 from tests.conftest import BuiltStore
-from tests.support.building import cli, command, environment, flip, write, write_jpegs
+from tests.support.building import (
+    build_here,
+    cli,
+    command,
+    contents,
+    environment,
+    flip,
+    write,
+    write_jpegs,
+)
 from tests.support.command_line import Run
 from tests.support.servers import web_server
 
@@ -134,6 +147,8 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
     assert "\n  job " not in ran.out
     assert "exit status: 0 done; 1 failed or incomplete" in ran.out
     for name in LISTED:
+        for function, parameter in parameters(name):
+            assert parameter.name == "storage_options" or help_of(function, parameter.name)
         assert f"\n  {name} " in ran.out
         text = run(name, "--help").out
         assert f"usage: precache {name} " in text
@@ -347,11 +362,11 @@ def test_a_result_is_printed_as_in_python(
         "use": ([f"{path}@{built.version}"], precache.use(f"{path}@{built.version}")),
     }
     ages = re.compile(r"[\d.]+ \w+ ago")
-    for name, (arguments, result) in results.items():
-        ran = run(name, *arguments)
+    for name, (words, result) in results.items():
+        ran = run(name, *words)
         assert (ran.status, ages.sub("", ran.out)) == (0, ages.sub("", f"{result}\n"))
         assert type(result).__name__ not in str(result)
-        assert run(name, *arguments, "--json").json.keys() == to_json(result).keys()
+        assert run(name, *words, "--json").json.keys() == to_json(result).keys()
     assert run("info", path, "--json").json == to_json(results["info"][1])
     assert f"version {built.version[:8]} is at {here}" in str(results["pull"][1])
     assert results["push"][1].skipped == built.shards
@@ -364,6 +379,7 @@ def test_damage_is_status_1_with_the_shard_and_the_key(
 ) -> None:
     damaged = copy_store(image_store)
     assert "is whole: 3 shards, 23 rows" in run("verify", damaged.path).out
+    assert run("verify", damaged.path, "--json").json["way_out"] == ""
     flip(damaged.shard_path(1), 1 / 3)
     ran, found = run("verify", damaged.path), run("verify", damaged.path, "--json")
     assert (ran.status, found.status, found.json["ok"]) == (1, 1, False)
@@ -381,3 +397,92 @@ def test_output_into_a_closed_pipe_is_no_traceback(image_store: BuiltStore) -> N
     ran = subprocess.run(line, check=False, env=environment(), stdout=writer, stderr=errors)
     os.close(writer)
     assert b"Traceback" not in ran.stderr
+
+
+VALUES: dict[str, Any] = {
+    "address": "auto", "labels": "labels.csv", "classes": "train.store", "accept_unmatched": True,
+    "all_splits": True, "follow_links": True, "label_level": 2, "label_kind": "name",
+    "label_separator": "|", "no_label": ["NaN", "null"], "class_order": "number",
+    "keep_order": True, "ignore_ctime": True, "shard_samples": 12, "on_error": "raise",
+    "max_failures": 0, "accept_missing": True, "compact": True, "compare": True,
+    "recompute": True, "retry_failed": False, "check_space": False, "verify": True, "cpus": 3,
+    "cpus_per_task": 0.5, "memory_per_task": "2GB", "nice": 3, "progress": False,
+    "node_resources": {"spare": "1.5", "quick": "2"}, "node_labels": {"tier": "x", "zone": "a=b"},
+    "report": ["report.html", "report.json"], "max_sample_bytes": "2GB", "sample_timeout": 99.5,
+    "source_kind": "parquet", "image_column": "photo", "label_column": "species",
+    "key_column": "id", "sample_name": "last-dot", "storage_options": {"anon": True, "key": "x"},
+}  # fmt: skip
+
+
+def read(*flags: str) -> dict[str, Any]:
+    """Keyword arguments of `build` by these flags."""
+    given = arguments("build", parse(["build", "in", "out", *flags]))
+    return {name: given[name] for name in given.keys() - {"source", "store", "recipe"}}
+
+
+def flags_of(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        match value:
+            case True:
+                yield flag_of(name)
+            case False:
+                yield from ["--no-" + flag_of(name)[2:]] * (name != "retry_failed")
+            case dict():
+                texts = {key: "true" if entry is True else entry for key, entry in value.items()}
+                yield from (f"{flag_of(name)}={key}={text}" for key, text in texts.items())
+            case list():
+                yield from (f"{flag_of(name)}={entry}" for entry in value)
+            case _:
+                yield f"{flag_of(name)}={value}"
+
+
+def test_every_option_has_a_flag_of_its_name() -> None:
+    """Without any, the defaults hold, and progress is shown."""
+    # Functions of a recipe that the command line names are the user's own.
+    apart = {"run_functions", "storage_options_env"}
+    assert VALUES.keys() == BuildOptions.model_fields.keys() - apart
+    assert BuildOptions(**read(*flags_of(VALUES))) == BuildOptions(**VALUES)
+    assert BuildOptions(**read()) == BuildOptions(progress=True)
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "submit"])
+def test_a_value_that_is_not_allowed_is_refused_by_its_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "auto" if command != "submit" else "http://127.0.0.1:1"
+    flags = ["--address", address, "--node-resources=spare=x"]
+    assert main([command, "in", "out", *flags]) == 2
+    assert capsys.readouterr().err == "precache: --node-resources spare is 'x'; give a number\n"
+
+
+def test_a_storage_option_is_text_or_json_or_a_variable_of_the_environment() -> None:
+    given = read("--storage-options", "anon=true", "--storage-options-env", "key=KEY")
+    by_name = BuildOptions(storage_options={"anon": True}, storage_options_env={"key": "KEY"})
+    assert BuildOptions(**given).storage_options == by_name.storage_options
+    with pytest.raises(SystemExit):
+        read("--storage-options-env", "key=a secret")
+    options = ("secret=0123", "key=1e5", "account_key=true", 'token="1"', "anon=true", "timeout=3")
+    flags = [flag for option in options for flag in ("--storage-options", option)]
+    texts = {"secret": "0123", "key": "1e5", "account_key": "true", "token": "1"}
+    assert read(*flags)["storage_options"] == {**texts, "anon": True, "timeout": 3}
+    assert read("--storage-options", "token=null")["storage_options"] == {"token": None}
+    token = read("--storage-options", 'token={"type": "service_account"}')
+    assert token["storage_options"] == {"token": {"type": "service_account"}}
+
+
+RECIPE = precache.Recipe.image(random_resized_crop=20, variants=2, codec="raw")
+
+
+def test_a_document_builds_as_the_function_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, store, other = write_jpegs(tmp_path / "in", 3), tmp_path / "job", tmp_path / "here"
+    options = BuildOptions(address="serial", shard_samples=4, keep_order=True)
+    assert main(["job", pack(str(source), str(store), RECIPE, options).document]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 3
+    build_here(source, other, RECIPE, {"shard_samples": 4, "keep_order": True})
+    assert contents(store) == contents(other)
+    document = json.loads(pack("/in", "/out", RECIPE, options).document)
+    document["options"]["colour"] = "red"  # of another release
+    assert main(["job", json.dumps(document)]) == 2
+    assert "there is no option 'colour'" in capsys.readouterr().err
