@@ -55,39 +55,6 @@ def source(tmp_path: Path) -> Path:
 LISTED = [name for group in COMMANDS.values() for name in group]
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("biuld", "there is no command biuld (did you mean build?)"),
-        ("--resize 9", "there is no --resize"),
-        ("build in", "give STORE"),
-        ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
-        ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
-        ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
-        ("build in out --crop", "--crop: expected one argument"),
-        ("build in out --codec png", "--codec is 'png'; choose "),
-        ("build in out --on-error stop", "--on-error is 'stop'; choose "),
-        ("build in out --shard-samples many", "--shard-samples is 'many'; give a whole number"),
-        ("build in out --cpus-per-task x", "--cpus-per-task is 'x'; give a number"),
-        ("build in out --resiz=9", "there is no --resiz (did you mean --resize?)"),
-        ("ls in --jsno --xyz", "there is no --jsno (did you mean --json?); there is no --xyz"),
-        ("ls store more", "unexpected argument: more"),
-        ("pull A --to B", "there is no --to; give STORE TO without flags"),
-        ("info in --storage-options novalue", "--storage-options: expected KEY=VALUE; not shown"),
-        ("info in --storage-options =novalue", "--storage-options: expected KEY=VALUE; not shown"),
-    ],
-)
-def test_wrong_usage_is_two_lines(run: Run, line: str, error: str) -> None:
-    ran = run(*line.split())
-    assert (ran.status, ran.out) == (2, "")
-    first, second = ran.err.splitlines()
-    name = line.partition(" ")[0]
-    command = f"precache {name}" if name in LISTED else "precache"
-    assert first.startswith(f"{command}: error: {error}")
-    assert second == f"see {command} --help"
-    assert "novalue" not in ran.err
-
-
 # --- build --------------------------------------------------------------------------------------
 
 
@@ -173,39 +140,78 @@ def test_a_message_names_parameters_as_they_were_given(message: str, given: str,
     assert command_line._with_flags(message, given.split()) == text
 
 
+BUILD, SIMULATE = "build in out --address=serial", "simulate --workers 7 --step-ms 100"
 IMAGE = "[fields.image]\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "recipe", "text"),
-    [
-        ("--resize 20 --crop 24", None, "crop of 24 x 24 is larger than the "),
-        ("--shard-samples 0", None, "--shard-samples is 0; give a whole number from 1 up"),
-        ("--max-failures -1", None, "--max-failures is -1"),
-        ("--address sreial", None, "--address is 'sreial'; choose local, serial, auto"),
-        ("--recipe x.toml", None, "cannot read the recipe x.toml: No such file"),
-        ("--recipe x.toml --resize 9", "", "--recipe x.toml and --resize both say what to do"),
-        ("--recipe x.toml --seed 0", "", "--recipe x.toml and --seed both say what to do"),
-        ("--recipe {", None, "--recipe is neither a TOML file nor JSON: "),
-        ("--recipe x.toml", "", "there is no field; begin with [fields.image]"),
-        ("--recipe x.toml", "[field.image]\nops = []", "field: unknown parameter (did you mean f"),
-        ("--recipe x.toml", f"{IMAGE}ops = ['decode']", "is 'decode'; give a table, such "),
-        ("--recipe x.toml", f"{IMAGE}ops = [{{ op = 'decode' }}, {{ op = 'resize', size = 0 }}]",
-         "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair"),
-    ],
-)  # fmt: skip
+REFUSED: list[tuple[str, ...]] = [
+    ("biuld", "error: there is no command biuld (did you mean build?)"),
+    ("--resize 9", "error: there is no --resize"),
+    ("build in", "error: give STORE"),
+    *((f"build in out --resize {size}",
+       f"error: --resize: '{size}' is neither a number of pixels from 1 up nor HxW")
+      for size in ("large", "256x", "0")),
+    ("build in out --crop", "error: --crop: expected one argument"),
+    ("build in out --codec png", "error: --codec is 'png'; choose "),
+    ("build in out --on-error stop", "error: --on-error is 'stop'; choose "),
+    ("build in out --shard-samples many", "error: --shard-samples is 'many'; give a whole number"),
+    ("build in out --cpus-per-task x", "error: --cpus-per-task is 'x'; give a number"),
+    ("build in out --resiz=9", "error: there is no --resiz (did you mean --resize?)"),
+    ("ls in --jsno --xyz", "error: there is no --jsno (did you mean --json?); there is no --xyz"),
+    ("ls store more", "error: unexpected argument: more"),
+    ("pull A --to B", "error: there is no --to; give STORE TO without flags"),
+    *((f"info in --storage-options {option}",
+       "error: --storage-options: expected KEY=VALUE; not shown")
+      for option in ("novalue", "=novalue")),
+    (f"{BUILD} --resize 20 --crop 24", "crop of 24 x 24 is larger than the "),
+    (f"{BUILD} --shard-samples 0", "--shard-samples is 0; give a whole number from 1 up"),
+    (f"{BUILD} --max-failures -1", "--max-failures is -1"),
+    (f"{BUILD} --address sreial", "--address is 'sreial'; choose local, serial, auto"),
+    (f"{BUILD} --recipe x", "cannot read the recipe x: No such file"),
+    (f"{BUILD} --recipe x --resize 9", "--recipe x and --resize both say what to do", ""),
+    (f"{BUILD} --recipe x --seed 0", "--recipe x and --seed both say what to do", ""),
+    (f"{BUILD} --recipe {{", "--recipe is neither a TOML file nor JSON: "),
+    (f"{BUILD} --recipe x", "there is no field; begin with [fields.image]", ""),
+    (f"{BUILD} --recipe x", "field: unknown parameter (did you mean f", "[field.image]\nops = []"),
+    (f"{BUILD} --recipe x", "is 'decode'; give a table, such ", f"{IMAGE}ops = ['decode']"),
+    (f"{BUILD} --recipe x",
+     "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair",
+     f"{IMAGE}ops = [{{ op = 'decode' }}, {{ op = 'resize', size = 0 }}]"),
+    *((f"{name} in out --address {address} --node-resources=spare=x",
+       "--node-resources spare is 'x'; give a number") for name, address in
+      (("build", "auto"), ("plan", "auto"), ("submit", "http://127.0.0.1:1"))),
+    ("simulate --load-ms 2000 --workers -1 --step-ms 100", "--workers is -1"),
+    (SIMULATE, "give load_ms, or a scenario"),
+    ("simulate --load-ms 2000", "give step_ms and workers, or a scenario"),
+    ("simulate --scenario high", "--scenario is 'high'; there are loading-bound, "),
+    (f"{SIMULATE} --load-ms 2000 --html no/a.html", "no/a.html cannot be written"),
+    (f"{SIMULATE} --load-ms 2000 --html .", ". is a folder; give the name of a file"),
+    (f"{SIMULATE} --load-ms x", "cannot read the times in x"),
+    (f"{SIMULATE} --load-ms x", "x: could not convert string to float: 'ms'; give", "12\n13 ms\n"),
+    (f"{SIMULATE} --load-ms x", "x holds no times", "# none\n"),
+]  # fmt: skip
+"""A line, what it is told, and what is in the file x."""
+
+
+@pytest.mark.parametrize(("line", "text", "file"), [(*row, None)[:3] for row in REFUSED])
 def test_requests_that_cannot_be_met_are_explained_before_anything_is_written(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, recipe: str | None,
-    text: str,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, text: str,
+    file: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     write_jpegs(tmp_path / "in", 3)
-    if recipe is not None:
-        Path("x.toml").write_text(recipe)
-    ran = run("build", "in", "out", "--address=serial", *flags.split())
+    if file is not None:
+        Path("x").write_text(file)
+    ran = run(*line.split())
     assert (ran.status, ran.out) == (2, "")
+    name, *_, last = line.partition(" ")[0], *ran.err.splitlines()
+    command = f"precache {name}" if name in LISTED else "precache"
+    if text.startswith("error: "):  # of the words themselves: two lines
+        assert ran.err.startswith(f"{command}: {text}")
+        assert ran.err.splitlines()[1:] == [f"see {command} --help"]
     assert text in ran.err
-    assert ran.err.splitlines()[-1].startswith("precache: ")
+    assert last.startswith(("precache: ", "see precache"))
+    assert "novalue" not in ran.err, "which may be a secret"
     assert not Path("out").exists()
 
 
@@ -443,16 +449,6 @@ def test_every_option_has_a_flag_of_its_name() -> None:
     assert VALUES.keys() == BuildOptions.model_fields.keys() - apart
     assert BuildOptions(**read(*flags_of(VALUES))) == BuildOptions(**VALUES)
     assert BuildOptions(**read()) == BuildOptions(progress=True)
-
-
-@pytest.mark.parametrize("command", ["build", "plan", "submit"])
-def test_a_value_that_is_not_allowed_is_refused_by_its_flag(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    address = "auto" if command != "submit" else "http://127.0.0.1:1"
-    flags = ["--address", address, "--node-resources=spare=x"]
-    assert main([command, "in", "out", *flags]) == 2
-    assert capsys.readouterr().err == "precache: --node-resources spare is 'x'; give a number\n"
 
 
 def test_a_storage_option_is_text_or_json_or_a_variable_of_the_environment() -> None:

@@ -219,7 +219,6 @@ def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], mess
 
 
 STEADY = ("--load-ms", 2000, "--workers", 7, "--step-ms", 100)
-TRACE = ("--load-ms", "x.txt", *STEADY[2:])
 
 
 def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
@@ -239,32 +238,6 @@ def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
     trace.write_text("# measured on Monday\n1e2\n\n300,  200 # a row\n")
     out = run("simulate", "--load-ms", trace, "--workers", 2, "--step-ms", 10).out
     assert out == f"{simulate([100, 300, 200], 10, 2)}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text", "says"),
-    [
-        ((*STEADY[:2], "--workers", -1, "--step-ms", 100), None, "workers is -1"),
-        (STEADY[2:], None, "give load_ms, or a scenario"),
-        (STEADY[:2], None, "give step_ms and workers, or a scenario"),
-        (("--scenario", "high"), None, "scenario is 'high'; there are loading-bound, "),
-        ((*STEADY, "--html", "no/a.html"), None, "no/a.html cannot be written"),
-        ((*STEADY, "--html", "."), None, ". is a folder; give the name of a file"),
-        (TRACE, None, "cannot read the times in x.txt"),
-        (TRACE, "12\n13 ms\n", "x.txt: could not convert string to float: 'ms'; give millisec"),
-        (TRACE, "# none\n", "x.txt holds no times"),
-    ],
-)
-def test_bad_usage_ends_in_a_message_and_status_2(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...],
-    text: str | None, says: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    if text is not None:
-        Path("x.txt").write_text(text)
-    status, out, err = run("simulate", *arguments)
-    assert (status, out) == (2, "")
-    assert says in err
 
 
 PLAYED = simulate(2000, 100, 7)
