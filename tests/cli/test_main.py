@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import precache
 from precache.cli import main as command_line
@@ -22,7 +24,7 @@ from precache.cli.calls import arguments, to_json
 from precache.cli.commands import COMMANDS
 from precache.cli.main import main, parse
 from precache.cli.signatures import flag_of, help_of, parameters
-from precache.errors import UsageError
+from precache.errors import SourceError, UsageError
 from precache_workers.driver import progress
 from precache_workers.jobs.job_package import pack
 from precache_workers.planning.options import BuildOptions
@@ -213,6 +215,78 @@ def test_requests_that_cannot_be_met_are_explained_before_anything_is_written(
     assert last.startswith(("precache: ", "see precache"))
     assert "novalue" not in ran.err, "which may be a secret"
     assert not Path("out").exists()
+
+
+def nothing(_: Any) -> None:
+    """A step, or an output."""
+
+
+METER, DIAGNOSE = {"loader": []}, {"loader": [1], "step": nothing, "steps": 3}
+REFUSED_CALLS: list[tuple[Any, dict[str, Any], list[tuple[dict[str, Any], str]]]] = [
+    (precache.meter, METER, [
+        ({"loader": 3}, "loader is 3; give an iterable of batches"),
+        ({"every": 0}, "every is 0; give steps such as 100, or a time such as '30s'"),
+        ({"every": "soon"}, "every is 'soon'"),
+        ({"every": "0s"}, "every is '0s'"),
+        ({"every": None}, "every is None"),
+        ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
+        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
+        ({"to": print}, "to has <built-in function print>; give a list"),
+        ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
+    ]),
+    (precache.diagnose, DIAGNOSE, [
+        ({"seconds": 0}, "seconds is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"loader": 3}, "loader is a int"),
+        ({"loader": []}, "list has no batches left"),
+        ({"loader": iter([1, 2, 3])}, "list_iterator has no batches left"),
+        ({"step": None}, "step is a NoneType"),
+        ({"restore": [3]}, "restore has 3"),
+        ({"device": "nonsense"}, "nonsense"),
+        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
+    ]),
+    (precache.simulate, {"load_ms": 1, "step_ms": 1, "workers": 2}, [
+        ({"workers": -1}, "workers is -1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"load_ms": 0}, "load_ms has no time above 0"),
+        ({"load_ms": []}, "load_ms has no time above 0"),
+        ({"load_ms": "2000"}, "load_ms is '2000'; give milliseconds"),
+        ({"load_ms": [3, math.nan]}, "load_ms has nan"),
+        ({"step_ms": -3}, "step_ms has -3"),
+        ({"step_cv": math.inf}, "step_cv=inf is wrong"),
+        ({"load_ms": [1, 2], "load_cv": 0.5}, "load_cv=0.5 is wrong.* none for a list"),
+        ({"load_ms": [[1, 2], [3, 4]]}, "load_ms is .*; give milliseconds"),
+        ({"startup_ms": -1}, "startup_ms has -1"),
+        ({"handover_ms": [1]}, r"handover_ms is \[1\]; give milliseconds"),
+        ({"copy_ms": math.inf}, "copy_ms has inf"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"seconds": math.nan}, "seconds=nan"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seconds": 1e5}, r"seconds=100000 with .* too many batches: give a shorter time"),
+        ({"workers": 10**7}, "workers=10000000 .* too many batches"),
+    ]),
+    (precache.doctor, {"source": "in"}, [
+        ({"samples": 0}, "samples is 0"),
+        ({"cores": -1}, "cores is -1"),
+        ({"rate": 0.0}, "rate is 0"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"source": "nowhere"}, "does not exist"),
+        ({}, r"none of 1 samples has a row: broken\.jpg"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "text"),
+    [(call, usual | wrong, text) for call, usual, rows in REFUSED_CALLS for wrong, text in rows],
+)
+def test_functions_that_measure_refuse_what_cannot_be(
+    function: Any, given: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in/broken.jpg", b"none")
+    with pytest.raises((UsageError, SourceError), match=text):
+        function(**given)
 
 
 def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(

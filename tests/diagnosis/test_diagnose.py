@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import precache
 from precache import diagnose
-from precache.errors import UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import DEADLINE, own_threads
 from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
@@ -148,26 +147,6 @@ def test_an_error_of_the_step_comes_through_and_leaves_nothing(persistent: bool)
     with pytest.raises(ValueError, match="the step's own"):
         diagnose(loader(lambda _: None, num_workers=2, persistent_workers=persistent), fail)
     assert not multiprocessing.active_children(), "before the error is forgotten"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seconds": 0}, "seconds is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"loader": 3}, "loader is a int"),
-        ({"loader": []}, "list has no batches left"),
-        ({"loader": iter([1, 2, 3])}, "list_iterator has no batches left"),
-        ({"step": None}, "step is a NoneType"),
-        ({"restore": [3]}, "restore has 3"),
-        ({"device": "nonsense"}, "nonsense"),
-        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
-    ],
-)
-def test_what_cannot_be_diagnosed_is_refused(arguments: dict[str, Any], message: str) -> None:
-    given = {"loader": [1], "step": lambda _: None, "steps": 3, **arguments}
-    with pytest.raises(UsageError, match=message):
-        diagnose(**given)
 
 
 def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import SourceError, UsageError
+from precache.errors import UsageError
 from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.runtime import usage
 from precache.storage.local import LocalFolder
@@ -166,25 +166,6 @@ def test_rows_of_different_shapes_have_no_store_and_random_ops_are_named(tmp_pat
     ops = [{"op": name, **settings} for name, settings in names.items()]
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
     assert examine(tmp_path, recipe).random == "random_resized_crop"
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"samples": 0}, "samples is 0"),
-        ({"cores": -1}, "cores is -1"),
-        ({"rate": 0.0}, "rate is 0"),
-        ({"seconds": float("nan")}, "seconds is nan"),
-        ({"source": "nowhere"}, "does not exist"),
-        ({}, r"none of 1 samples has a row: broken\.jpg"),
-    ],
-)
-def test_what_cannot_be_examined_is_refused(
-    tmp_path: Path, options: dict[str, Any], text: str
-) -> None:
-    write(tmp_path / "broken.jpg", b"none")
-    with pytest.raises((UsageError, SourceError), match=text):
-        precache.doctor(**{"source": tmp_path, **options})
 
 
 @pytest.mark.heavy

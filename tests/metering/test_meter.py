@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 import precache
 from precache import outputs
-from precache.errors import UsageError
 from precache.metering.publisher import publisher_of
 from precache.metering.recorder import keys_in_batch
 from precache.reading import readahead
@@ -203,25 +202,6 @@ def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
     precache.meter([], name="collected").flush()
     assert closed == [True]
     assert [report.steps for report in reports] == [2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loader": 3}, "loader is 3; give an iterable of batches"),
-        ({"every": 0}, "every is 0; give steps such as 100, or a time such as '30s'"),
-        ({"every": "soon"}, "every is 'soon'"),
-        ({"every": "0s"}, "every is '0s'"),
-        ({"every": None}, "every is None"),
-        ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
-        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
-        ({"to": print}, "to has <built-in function print>; give a list"),
-        ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        precache.meter(**{"loader": [], **options})
 
 
 def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
