@@ -61,8 +61,8 @@ class _Parser(argparse.ArgumentParser):
         """Refuse unknown arguments and suggest similar flags; show values only if not `secret`."""
         flags = [match[0] for text in unknown if (match := re.match(r"--[\w-]+|-\w", text))]
         if flags:
-            usage = self.format_usage()
-            known, places = re.findall(r"--[\w-]+", usage), usage.rpartition("]")[2].split()
+            known = re.findall(r"--[\w-]+", self.format_help())
+            places = self.format_usage().rpartition("]")[2].split()
             said = [f"there is no {flag}{did_you_mean(flag, known)}" for flag in flags]
             if any(flag.lstrip("-").upper() in places for flag in flags):
                 said.append(f"give {' '.join(places)} without flags")

@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -34,23 +34,29 @@ _ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments of a command, and its description."""
-    command = COMMAND[name]
+    command, groups = COMMAND[name], dict[str, Any]({"": parser})
     if name != "job":
         example = f"\n\nexample:\n  precache {name} {command.example}" if command.example else ""
         parser.description = documented(function_of(name))[0] + example
+        headings = headings_of(name)
         for function, parameter in parameters(name):
+            group = headings.get(parameter.name, "")
+            to = groups.get(group) or groups.setdefault(group, parser.add_argument_group(group))
             if parameter.name == "recipe":
                 _add_recipe(parser)
             elif parameter.name == "storage_options":
-                _add_storage_options(parser)
+                _add_storage_options(to)
             else:
-                _add(parser, function, parameter, command.optional == parameter.name)
+                _add(to, function, parameter, command.optional == parameter.name)
     for flag, settings in command.flags.items():
         parser.add_argument(flag, **settings)
     parser.set_defaults(json=name == "job")
     if name not in ("job", "view"):
         text = "Print one JSON object on standard output."
         parser.add_argument("--json", action="store_true", help=text)
+    if command.model:  # whose flags are too many for a line
+        places = parser.format_usage().partition("[--json]")[2].split()
+        parser.usage = " ".join(["%(prog)s [options]", *places])
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -67,20 +73,24 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
     if "recipe" in own:  # functions of a recipe that the command line names are the user's own
         apart.add("run_functions")
     for parameter in own.values():
-        if parameter.kind is parameter.VAR_KEYWORD and COMMAND[name].model:
+        if parameter.kind is parameter.VAR_KEYWORD:
             for option, more in inspect.signature(precache.build).parameters.items():
-                if option in option_names(name) and option not in apart | own.keys():
+                if option in headings_of(name).keys() - apart - own.keys():
                     yield precache.build, more
         elif parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in apart:
             yield function, parameter
 
 
-def option_names(name: str) -> Collection[str]:
-    """Return the names of the options that the model of a function declares."""
+def headings_of(name: str) -> Mapping[str, str]:
+    """Return the options that a function's model declares, with their headings in the help."""
+    if not COMMAND[name].model:
+        return {}
     from precache_workers.planning import options
 
-    fields: Collection[str] = getattr(options, COMMAND[name].model).model_fields
-    return fields
+    classes = getattr(options, COMMAND[name].model).__mro__
+    fields = {one.__name__: getattr(one, "model_fields", ()) for one in classes}
+    texts = {kind: f"{kind.removesuffix('Options').lower()} options" for kind in fields}
+    return {option: texts[kind] for kind, names in fields.items() for option in names}
 
 
 @functools.cache

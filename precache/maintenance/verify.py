@@ -63,7 +63,7 @@ class Verified:
     unchecked
         Parts that could not be checked, and why.
     way_out
-        Advice on damage.
+        Advice on damage; empty if there is none.
     """
 
     version: str
@@ -73,7 +73,7 @@ class Verified:
     nbytes: int
     damage: tuple[Damage, ...]
     unchecked: tuple[str, ...] = ()
-    way_out: str = VERIFY_HINT
+    way_out: str = ""
 
     @property
     def ok(self) -> bool:
@@ -121,7 +121,9 @@ def verify(
     version = open_version(uri, storage_options, mends=True)
     with version.unless_gone():
         verified = _verify(version, tick)
-    if verified.damage and version.is_gone():
+    if verified.ok:
+        return verified
+    if version.is_gone():
         raise gone_error(version.path)
     return replace(verified, way_out=way_out(version, uri, storage_options))
 

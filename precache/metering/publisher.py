@@ -131,8 +131,7 @@ class Window:
         if rare(stats.data, stats.stall_ratio, settings.threshold):
             waits = [SlowStep(w.step, w.seconds, w.first, w.keys()) for w in self.waits]
             slow = slowest(stats.data, waits)
-        means = stats.data.mean, stats.iteration.mean
-        own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio, *means)
+        own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio)
         return StallReport(
             name=settings.name,
             rank=self.rank,

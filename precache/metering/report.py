@@ -50,14 +50,12 @@ class SlowStep:
 
 @dataclass(frozen=True)
 class RankStalls:
-    """Figures of a window that a rank shares with the others; times in seconds per step."""
+    """Figures of a window that a rank shares with the others."""
 
     rank: int
     window: int
     steps: int
     stall_ratio: float
-    data_mean: float
-    iteration_mean: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,30 +1,45 @@
-"""The command line, as other processes see it: exit statuses, stdout and stderr."""
+"""The command line: what processes see; flags, made from signatures; documents of jobs."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import precache
 from precache.cli import main as command_line
 from precache.cli import remedies
-from precache.cli.calls import to_json
+from precache.cli.calls import arguments, to_json
 from precache.cli.commands import COMMANDS
-from precache.errors import UsageError
+from precache.cli.main import main, parse
+from precache.cli.signatures import flag_of, help_of, parameters
+from precache.errors import SourceError, UsageError
 from precache_workers.driver import progress
+from precache_workers.jobs.job_package import pack
+from precache_workers.planning.options import BuildOptions
 from precache_workers.sources.base import FILES_PER_TICK
 from tests.conftest import BuiltStore
-from tests.support.building import cli, command, environment, flip, write, write_jpegs
+from tests.support.building import (
+    build_here,
+    cli,
+    command,
+    contents,
+    environment,
+    flip,
+    write,
+    write_jpegs,
+)
 from tests.support.command_line import Run
 from tests.support.servers import web_server
 
@@ -40,39 +55,6 @@ def source(tmp_path: Path) -> Path:
 
 
 LISTED = [name for group in COMMANDS.values() for name in group]
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("biuld", "there is no command biuld (did you mean build?)"),
-        ("--resize 9", "there is no --resize"),
-        ("build in", "give STORE"),
-        ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
-        ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
-        ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
-        ("build in out --crop", "--crop: expected one argument"),
-        ("build in out --codec png", "--codec is 'png'; choose "),
-        ("build in out --on-error stop", "--on-error is 'stop'; choose "),
-        ("build in out --shard-samples many", "--shard-samples is 'many'; give a whole number"),
-        ("build in out --cpus-per-task x", "--cpus-per-task is 'x'; give a number"),
-        ("build in out --resiz=9", "there is no --resiz (did you mean --resize?)"),
-        ("ls in --jsno --xyz", "there is no --jsno (did you mean --json?); there is no --xyz"),
-        ("ls store more", "unexpected argument: more"),
-        ("pull A --to B", "there is no --to; give STORE TO without flags"),
-        ("info in --storage-options novalue", "--storage-options: expected KEY=VALUE; not shown"),
-        ("info in --storage-options =novalue", "--storage-options: expected KEY=VALUE; not shown"),
-    ],
-)
-def test_wrong_usage_is_two_lines(run: Run, line: str, error: str) -> None:
-    ran = run(*line.split())
-    assert (ran.status, ran.out) == (2, "")
-    first, second = ran.err.splitlines()
-    name = line.partition(" ")[0]
-    command = f"precache {name}" if name in LISTED else "precache"
-    assert first.startswith(f"{command}: error: {error}")
-    assert second == f"see {command} --help"
-    assert "novalue" not in ran.err
 
 
 # --- build --------------------------------------------------------------------------------------
@@ -134,6 +116,8 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
     assert "\n  job " not in ran.out
     assert "exit status: 0 done; 1 failed or incomplete" in ran.out
     for name in LISTED:
+        for function, parameter in parameters(name):
+            assert parameter.name == "storage_options" or help_of(function, parameter.name)
         assert f"\n  {name} " in ran.out
         text = run(name, "--help").out
         assert f"usage: precache {name} " in text
@@ -158,40 +142,151 @@ def test_a_message_names_parameters_as_they_were_given(message: str, given: str,
     assert command_line._with_flags(message, given.split()) == text
 
 
+BUILD, SIMULATE = "build in out --address=serial", "simulate --workers 7 --step-ms 100"
 IMAGE = "[fields.image]\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "recipe", "text"),
-    [
-        ("--resize 20 --crop 24", None, "crop of 24 x 24 is larger than the "),
-        ("--shard-samples 0", None, "--shard-samples is 0; give a whole number from 1 up"),
-        ("--max-failures -1", None, "--max-failures is -1"),
-        ("--address sreial", None, "--address is 'sreial'; choose local, serial, auto"),
-        ("--recipe x.toml", None, "cannot read the recipe x.toml: No such file"),
-        ("--recipe x.toml --resize 9", "", "--recipe x.toml and --resize both say what to do"),
-        ("--recipe x.toml --seed 0", "", "--recipe x.toml and --seed both say what to do"),
-        ("--recipe {", None, "--recipe is neither a TOML file nor JSON: "),
-        ("--recipe x.toml", "", "there is no field; begin with [fields.image]"),
-        ("--recipe x.toml", "[field.image]\nops = []", "field: unknown parameter (did you mean f"),
-        ("--recipe x.toml", f"{IMAGE}ops = ['decode']", "is 'decode'; give a table, such "),
-        ("--recipe x.toml", f"{IMAGE}ops = [{{ op = 'decode' }}, {{ op = 'resize', size = 0 }}]",
-         "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair"),
-    ],
-)  # fmt: skip
+REFUSED: list[tuple[str, ...]] = [
+    ("biuld", "error: there is no command biuld (did you mean build?)"),
+    ("--resize 9", "error: there is no --resize"),
+    ("build in", "error: give STORE"),
+    *((f"build in out --resize {size}",
+       f"error: --resize: '{size}' is neither a number of pixels from 1 up nor HxW")
+      for size in ("large", "256x", "0")),
+    ("build in out --crop", "error: --crop: expected one argument"),
+    ("build in out --codec png", "error: --codec is 'png'; choose "),
+    ("build in out --on-error stop", "error: --on-error is 'stop'; choose "),
+    ("build in out --shard-samples many", "error: --shard-samples is 'many'; give a whole number"),
+    ("build in out --cpus-per-task x", "error: --cpus-per-task is 'x'; give a number"),
+    ("build in out --resiz=9", "error: there is no --resiz (did you mean --resize?)"),
+    ("ls in --jsno --xyz", "error: there is no --jsno (did you mean --json?); there is no --xyz"),
+    ("ls store more", "error: unexpected argument: more"),
+    ("pull A --to B", "error: there is no --to; give STORE TO without flags"),
+    *((f"info in --storage-options {option}",
+       "error: --storage-options: expected KEY=VALUE; not shown")
+      for option in ("novalue", "=novalue")),
+    (f"{BUILD} --resize 20 --crop 24", "crop of 24 x 24 is larger than the "),
+    (f"{BUILD} --shard-samples 0", "--shard-samples is 0; give a whole number from 1 up"),
+    (f"{BUILD} --max-failures -1", "--max-failures is -1"),
+    (f"{BUILD} --address sreial", "--address is 'sreial'; choose local, serial, auto"),
+    (f"{BUILD} --recipe x", "cannot read the recipe x: No such file"),
+    (f"{BUILD} --recipe x --resize 9", "--recipe x and --resize both say what to do", ""),
+    (f"{BUILD} --recipe x --seed 0", "--recipe x and --seed both say what to do", ""),
+    (f"{BUILD} --recipe {{", "--recipe is neither a TOML file nor JSON: "),
+    (f"{BUILD} --recipe x", "there is no field; begin with [fields.image]", ""),
+    (f"{BUILD} --recipe x", "field: unknown parameter (did you mean f", "[field.image]\nops = []"),
+    (f"{BUILD} --recipe x", "is 'decode'; give a table, such ", f"{IMAGE}ops = ['decode']"),
+    (f"{BUILD} --recipe x",
+     "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair",
+     f"{IMAGE}ops = [{{ op = 'decode' }}, {{ op = 'resize', size = 0 }}]"),
+    *((f"{name} in out --address {address} --node-resources=spare=x",
+       "--node-resources spare is 'x'; give a number") for name, address in
+      (("build", "auto"), ("plan", "auto"), ("submit", "http://127.0.0.1:1"))),
+    ("simulate --load-ms 2000 --workers -1 --step-ms 100", "--workers is -1"),
+    (SIMULATE, "give load_ms, or a scenario"),
+    ("simulate --load-ms 2000", "give step_ms and workers, or a scenario"),
+    ("simulate --scenario high", "--scenario is 'high'; there are loading-bound, "),
+    (f"{SIMULATE} --load-ms 2000 --html no/a.html", "no/a.html cannot be written"),
+    (f"{SIMULATE} --load-ms 2000 --html .", ". is a folder; give the name of a file"),
+    (f"{SIMULATE} --load-ms x", "cannot read the times in x"),
+    (f"{SIMULATE} --load-ms x", "x: could not convert string to float: 'ms'; give", "12\n13 ms\n"),
+    (f"{SIMULATE} --load-ms x", "x holds no times", "# none\n"),
+]  # fmt: skip
+"""A line, what it is told, and what is in the file x."""
+
+
+@pytest.mark.parametrize(("line", "text", "file"), [(*row, None)[:3] for row in REFUSED])
 def test_requests_that_cannot_be_met_are_explained_before_anything_is_written(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, recipe: str | None,
-    text: str,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, text: str,
+    file: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     write_jpegs(tmp_path / "in", 3)
-    if recipe is not None:
-        Path("x.toml").write_text(recipe)
-    ran = run("build", "in", "out", "--address=serial", *flags.split())
+    if file is not None:
+        Path("x").write_text(file)
+    ran = run(*line.split())
     assert (ran.status, ran.out) == (2, "")
+    name, *_, last = line.partition(" ")[0], *ran.err.splitlines()
+    command = f"precache {name}" if name in LISTED else "precache"
+    if text.startswith("error: "):  # of the words themselves: two lines
+        assert ran.err.startswith(f"{command}: {text}")
+        assert ran.err.splitlines()[1:] == [f"see {command} --help"]
     assert text in ran.err
-    assert ran.err.splitlines()[-1].startswith("precache: ")
+    assert last.startswith(("precache: ", "see precache"))
+    assert "novalue" not in ran.err, "which may be a secret"
     assert not Path("out").exists()
+
+
+def nothing(_: Any) -> None:
+    """A step, or an output."""
+
+
+METER, DIAGNOSE = {"loader": []}, {"loader": [1], "step": nothing, "steps": 3}
+REFUSED_CALLS: list[tuple[Any, dict[str, Any], list[tuple[dict[str, Any], str]]]] = [
+    (precache.meter, METER, [
+        ({"loader": 3}, "loader is 3; give an iterable of batches"),
+        ({"every": 0}, "every is 0; give steps such as 100, or a time such as '30s'"),
+        ({"every": "soon"}, "every is 'soon'"),
+        ({"every": "0s"}, "every is '0s'"),
+        ({"every": None}, "every is None"),
+        ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
+        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
+        ({"to": print}, "to has <built-in function print>; give a list"),
+        ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
+    ]),
+    (precache.diagnose, DIAGNOSE, [
+        ({"seconds": 0}, "seconds is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"loader": 3}, "loader is a int"),
+        ({"loader": []}, "list has no batches left"),
+        ({"loader": iter([1, 2, 3])}, "list_iterator has no batches left"),
+        ({"step": None}, "step is a NoneType"),
+        ({"restore": [3]}, "restore has 3"),
+        ({"device": "nonsense"}, "nonsense"),
+        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
+    ]),
+    (precache.simulate, {"load_ms": 1, "step_ms": 1, "workers": 2}, [
+        ({"workers": -1}, "workers is -1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"load_ms": 0}, "load_ms has no time above 0"),
+        ({"load_ms": []}, "load_ms has no time above 0"),
+        ({"load_ms": "2000"}, "load_ms is '2000'; give milliseconds"),
+        ({"load_ms": [3, math.nan]}, "load_ms has nan"),
+        ({"step_ms": -3}, "step_ms has -3"),
+        ({"step_cv": math.inf}, "step_cv=inf is wrong"),
+        ({"load_ms": [1, 2], "load_cv": 0.5}, "load_cv=0.5 is wrong.* none for a list"),
+        ({"load_ms": [[1, 2], [3, 4]]}, "load_ms is .*; give milliseconds"),
+        ({"startup_ms": -1}, "startup_ms has -1"),
+        ({"handover_ms": [1]}, r"handover_ms is \[1\]; give milliseconds"),
+        ({"copy_ms": math.inf}, "copy_ms has inf"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"seconds": math.nan}, "seconds=nan"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seconds": 1e5}, r"seconds=100000 with .* too many batches: give a shorter time"),
+        ({"workers": 10**7}, "workers=10000000 .* too many batches"),
+    ]),
+    (precache.doctor, {"source": "in"}, [
+        ({"samples": 0}, "samples is 0"),
+        ({"cores": -1}, "cores is -1"),
+        ({"rate": 0.0}, "rate is 0"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"source": "nowhere"}, "does not exist"),
+        ({}, r"none of 1 samples has a row: broken\.jpg"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "text"),
+    [(call, usual | wrong, text) for call, usual, rows in REFUSED_CALLS for wrong, text in rows],
+)
+def test_functions_that_measure_refuse_what_cannot_be(
+    function: Any, given: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in/broken.jpg", b"none")
+    with pytest.raises((UsageError, SourceError), match=text):
+        function(**given)
 
 
 def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(
@@ -347,11 +442,11 @@ def test_a_result_is_printed_as_in_python(
         "use": ([f"{path}@{built.version}"], precache.use(f"{path}@{built.version}")),
     }
     ages = re.compile(r"[\d.]+ \w+ ago")
-    for name, (arguments, result) in results.items():
-        ran = run(name, *arguments)
+    for name, (words, result) in results.items():
+        ran = run(name, *words)
         assert (ran.status, ages.sub("", ran.out)) == (0, ages.sub("", f"{result}\n"))
         assert type(result).__name__ not in str(result)
-        assert run(name, *arguments, "--json").json.keys() == to_json(result).keys()
+        assert run(name, *words, "--json").json.keys() == to_json(result).keys()
     assert run("info", path, "--json").json == to_json(results["info"][1])
     assert f"version {built.version[:8]} is at {here}" in str(results["pull"][1])
     assert results["push"][1].skipped == built.shards
@@ -364,6 +459,7 @@ def test_damage_is_status_1_with_the_shard_and_the_key(
 ) -> None:
     damaged = copy_store(image_store)
     assert "is whole: 3 shards, 23 rows" in run("verify", damaged.path).out
+    assert run("verify", damaged.path, "--json").json["way_out"] == ""
     flip(damaged.shard_path(1), 1 / 3)
     ran, found = run("verify", damaged.path), run("verify", damaged.path, "--json")
     assert (ran.status, found.status, found.json["ok"]) == (1, 1, False)
@@ -381,3 +477,82 @@ def test_output_into_a_closed_pipe_is_no_traceback(image_store: BuiltStore) -> N
     ran = subprocess.run(line, check=False, env=environment(), stdout=writer, stderr=errors)
     os.close(writer)
     assert b"Traceback" not in ran.stderr
+
+
+VALUES: dict[str, Any] = {
+    "address": "auto", "labels": "labels.csv", "classes": "train.store", "accept_unmatched": True,
+    "all_splits": True, "follow_links": True, "label_level": 2, "label_kind": "name",
+    "label_separator": "|", "no_label": ["NaN", "null"], "class_order": "number",
+    "keep_order": True, "ignore_ctime": True, "shard_samples": 12, "on_error": "raise",
+    "max_failures": 0, "accept_missing": True, "compact": True, "compare": True,
+    "recompute": True, "retry_failed": False, "check_space": False, "verify": True, "cpus": 3,
+    "cpus_per_task": 0.5, "memory_per_task": "2GB", "nice": 3, "progress": False,
+    "node_resources": {"spare": "1.5", "quick": "2"}, "node_labels": {"tier": "x", "zone": "a=b"},
+    "report": ["report.html", "report.json"], "max_sample_bytes": "2GB", "sample_timeout": 99.5,
+    "source_kind": "parquet", "image_column": "photo", "label_column": "species",
+    "key_column": "id", "sample_name": "last-dot", "storage_options": {"anon": True, "key": "x"},
+}  # fmt: skip
+
+
+def read(*flags: str) -> dict[str, Any]:
+    """Keyword arguments of `build` by these flags."""
+    given = arguments("build", parse(["build", "in", "out", *flags]))
+    return {name: given[name] for name in given.keys() - {"source", "store", "recipe"}}
+
+
+def flags_of(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        match value:
+            case True:
+                yield flag_of(name)
+            case False:
+                yield from ["--no-" + flag_of(name)[2:]] * (name != "retry_failed")
+            case dict():
+                texts = {key: "true" if entry is True else entry for key, entry in value.items()}
+                yield from (f"{flag_of(name)}={key}={text}" for key, text in texts.items())
+            case list():
+                yield from (f"{flag_of(name)}={entry}" for entry in value)
+            case _:
+                yield f"{flag_of(name)}={value}"
+
+
+def test_every_option_has_a_flag_of_its_name() -> None:
+    """Without any, the defaults hold, and progress is shown."""
+    # Functions of a recipe that the command line names are the user's own.
+    apart = {"run_functions", "storage_options_env"}
+    assert VALUES.keys() == BuildOptions.model_fields.keys() - apart
+    assert BuildOptions(**read(*flags_of(VALUES))) == BuildOptions(**VALUES)
+    assert BuildOptions(**read()) == BuildOptions(progress=True)
+
+
+def test_a_storage_option_is_text_or_json_or_a_variable_of_the_environment() -> None:
+    given = read("--storage-options", "anon=true", "--storage-options-env", "key=KEY")
+    by_name = BuildOptions(storage_options={"anon": True}, storage_options_env={"key": "KEY"})
+    assert BuildOptions(**given).storage_options == by_name.storage_options
+    with pytest.raises(SystemExit):
+        read("--storage-options-env", "key=a secret")
+    options = ("secret=0123", "key=1e5", "account_key=true", 'token="1"', "anon=true", "timeout=3")
+    flags = [flag for option in options for flag in ("--storage-options", option)]
+    texts = {"secret": "0123", "key": "1e5", "account_key": "true", "token": "1"}
+    assert read(*flags)["storage_options"] == {**texts, "anon": True, "timeout": 3}
+    assert read("--storage-options", "token=null")["storage_options"] == {"token": None}
+    token = read("--storage-options", 'token={"type": "service_account"}')
+    assert token["storage_options"] == {"token": {"type": "service_account"}}
+
+
+RECIPE = precache.Recipe.image(random_resized_crop=20, variants=2, codec="raw")
+
+
+def test_a_document_builds_as_the_function_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, store, other = write_jpegs(tmp_path / "in", 3), tmp_path / "job", tmp_path / "here"
+    options = BuildOptions(address="serial", shard_samples=4, keep_order=True)
+    assert main(["job", pack(str(source), str(store), RECIPE, options).document]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 3
+    build_here(source, other, RECIPE, {"shard_samples": 4, "keep_order": True})
+    assert contents(store) == contents(other)
+    document = json.loads(pack("/in", "/out", RECIPE, options).document)
+    document["options"]["colour"] = "red"  # of another release
+    assert main(["job", json.dumps(document)]) == 2
+    assert "there is no option 'colour'" in capsys.readouterr().err

@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import precache
 from precache import diagnose
-from precache.errors import UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import DEADLINE, own_threads
 from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
@@ -62,26 +61,19 @@ def _leaves_nothing() -> Iterator[None]:
 
 @heavy
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_is_judged_by_what_limits_it(kind: str) -> None:
-    def attempt() -> tuple[bool, object]:
-        loop = draw_loop(kind, np.random.default_rng())
-        with loop.resources:
-            found = diagnose(loop.loader(), loop.step, seconds=2)
-        return found.verdict == loop.verdict, f"expected {loop.verdict} of {loop}:\n{found}"
-
-    succeeds(attempt)
-
-
-@heavy
-@pytest.mark.parametrize("kind", ["network", "slow sample", "start-up"])
-def test_a_remedy_gains_what_is_predicted(kind: str) -> None:
+def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted(kind: str) -> None:
     """Within a quarter, of the speed that the same loop has without it."""
 
     def attempt() -> tuple[bool, object]:
-        loop = draw_loop(kind, np.random.default_rng())
-        best = best_remedy(loop, diagnose(loop.loader(), loop.step, seconds=3).remedies)
-        gain = rate(remedied(loop, best), loop.step, 4) / rate(loop.loader(), loop.step, 4)
-        return abs(best.gain / gain - 1) < 0.25, (loop, best, gain)
+        loop, gain = draw_loop(kind, np.random.default_rng()), 1.0
+        with loop.resources:
+            found = diagnose(loop.loader(), loop.step, seconds=3)
+            if kind in ("network", "slow sample", "start-up"):
+                best = best_remedy(loop, found.remedies)
+                gain = rate(remedied(loop, best), loop.step, 4) / rate(loop.loader(), loop.step, 4)
+                gain /= best.gain
+        right = found.verdict == loop.verdict and 0.8 < gain < 1.33
+        return right, f"expected {loop.verdict} of {loop}, and {gain} times the gain:\n{found}"
 
     succeeds(attempt)
 
@@ -157,26 +149,6 @@ def test_an_error_of_the_step_comes_through_and_leaves_nothing(persistent: bool)
     assert not multiprocessing.active_children(), "before the error is forgotten"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seconds": 0}, "seconds is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"loader": 3}, "loader is a int"),
-        ({"loader": []}, "list has no batches left"),
-        ({"loader": iter([1, 2, 3])}, "list_iterator has no batches left"),
-        ({"step": None}, "step is a NoneType"),
-        ({"restore": [3]}, "restore has 3"),
-        ({"device": "nonsense"}, "nonsense"),
-        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
-    ],
-)
-def test_what_cannot_be_diagnosed_is_refused(arguments: dict[str, Any], message: str) -> None:
-    given = {"loader": [1], "step": lambda _: None, "steps": 3, **arguments}
-    with pytest.raises(UsageError, match=message):
-        diagnose(**given)
-
-
 def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
     class Batches:
         @property
@@ -204,32 +176,29 @@ def batches(batch: torch.Tensor, cpu_s: float = 0.0) -> Iterator[torch.Tensor]:
 
 @pytest.mark.gpu
 @needs_cuda
-def test_pageable_copies_are_found() -> None:
-    def step(given: torch.Tensor) -> float:
-        return float(given.to("cuda").mean().item())
-
-    found = diagnose(batches(torch.zeros(64 << 20)), step, seconds=1)
-    copies = found.measurements.copies
-    assert copies is not None
-    assert not copies.pinned
-    assert copies.from_pinned < copies.as_given
-    assert found.verdict == "transfer-bound", found
-
-
-@pytest.mark.gpu
-@needs_cuda
 @pytest.mark.parametrize(
-    ("loading", "cycles", "verdict"),
-    [(0.02, 10_000_000, "CPU-bound"), (0.001, 40_000_000, "compute-bound")],
+    ("values", "loading", "cycles", "verdict"),
+    [
+        (64 << 20, 0.0, 0, "transfer-bound"),
+        (4, 0.02, 10_000_000, "CPU-bound"),
+        (4, 0.001, 40_000_000, "compute-bound"),
+    ],
 )
-def test_loops_that_wait_for_the_host_or_for_the_device_are_told_apart(
-    loading: float, cycles: int, verdict: str
+def test_loops_that_wait_for_copies_the_host_or_the_device_are_told_apart(
+    values: int, loading: float, cycles: int, verdict: str
 ) -> None:
     def step(given: torch.Tensor) -> None:
-        given.to("cuda")
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own
+        given = given.to("cuda")
+        if cycles:
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own
+        else:
+            given.mean().item()
 
-    assert diagnose(batches(torch.zeros(4), loading), step, seconds=1).verdict == verdict
+    found = diagnose(batches(torch.zeros(values), loading), step, seconds=1)
+    copies = found.measurements.copies
+    assert copies is not None
+    assert (copies.pinned, found.verdict) == (False, verdict), found
+    assert cycles or copies.from_pinned < copies.as_given
 
 
 @pytest.mark.parametrize("mixed", [False, True])

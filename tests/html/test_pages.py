@@ -1,19 +1,30 @@
-"""What all pages have in common: policy, colours, the player; and what a browser makes of them."""
+"""What pages have in common: policy, colours, the player, charts, pictures; in a browser, too."""
 
 from __future__ import annotations
 
 import importlib
+import io
+import math
 import operator
 import re
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
 
 from precache.diagnosis.diagnose import Diagnosis
 from precache.errors import StorageError, UsageError
 from precache.html import pages
+from precache.html.charts import Bars, Chart, Dots, Panel, round_numbers
+from precache.html.pages import _environment
+from precache.html.png import Preview, downsample, encode_png, preview
 from precache.simulation.model import simulate
 from precache.simulation.page import render_simulation
 from tests.diagnosis.test_verdict import made, measured
@@ -102,3 +113,129 @@ def test_colours_stand_out_in_light_and_dark() -> None:
             for ground in ("bg", "card"):
                 low, high = sorted((levels[name], levels[ground]))
                 assert (high + 0.05) / (low + 0.05) > contrast, (name, ground)
+
+
+EVIL = "</text><script>'&'$\\frac{$\n\u202e中"
+BARS = Bars(
+    "Title", ["one", EVIL],
+    [
+        Panel("speed", [3.0, math.nan], ["3/s", "unknown"], (2.0, "asked")),
+        Panel(EVIL, [0, 0], ["", EVIL]),
+    ],
+    ["blue", "green"],
+)  # fmt: skip
+
+
+def drawn(chart: Chart) -> ET.Element:
+    """A chart as it stands in a page: well-formed, within its width, and without styles."""
+    module = _environment().get_template("charts.html").module
+    found = ET.fromstring(module.chart(chart))  # type: ignore[attr-defined]  # a macro
+    for element in found.iter():
+        assert element.tag != "script"
+        assert not element.attrib.keys() & {"style", "id"}, "the pages' policy blocks inline styles"
+        for name in {"x", "x1", "x2", "cx", "width"} & element.attrib.keys():
+            assert 0 <= float(element.attrib[name].removesuffix("%")) <= 100
+    return found
+
+
+def test_values_are_text_and_bars_have_their_lengths() -> None:
+    rows = drawn(BARS).findall(".//li")
+    assert "".join(rows[0].itertext()).split() == ["one", "3/s"]
+    lengths = [row.find(".//rect").get("width") for row in rows]  # type: ignore[union-attr]
+    assert lengths == ["100.00%", "0.00%", "0.00%", "0.00%"]
+    assert rows[0].find(".//line").get("x1") == "66.67%"  # type: ignore[union-attr]
+    chart = Dots("Times", {"load": np.array([1.0, 2.0, 6.0])})
+    text = "median 2 ms, mean 3 ms, 95th percentile 6 ms, longest 6 ms"
+    assert text in "".join(drawn(chart).itertext())
+
+
+TIMES = st.floats(0, 1e9)
+
+
+@given(
+    st.lists(TIMES, min_size=1, max_size=300) | TIMES.map(lambda ms: [ms] * 2000),
+    st.lists(TIMES, min_size=1, max_size=3),
+)
+@example([1.0, 1000.0], [0.0] * 3)
+@example([0.0], [0.0])
+def test_any_times_can_be_drawn_with_a_few_ticks(one: list[float], other: list[float]) -> None:
+    chart = Dots(EVIL, {EVIL: np.array(one), "other": np.array(other)})
+    assert "blue" in ET.tostring(drawn(chart)).decode()
+    for row in chart.rows:
+        places = [x for x, _ in chart.dots(row)]
+        assert 0 < len(places) <= 200
+        assert places == sorted(places)
+        assert 0 <= places[0] <= places[-1] <= 100
+    assert len(chart.ticks) <= 9
+    assert all(0 <= tick.at <= 100 for tick in chart.ticks)
+
+
+@given(st.floats(1e-6, 1e12), st.integers(3, 8))
+def test_round_numbers_reach_up_to_the_top(top: float, most: int) -> None:
+    found = round_numbers(top, most)
+    assert found[0] == 0
+    assert top - found[1] <= found[-1] <= top * (1 + 1e-6)
+    assert len(found) <= most + 1
+    assert all(re.match(r"[125]e", f"{found[1]:.0e}") for _ in found)
+
+
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+@given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4))))
+def test_pillow_reads_the_same_pixels(pixels: np.ndarray) -> None:
+    with Image.open(io.BytesIO(encode_png(pixels))) as image:
+        assert image.mode == MODES[pixels.shape[2]]
+        assert np.array_equal(np.asarray(image).reshape(pixels.shape), pixels)
+
+
+def test_bytes_are_shown_as_they_are_and_masks_in_black_and_white() -> None:
+    """Channels first or last; a large picture is thinned."""
+    row = np.arange(3 * 20 * 5, dtype=np.uint16).astype(np.uint8).reshape(3, 20, 5)
+    shown, last = preview(row), preview(row.transpose(1, 2, 0))
+    assert shown.note == "5 x 20, uint8"
+    assert np.array_equal(shown.pixels, row.transpose(1, 2, 0))
+    assert np.array_equal(last.pixels, shown.pixels)
+    mask = preview(np.eye(16, dtype=np.bool_)).pixels
+    assert mask is not None
+    assert np.array_equal(mask[..., 0], np.eye(16, dtype=np.uint8) * 255)
+    few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
+    assert few.shape == (700, 4, 3)
+    assert downsample(few, 1024).shape == few.shape
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "uint16", "int8"])
+def test_other_numbers_are_scaled_and_said_so(dtype: str) -> None:
+    given = [0, 30000, 60000] if dtype == "uint16" else [-100, 0, 100]
+    shown = preview(np.array(given, dtype).reshape(1, 1, 3))
+    assert shown.pixels is not None
+    assert shown.pixels.ravel().tolist() == [0, 128, 255]
+    low, high = ("0", "6e+04") if dtype == "uint16" else ("-100", "100")
+    assert shown.note == f"3 x 1, {dtype}; scaled: {dtype} {low} is black, {high} is white"
+
+
+@given(arrays.arrays(np.float64, (3, 2, 2)))
+@example(np.full((3, 2, 2), 5e-324))
+def test_no_float_is_too_wild(values: np.ndarray) -> None:
+    with np.errstate(all="raise", under="ignore"):  # half of the least float is 0
+        shown = preview(values)
+    assert shown.pixels is not None
+    assert shown.pixels.shape == (2, 2, 3)
+    assert ("not finite" in shown.note) == (not np.isfinite(values).all())
+
+
+def test_what_is_no_picture_is_told_as_numbers() -> None:
+    for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5)]:
+        shown = preview(np.zeros(shape, np.float32))
+        assert shown.pixels is None
+        assert shown.note.startswith(f"float32 {shape}: ")
+    for values, text in (
+        (np.float32(1.5).reshape(()), "float32: 1.5"),
+        (np.array([1, 2], np.int64), "int64 (2,): 1 2"),
+        (
+            np.arange(100, dtype=np.int16),
+            "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5",
+        ),
+        (np.zeros((0, 4), np.int8), "int8 (0, 4): "),
+    ):
+        assert preview(values) == Preview(None, text)

@@ -13,7 +13,7 @@ from precache.errors import UsageError
 from precache.storage.environment import FromEnvironment
 from precache_workers.jobs.job_package import JobPackage, pack
 from precache_workers.planning.options import BuildOptions
-from tests.cli.test_build_options import VALUES
+from tests.cli.test_main import VALUES
 from tests.support.building import write
 
 RECIPE = precache.Recipe.image(resize=(20, 24), crop=16)

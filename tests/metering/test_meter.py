@@ -7,7 +7,6 @@ import gc
 import itertools
 import json
 import multiprocessing
-import random
 import subprocess
 import threading
 import time
@@ -19,14 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import precache
 from precache import Reading, outputs
-from precache.errors import UsageError
 from precache.metering.publisher import publisher_of
 from precache.metering.recorder import keys_in_batch
 from precache.reading import readahead
 from precache.transforms import Transform
+from precache.units import parse_age
 from tests.conftest import BuiltStore
 from tests.support.building import poll
 
@@ -72,16 +73,68 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_stall_ratio_is_what_was_waited(clock: Clock) -> None:
-    chance = random.Random(7)
-    delays = [0.0] * 60 + [min(0.1, 0.0005 * chance.paretovariate(1)) for _ in range(90)]
-    reports = Reports()
-    for _ in meter(clock.loader(delays), every=60, to=[reports], device="cpu"):
-        clock.move(0.004)
-    assert [(report.steps, report.step) for report in reports] == [(60, 60), (60, 120), (30, 150)]
-    for report in reports:
-        data = sum(delays[report.step - report.steps : report.step])
-        assert report.stall_ratio == pytest.approx(data / (data + 0.004 * report.steps))
+MS = st.integers(0, 40)
+EPOCH = st.tuples(
+    st.lists(st.tuples(MS, MS, st.booleans()), max_size=12),
+    st.sampled_from(["ends", "break", "step fails", "loader fails"]),
+)
+"""Milliseconds of each batch and step, and whether it asks for a report; and how it ends."""
+
+
+@given(st.lists(EPOCH, max_size=5), st.integers(1, 7) | st.sampled_from(["0.05s", "1h"]))
+def test_a_report_has_the_steps_that_ended_since_the_last_one(
+    epochs: list[Any], every: int | str
+) -> None:
+    """Numbered through all epochs and meters of a name; one that is asked for has no number."""
+    clock, reports, right, ended = Clock(), Reports(), list[Any](), list[tuple[int, int]]()
+    numbered, limit = publisher_of("history"), parse_age(every) if every in ("0.05s", "1h") else 1e9
+    step, window = numbered.steps, numbered.windows
+
+    class Loader:
+        def __iter__(self) -> Iterator[int]:
+            yield from clock.loader(data / 1e3 for data, _, _ in steps)
+            if end == "loader fails":
+                raise OSError("no more")
+
+    def take(number: int) -> tuple[Any, ...]:
+        nonlocal step
+        step += len(ended)
+        waited, both = sum(data for data, _ in ended) / 1e3, sum(map(sum, ended)) / 1e3
+        means = waited / (both or 1), waited / (len(ended) or 1), both / (len(ended) or 1)
+        found = len(ended), step, number, *map(pytest.approx, means)
+        ended.clear()
+        return found
+
+    def figures(given: precache.StallReport) -> tuple[Any, ...]:
+        means = given.stall_ratio, given.data.mean, given.iteration.mean
+        return given.steps, given.step, given.window, *means
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: clock.now)
+        metered = precache.meter(Loader(), every, to=[reports], name="history", device="cpu")
+        for steps, end in epochs:
+            requested = since = clock.now
+            with contextlib.suppress(OSError, ZeroDivisionError):
+                for number, _ in enumerate(metered, 1):
+                    data, work, asks = steps[number - 1]
+                    if asks:
+                        assert figures(metered.report()) == take(0)
+                        since = requested
+                    if number == len(steps) and end == "break":
+                        break
+                    1 // (number < len(steps) or end != "step fails")
+                    clock.move(work / 1e3)
+                    requested = clock.now
+                    ended.append((data, work))
+                    if len(ended) == every or requested - since >= limit:
+                        right.append(take(window := window + 1))
+                        since = requested
+            if ended:
+                right.append(take(window := window + 1))
+            clock.move(0.5)
+    metered.flush()
+    assert [*map(figures, reports)] == right
+    assert metered.report().steps == 0
 
 
 class _OwnKeys(precache.CachedDataset):
@@ -151,25 +204,6 @@ def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
     assert [report.steps for report in reports] == [2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loader": 3}, "loader is 3; give an iterable of batches"),
-        ({"every": 0}, "every is 0; give steps such as 100, or a time such as '30s'"),
-        ({"every": "soon"}, "every is 'soon'"),
-        ({"every": "0s"}, "every is '0s'"),
-        ({"every": None}, "every is None"),
-        ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
-        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
-        ({"to": print}, "to has <built-in function print>; give a list"),
-        ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        precache.meter(**{"loader": [], **options})
-
-
 def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
     capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
@@ -221,20 +255,10 @@ def test_a_process_of_multiprocessing_loses_no_report(tmp_path: Path) -> None:
         metered.flush()
 
 
-def test_meters_of_a_name_number_steps_and_reports_through_all_epochs(clock: Clock) -> None:
-    """Whether each epoch makes its own meter or not, on one thread; between epochs is no step."""
-    reports = Reports()
-    metered = precache.meter(range(7), every=3, to=[reports], name="shared")
+def test_meters_of_a_name_share_a_thread_and_have_the_length_of_their_loader() -> None:
+    metered = precache.meter(range(7), to=[], name="shared")
     metered.flush()  # there is nothing to wait for
-    assert (len(metered), metered.loader) == (7, range(7))
-    for each in (metered, metered, meter(range(4), every=3, to=[reports], name="shared")):
-        assert list(each) == list(range(len(metered) if each is metered else 4))
-        clock.move(0.5)
-    assert list(meter([], to=[reports], name="shared")) == []
-    assert [report.steps for report in reports] == [3, 3, 1] * 2 + [3, 1]
-    assert [report.step for report in reports] == [3, 6, 7, 10, 13, 14, 17, 18]
-    assert [report.window for report in reports] == list(range(1, 9))
-    assert max(report.iteration.max for report in reports) == 0
+    assert (len(metered), metered.loader, list(metered)) == (7, range(7), [*range(7)])
     names = [thread.name for thread in threading.enumerate()]
     list(meter([1], to=[], name="shared"))
     assert [thread.name for thread in threading.enumerate()] == names
@@ -248,45 +272,6 @@ def test_the_end_of_an_iteration_wakes_no_thread_and_its_report_comes_by_itself(
             poll(lambda: not publisher._look.is_set(), "the thread has begun")
     assert not publisher._look.is_set()
     poll(lambda: [report.steps for report in reports] == [2, 2, 1], "the last report")
-
-
-@pytest.mark.parametrize(("end", "steps"), [("break", 3), ("step fails", 3), ("loader fails", 4)])
-def test_a_loop_that_ends_early_reports_its_whole_steps(end: str, steps: int) -> None:
-    def loader() -> Iterator[int]:
-        yield from range(4)
-        raise OSError("no more")
-
-    reports = Reports()
-    metered = precache.meter(loader(), to=[reports])
-    with contextlib.suppress(ZeroDivisionError, OSError):
-        for number in metered:
-            if end == "break" and number == 3:
-                break
-            1 // (3 - number if end == "step fails" else 1)
-    gc.collect()
-    metered.flush()
-    assert [report.steps for report in [*reports, metered.report()] if report.steps] == [steps]
-
-
-@pytest.mark.parametrize(("every", "times"), [("0.05s", range(2, 21)), ("1h", [1])])
-def test_reports_come_by_seconds_or_are_asked_for(every: str, times: Iterable[int]) -> None:
-    """One that is asked for leaves out the step that is not over."""
-    reports = Reports()
-    for _ in meter((time.sleep(0.02) for _ in range(20)), every, to=[reports]):
-        time.sleep(0.01)
-    assert sum(report.steps for report in reports) == 20
-    assert len(reports) in times
-    for report in reports:
-        assert report.data.mean >= 0.02
-        assert report.iteration.mean >= report.data.mean + 0.01
-    reports.clear()
-    metered = precache.meter([0, 1, 2], to=[reports], name=f"asked {every}")
-    asked = [metered.report() for _ in metered]
-    metered.flush()
-    assert [(report.steps, report.step) for report in asked] == [(0, 0), (1, 1), (1, 2)]
-    assert all(report.stall_ratio < 1 for report in asked)
-    assert [(report.steps, report.step) for report in reports] == [(1, 3)]
-    assert metered.report().steps == 0
 
 
 @pytest.mark.heavy

@@ -1,28 +1,33 @@
-"""Reports: their text and figures, and the outputs that take them, read back by their own means."""
+"""Reports: their text, the outputs that take them, and the ranks that exchange their figures."""
 
 from __future__ import annotations
 
 import json
 import logging
 import struct
+import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import torch.distributed as dist
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from precache import outputs
 from precache.errors import UsageError
+from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
 from precache.runtime.machine import Machine
 from precache.runtime.spread import Spread
-from tests.support.building import poll
+from tests.support.building import environment, poll
 
-OWN = RankStalls(0, 3, 100, 0.04, 0.005, 0.125)
+OWN = RankStalls(0, 3, 100, 0.04)
 REPORT = StallReport(
     name="train", rank=0, world_size=1, window=3, step=300, steps=100, stall_ratio=0.04,
     data=Spread(0.005, 0.0002, 0.031, 0.1204), iteration=Spread(0.125, 0.12, 0.15, 1.25),
@@ -35,8 +40,8 @@ LINE = (
 )
 
 
-def test_the_line_tells_what_else_is_known() -> None:
-    ranks = (OWN, RankStalls(3, 3, 100, 0.061, 0.008, 0.125), RankStalls(5, 2, 100, 0.01, 0, 0.125))
+def test_the_line_and_the_figures_tell_what_else_is_known() -> None:
+    ranks = (OWN, RankStalls(3, 3, 100, 0.061), RankStalls(5, 2, 100, 0.01))
     slow = (SlowStep(241, 0.1204, keys=("a", "b", "c", "d", "e")), SlowStep(201, 0.1, True))
     machine = Machine(2.14, 0.931, 0.0042)
     report = replace(REPORT, ranks=ranks, world_size=8, slow=slow, machine=machine)
@@ -51,32 +56,25 @@ def test_the_line_tells_what_else_is_known() -> None:
     assert one.isprintable(), "a name steers no terminal"
     assert ", step 300: waited for data 4.0% of the time (3.0% for transforms, 1.0% for lo" in one
     assert "worst of 3 ranks: rank 3" in str(replace(report, world_size=3))
-
-
-def test_figures_are_numbers_and_leave_out_what_is_not_known() -> None:
+    more = {"worst_rank": 3.0, "worst_stall_ratio": 0.061, "cpu_cores": 2.14}
+    assert more.items() <= report.figures().items()
     found = json.loads(json.dumps(REPORT.as_dict()))
     assert (found["data"]["median"], found["worst_rank"]) == (0.0002, None)
     known = {"stall_ratio": 0.04, "data_p95_seconds": 0.031, "iteration_max_seconds": 1.25}
     assert known.items() <= REPORT.figures().items()
     assert not {"cpu_cores", "io_wait", "worst_rank"} & set(REPORT.figures())
-    ranks, machine = (OWN, RankStalls(1, 3, 9, 0.5, 0, 0)), Machine(cpu_cores=1.5)
-    more = {"worst_rank": 1.0, "worst_stall_ratio": 0.5, "cpu_cores": 1.5}
-    assert more.items() <= replace(REPORT, ranks=ranks, machine=machine).figures().items()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [([0.001] * 99 + [0.5], True), ([0.005] * 100, False), ([0.001, 0.002] * 50, False)],
-)
-def test_a_high_mean_with_a_low_median_is_rare(seconds: list[float], expected: bool) -> None:
-    data = Spread.of(seconds)
-    assert rare(data, 0.05, 0.01) is expected
-    assert not rare(data, 0.01, 0.01)  # it does not stall: there is nothing to look for
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=30))
-def test_slow_steps_are_those_above_the_mean_longest_first(seconds: list[float]) -> None:
+@example([0.001] * 99 + [0.5])
+@example([0.005] * 100)
+@example([0.001, 0.002] * 50)
+def test_rare_are_high_means_with_low_medians_and_slow_are_steps_above_the_mean_longest_first(
+    seconds: list[float],
+) -> None:
     data = Spread.of(seconds)
+    assert rare(data, 0.05, 0.01) is (data.mean > 2 * data.median)
+    assert not rare(data, 0.01, 0.01)  # it does not stall: there is nothing to look for
     found = slowest(data, [SlowStep(number, value) for number, value in enumerate(seconds)])
     longest = sorted((value for value in seconds if value > data.mean), reverse=True)
     assert [step.seconds for step in found] == longest
@@ -177,3 +175,115 @@ def test_wandb_has_them_with_the_users_own_steps(
     assert losses == [(10, 3.0), (11, 2.0)]
     figures = [(row["train/step"], row["train/stall_ratio"]) for row in rows if "train/step" in row]
     assert figures == [(300, 0.04), (400, 0.5)]
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[RankKeyValue]]:
+    """Three, each with a connection of its own to a store."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(3)]
+    yield [RankKeyValue(client, "train", rank, 3) for rank, client in enumerate(clients)]
+    del clients, server
+
+
+def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spoke(
+    ranks: list[RankKeyValue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def figures(rank: int, window: int) -> RankStalls:
+        return RankStalls(rank, window, 100, 0.01 * rank)
+
+    def put(rank: int, window: int) -> None:
+        ranks[rank].put(figures(rank, window))
+
+    def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
+        monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", limit)
+        found = ranks[0].gather(window, lambda: window != 3)  # a later report is due
+        assert found == [figures(*one) for one in expected]
+
+    put(0, 1)
+    gathers(0.05, 1, (0, 1))
+    put(0, 2)
+    gathers(1000, 2, (0, 2))  # it would hang
+    put(1, 2)
+    put(0, 3)
+    gathers(1000, 3, (0, 3), (1, 2))  # what is there will do
+    for window in (4, 5):
+        put(0, window)
+        put(1, window)
+        late = threading.Timer(0.05, put, [2, window])
+        # Rank 2 is not waited for until it has spoken.
+        (late.run if window == 4 else late.start)()
+        gathers(60, window, (0, window), (1, window), (2, window))
+    late.join()
+
+
+def test_a_store_that_is_not_there_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Ranks that found each other by a file, with a stray address in the environment."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert RankKeyValue.connect("train", 0, 1) is RankKeyValue.connect("train", 0, 2) is None
+    monkeypatch.setattr("precache.loading.job_store.TIMEOUT", timedelta(seconds=1))
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with caplog.at_level(logging.INFO, "precache"):
+            assert RankKeyValue.connect("train", 0, 2) is None
+    finally:
+        dist.destroy_process_group()
+    assert caplog.messages[0].startswith("ranks exchange nothing: the store of their job")
+
+
+_TRAIN = """
+import logging, sys, time
+import torch
+import torch.distributed as dist
+import precache
+from precache import outputs
+
+dist.init_process_group("gloo")
+rank, folder = dist.get_rank(), sys.argv[1]
+logging.basicConfig(filename=f"{folder}/{rank}.log", level=logging.INFO, format="%(message)s")
+
+def batches():
+    for number in range(90):
+        if rank == 2:
+            time.sleep(0.02)
+        yield number
+
+stalls = []
+to = [outputs.log(), outputs.jsonl(f"{folder}/{rank}.jsonl"), lambda r: stalls.append(r.stalls)]
+for epoch in range(2):
+    metered = precache.meter(batches(), every=40, to=to, threshold=0.3)
+    for batch in metered:
+        time.sleep(0.005)
+        dist.all_reduce(torch.ones(1))
+metered.flush()
+assert stalls == [rank == 2] * 6, stalls
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.heavy
+def test_rank_0_names_the_worst_and_ranks_that_stall_write_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    line = [sys.executable, *launcher, str(tmp_path / "train.py"), str(tmp_path)]
+    done = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    def lines_of(name: str) -> list[str]:
+        return (tmp_path / name).read_text().splitlines()
+
+    assert not (tmp_path / "1.jsonl").exists()
+    first, third = (list(map(json.loads, lines_of(f"{rank}.jsonl"))) for rank in (0, 2))
+    for reports in (first, third):
+        assert [report["step"] for report in reports] == [40, 80, 90, 130, 170, 180]
+    for report in first:
+        assert report["worst_rank"] == 2
+        assert [each["rank"] for each in report["ranks"]] == [0, 1, 2]
+    assert all(report["stall_ratio"] > 0.3 for report in third)
+    lines = [lines_of(f"{rank}.log") for rank in range(3)]
+    assert [len(each) for each in lines] == [0, 0, 6]
+    assert all(line.startswith("rank 2: data, steps ") for line in lines[2])

@@ -1,10 +1,11 @@
-"""The recurrence against a clock, published figures, its laws; the command."""
+"""The recurrence against a clock, published figures, its laws; the command; the page, as played."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import UsageError
-from precache.simulation.loop import Setting
+from precache.simulation.loop import Batches, Setting
 from precache.simulation.model import SCENARIOS, Simulation, simulate
-from precache.simulation.page import render_simulation
+from precache.simulation.page import MAX_BATCHES, render_simulation
+from tests.support.browser import Tab
 from tests.support.command_line import Run
+from tests.support.html_page import stands_alone
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -67,36 +70,45 @@ def test_slow_batches_hold_up_those_behind_them_only_in_order() -> None:
     assert stall(False) < 0.01
 
 
-def clocked(load: list[int], step: list[int], at: Setting) -> list[int]:
-    """Ends of all steps, by a clock at whose ticks workers and the loop look at each other."""
-    count, lanes, worker, ready = len(load), range(at.lanes), dict[int, int](), dict[int, int]()
-    asked = [list(range(lane, min(at.window, count), at.lanes)) for lane in lanes]
-    free, busy, turn, done = [*np.resize(at.startup, at.lanes)], 0, 0, [0] * count
+def clocked(load: list[int], step: list[int], at: Setting) -> list[list[int]]:
+    """Times of all batches, by a clock at whose ticks workers and the loop look at each other."""
+    count, lanes, turn, busy = len(load), range(at.lanes), 0, 0
+    found = Batches(*([0] * count for _ in Batches._fields))  # type: ignore[arg-type]  # lists
+    queues: list[list[int]] = [[] for _ in lanes]
+    free, here = [*np.resize(at.startup, at.lanes).tolist()], dict[int, int]()
+
+    def ask(number: int, lane: int, now: int) -> None:
+        queues[lane].append(number)
+        found.worker[number], found.asked[number] = lane, now
 
     def begin(now: int) -> None:
         for lane in lanes:
-            if asked[lane] and free[lane] <= now:
-                number = asked[lane].pop(0)
-                worker[number], free[lane] = lane, now + load[number]
-                ready[number] = free[lane] + at.handover
+            if queues[lane] and free[lane] <= now:
+                number = queues[lane].pop(0)
+                found.begun[number], free[lane] = now, now + load[number]
+                found.ready[number] = free[lane]
+                here[number] = free[lane] + at.handover
 
+    for number in range(min(at.window, count)):
+        ask(number, number % at.lanes, 0)
     for now in itertools.count():
         begin(now)
-        here = [
-            (when, n) for n, when in ready.items() if when <= now and at.in_order <= (n == turn)
+        ready = [
+            (when, n) for n, when in here.items() if when <= now and at.in_order <= (n == turn)
         ]
-        if here and busy <= now:
-            _, number = min(here)
-            del ready[number]
-            busy = done[number] = now + at.copy + step[turn]
-            if turn + at.window < count:
-                asked[worker[number]].append(turn + at.window)
+        if ready and busy <= now:
+            _, number = min(ready)
+            del here[number]
+            found.taken[number] = now + at.copy
+            busy = found.done[number] = now + at.copy + step[turn]
             if not at.workers:
                 free[0] = busy
+            if turn + at.window < count:
+                ask(turn + at.window, found.worker[number], now if at.workers else busy)
             begin(now)
             turn += 1
             if turn == count:
-                return done
+                return [*found]  # type: ignore[arg-type]  # lists
     raise AssertionError("unreachable")
 
 
@@ -112,7 +124,7 @@ def test_the_recurrence_has_the_times_of_a_clock(times: list[Any], setting: Sett
     """Of a loop that is simulated millisecond by millisecond."""
     load, step = map(list, zip(*times, strict=True))
     found = Simulation(np.array(load, float), np.array(step, float), setting)
-    assert found.batches.done.tolist() == clocked(load, step, setting)
+    assert [column.tolist() for column in found.batches] == clocked(load, step, setting)
     assert found.rate == pytest.approx(1e3 * len(load) / found.end)
 
 
@@ -126,46 +138,20 @@ def test_its_text_is_for_people_and_one_more_worker_takes_the_same_batches() -> 
     assert found.with_workers(20).stall_share < 0.02
 
 
-# --- laws ---------------------------------------------------------------------------------------
-
-
 @given(SETTINGS)
-def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
+def test_shares_are_what_the_times_say_and_the_same_seed_makes_the_same(
     setting: dict[str, Any],
 ) -> None:
-    """The shares are what the times say, and the same seed makes the same, as JSON, too."""
+    """As JSON, too."""
     found = simulate(**setting)
     values = found.to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
-    batches = found.batches
-    rest = max(0.0, found.end - batches.done[found.order].max(initial=0))
+    rest = max(0.0, found.end - found.batches.done[found.order].max(initial=0))
     waited = found.waits[1:].sum() + rest
     if len(found.order):
         assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
     assert 0 <= found.stall_share <= 1
-    assert (batches.begun >= batches.asked).all()
-    assert batches.ready == pytest.approx(batches.begun + found.load)
-    for worker in range(found.setting.lanes):
-        own = batches.worker == worker
-        assert (batches.begun[own][1:] >= batches.ready[own][:-1]).all()
-    ready = batches.ready + found.setting.handover + found.setting.copy
-    assert (batches.taken >= ready - 1e-6).all()
-    order = np.argsort(batches.taken, kind="stable")
-    assert (batches.taken[order][1:] >= batches.done[order][:-1]).all()
-    if setting["in_order"]:
-        assert (order == np.arange(len(order))).all()
-    before = (batches.taken - found.setting.copy if setting["workers"] else batches.done)[order]
-    later = batches.asked[found.setting.window : len(order)]
-    assert later == pytest.approx(before[: len(later)])
-
-
-@given(SETTINGS)
-def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str, Any]) -> None:
-    setting["in_order"] = True
-    runs = [simulate(**{**setting, "prefetch": setting["prefetch"] + n}) for n in (0, 1)]
-    few, more = (run.batches.done[: run.done] for run in runs)
-    assert len(more) >= len(few)
-    assert (more[: len(few)] <= few).all()
+    assert (np.diff(found.batches.taken[found.order]) >= 0).all()
 
 
 TIMES = st.floats(0, 1e13) | st.floats(1e-9, 10) | st.lists(st.floats(0, 1e12), max_size=4)
@@ -197,42 +183,10 @@ def test_whatever_can_be_simulated_can_be_reported(setting: dict[str, Any]) -> N
     assert render_simulation(found)
 
 
-# --- bad arguments ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"workers": -1}, "workers is -1"),
-        ({"prefetch": 0}, "prefetch is 0"),
-        ({"load_ms": 0}, "load_ms has no time above 0"),
-        ({"load_ms": []}, "load_ms has no time above 0"),
-        ({"load_ms": "2000"}, "load_ms is '2000'; give milliseconds"),
-        ({"load_ms": [3, math.nan]}, "load_ms has nan"),
-        ({"step_ms": -3}, "step_ms has -3"),
-        ({"step_cv": math.inf}, "step_cv=inf is wrong"),
-        ({"load_ms": [1, 2], "load_cv": 0.5}, "load_cv=0.5 is wrong.* none for a list"),
-        ({"load_ms": [[1, 2], [3, 4]]}, "load_ms is .*; give milliseconds"),
-        ({"startup_ms": -1}, "startup_ms has -1"),
-        ({"handover_ms": [1]}, r"handover_ms is \[1\]; give milliseconds"),
-        ({"copy_ms": math.inf}, "copy_ms has inf"),
-        ({"seconds": 0}, "seconds=0"),
-        ({"seconds": math.nan}, "seconds=nan"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seconds": 1e5}, r"seconds=100000 with .* too many batches: give a shorter time"),
-        ({"workers": 10**7}, "workers=10000000 .* too many batches"),
-    ],
-)
-def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        simulate(**{"load_ms": 1, "step_ms": 1, "workers": 2} | wrong)
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
 STEADY = ("--load-ms", 2000, "--workers", 7, "--step-ms", 100)
-TRACE = ("--load-ms", "x.txt", *STEADY[2:])
 
 
 def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
@@ -254,27 +208,129 @@ def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
     assert out == f"{simulate([100, 300, 200], 10, 2)}\n"
 
 
+PLAYED = simulate(2000, 100, 7)
+Opened = Callable[..., Tab]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text", "says"),
+    "found",
     [
-        ((*STEADY[:2], "--workers", -1, "--step-ms", 100), None, "workers is -1"),
-        (STEADY[2:], None, "give load_ms, or a scenario"),
-        (STEADY[:2], None, "give step_ms and workers, or a scenario"),
-        (("--scenario", "high"), None, "scenario is 'high'; there are loading-bound, "),
-        ((*STEADY, "--html", "no/a.html"), None, "no/a.html cannot be written"),
-        ((*STEADY, "--html", "."), None, ". is a folder; give the name of a file"),
-        (TRACE, None, "cannot read the times in x.txt"),
-        (TRACE, "12\n13 ms\n", "x.txt: could not convert string to float: 'ms'; give millisec"),
-        (TRACE, "# none\n", "x.txt holds no times"),
+        PLAYED, simulate(350, 100, 7, load_cv=0.2), simulate(200, 100, 0, seconds=5),
+        simulate(2000, 100, 7, seconds=1), simulate(800, 100, 1, seconds=1),
+        simulate(4000, 10, 200, load_cv=0.3, seconds=20), simulate([10, 0, 30.5], 12, 2, seconds=2),
+    ],
+)  # fmt: skip
+def test_a_page_is_one_file_with_the_figures_and_data_of_the_simulation(found: Simulation) -> None:
+    page = render_simulation(found)
+    stands_alone(page, scripts=2)
+    assert "{{" not in page
+    for name, figure in found.figures():
+        assert f"<dt>{name}</dt><dd>{figure}</dd>" in page
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert match
+    data = json.loads(match[1])
+    assert "asked" not in data["batches"], "which nothing plays"
+    assert data["batches"]["begun"] == pytest.approx(found.batches.begun.tolist(), abs=1e-3)
+    assert sum(ms <= data["end"] for ms in data["batches"]["done"]) == found.done
+
+
+def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
+    page = render_simulation(found := simulate(10, 1, 7, seconds=60))
+    assert len(found.load) > MAX_BATCHES
+    assert "Shown up to 28.6 s of 60 s." in page
+    assert len(page) < 3_000_000
+
+
+@pytest.fixture
+def opened(tab: Tab, tmp_path: Path) -> Opened:
+    def open_page(found: Simulation = PLAYED, **options: Any) -> Tab:
+        found.html(tmp_path / "page.html")
+        tab.errors.clear()
+        tab.open(tmp_path / "page.html", **options)
+        return tab
+
+    return open_page
+
+
+def _now(tab: Tab) -> float:
+    """Seconds on the page's clock."""
+    return float(tab.text("#clock").split(" s")[0])
+
+
+@pytest.mark.parametrize(
+    ("found", "ms", "wanted", "full"),
+    [
+        (PLAYED, 2250, "7 of 7 workers loading; 4 ready; the training loop works; 2 batches", 4),
+        (simulate(200, 100, 0), 550, "0 of 1 worker loading; 0 ready; the training loop works", 0),
     ],
 )
-def test_bad_usage_ends_in_a_message_and_status_2(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...],
-    text: str | None, says: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    if text is not None:
-        Path("x.txt").write_text(text)
-    status, out, err = run("simulate", *arguments)
-    assert (status, out) == (2, "")
-    assert says in err
+def test_what_is_said_at_a_time_is_what_the_simulation_has(
+    opened: Opened, found: Simulation, ms: float, wanted: str, full: int
+) -> None:
+    tab, at = opened(found), "document.querySelector('#at')"
+    # In one script: a redraw between would set it back.
+    tab.run(f"{at}.value = {ms}, {at}.dispatchEvent(new Event('input'))")
+    said = tab.text("#now")
+    assert said.startswith(f"At {ms / 1e3} s: {wanted}")
+    assert tab.run("document.querySelector('#at').getAttribute('aria-valuetext')") == said
+    assert tab.run("document.querySelectorAll('.slot.full').length") == full
+    tab.run(f"{at}.focus()")
+    tab.press("End")
+    assert f"; {found.done} batches done." in tab.text("#now")
+
+
+def test_it_is_worked_by_keys_alone(opened: Opened) -> None:
+    """From the top of the page by Tab: play, back, next, speed, time."""
+    tab, names = opened(), []
+    for _ in range(5):
+        tab.press("Tab")
+        names.append(tab.run("document.activeElement.id"))
+    assert names == ["play", "back", "next", "speed", "at"]
+    for key, change in (("ArrowRight", 0.03), ("PageUp", 0.6), ("ArrowLeft", -0.03)):
+        before = _now(tab)
+        tab.press(key)
+        assert _now(tab) - before == pytest.approx(change, abs=1e-6), key
+    tab.press("End")
+    assert _now(tab) == 30
+    tab.run("document.querySelector('#play').focus()")
+    for key, text in ((" ", "Pause"), ("Enter", "Play")):
+        tab.press(key)
+        assert tab.text("#play") == text
+
+
+def test_it_plays_pauses_stops_at_the_end_and_goes_where_one_clicks(
+    opened: Opened,
+) -> None:
+    tab = opened()
+    assert _now(tab) == 0
+    tab.click("#play")
+    assert tab.text("#play") == "Pause"
+    tab.until("parseFloat(document.querySelector('#clock').textContent) > 0.05")
+    tab.click("#play")
+    assert tab.text("#play") == "Play"
+    stopped = _now(tab)
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.run(f"{frames}.then(() => 0)")
+    assert _now(tab) == stopped > 0
+    tab.run("document.querySelector('#speed').value = '100'")
+    tab.click("#play")
+    tab.until("document.querySelector('#play').textContent === 'Play'")
+    assert _now(tab) == 30
+    assert "98 batches done" in tab.text("#now")
+    tab.run("document.querySelector('#speed').value = '0.01'")
+    tab.click("#play")
+    assert _now(tab) < 5, "from the beginning"
+    tab.click("#play")
+    for button, seconds in (("next", 2.0), ("next", 2.1), ("next", 2.2), ("back", 2.1)):
+        tab.click(f"#{button}")
+        assert _now(tab) == seconds
+    tab.click("#lanes", 0.5)
+    assert 4 < _now(tab) < 6
+    tab.run("document.querySelector('#zoom').selectedIndex = 0")
+    tab.run("document.querySelector('#zoom').dispatchEvent(new Event('change'))")
+    assert tab.errors == []
+    tab = opened(still=True)  # with less motion it goes from batch to batch
+    tab.click("#play")
+    tab.until("parseFloat(document.querySelector('#clock').textContent) >= 2.1")
+    tab.click("#play")
+    assert np.isclose(PLAYED.batches.taken / 1e3, _now(tab)).any()

@@ -1,10 +1,11 @@
-"""Pages about a store: over HTTP, in a file, and as a browser shows them."""
+"""Pages about a store: rows that are found; over HTTP, in a file, and in a browser."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import io
+import itertools
 import json
 import re
 import signal
@@ -23,7 +24,10 @@ from PIL import Image
 import precache
 from precache.errors import StorageError, UsageError
 from precache.storage.open import open_folder
+from precache.store import small_arrays, version
+from precache.viewer import search
 from precache.viewer.cards import side_of
+from precache.viewer.search import Catalogue, Query
 from precache.viewer.server import ViewServer
 from tests.conftest import BuiltStore
 from tests.support.browser import Tab
@@ -33,6 +37,7 @@ from tests.support.building import (
     cut,
     encoded,
     environment,
+    flip,
     pixels,
     running,
     write,
@@ -137,10 +142,11 @@ def image(body: bytes) -> np.ndarray:
         return np.asarray(opened)
 
 
-def test_pages_show_every_key_as_it_is_and_no_other_markup(
+def test_pages_show_every_key_and_picture_as_they_are_and_no_other_markup(
     server: ViewServer, built: BuiltStore
 ) -> None:
-    pages = every_page(server)
+    """And of a hole its reason."""
+    pages, rows, small = every_page(server), pixels(built.path), pixels(built.path, "small")
     assert keys(pages) == list(built.open().keys)
     assert set(HOSTILE) < set(keys(pages))
     for read in pages:
@@ -149,13 +155,7 @@ def test_pages_show_every_key_as_it_is_and_no_other_markup(
         for each in read.all("img"):
             assert each["alt"]
             assert set(each) <= {"src", "alt", "width", "height"}
-
-
-def test_every_picture_of_every_page_is_there_and_right_and_a_hole_has_its_reason(
-    server: ViewServer, built: BuiltStore
-) -> None:
-    rows, small = pixels(built.path), pixels(built.path, "small")
-    pictures = {alt: png for read in every_page(server) for alt, png in read.pictures.items()}
+    pictures = {alt: png for read in pages for alt, png in read.pictures.items()}
     for key in rows:
         stored = image(pictures[f"Stored image of {key}"])
         assert np.array_equal(stored, rows[key].transpose(1, 2, 0))
@@ -165,10 +165,9 @@ def test_every_picture_of_every_page_is_there_and_right_and_a_hole_has_its_reaso
     assert len(rows) == 12
     [row] = built.open().hole_rows.tolist()
     read = page(server, "?rows=holes")
-    assert keys([read]) == [BROKEN]
-    assert "Hole: not an image that decode reads" in read.text
-    assert read.all("img") == []
-    assert "Hole: not an image" in page(server, f"row/{row}").text
+    assert (keys([read]), read.all("img")) == ([BROKEN], [])
+    for address in ("?rows=holes", f"row/{row}"):
+        assert "Hole: not an image that decode reads" in page(server, address).text
     assert "uint8 (2,): " in page(server, f"row/{int(row == 0)}").text, "numbers are text"
     for number in (1, 64, 65, 300, 1000):  # pictures of many rows take no more than those of few
         assert 48 <= side_of(number) <= 128
@@ -297,6 +296,7 @@ def test_searches_find_what_they_say(server: ViewServer, built: BuiltStore) -> N
     dogs = [key for key in every if key.startswith("dog/")]
     for asked, found in {
         "?q=dog/": dogs, "?class=dog&rows=valid": dogs, "?from=7": every[7:],
+        "?from=999999999999": [],
         **{f"?q={quote(key)}": [key] for key in HOSTILE},
     }.items():  # fmt: skip
         assert keys(every_page(server, asked)) == found
@@ -326,53 +326,46 @@ def test_damage_is_told_and_the_other_rows_are_shown(
             assert {alt.split()[0] for alt in read.pictures} == {"Stored"}
 
 
-def test_only_this_machine_s_names_and_the_whole_address_are_answered(server: ViewServer) -> None:
-    for host in ("127.0.0.1", "localhost:9999", f"LOCALHOST:{server.server_port}"):
-        assert ask(server, "", host)[0] == 200
-    for host in ("evil.example", f"evil.example:{server.server_port}", "", "localhost.evil.example",
-                 "127.0.0.1.evil.example", "localhost:80@evil.example", "[::1]"):  # fmt: skip
-        status, _, body = ask(server, "", host)
-        assert (status, b"127.0.0.1 or localhost" in body) == (403, True), host
-    for path in ("/", "/x", server.root[:-2] + "/", "/../" + server.root[1:], "//evil.example/"):
-        status, _, body = ask(server, path)
-        assert (status, b"open the address" in body) == (404, True), path
+EVIL = ("evil.example", "evil.example:80", "", "localhost.evil.example", "[::1]",
+        "127.0.0.1.evil.example", "localhost:80@evil.example")  # fmt: skip
+NOTHING, WRONG = "there is nothing at this address", "is not a row number"
+ANSWERS: list[tuple[str, dict[str, str], int, str]] = [
+    *(("", {"host": host}, 200, "") for host in ("127.0.0.1", "localhost:9999", "LOCALHOST:80")),
+    *(("", {"host": host}, 403, "127.0.0.1 or localhost") for host in EVIL),
+    *((path, {}, 404, "open the address")
+      for path in ("/", "/x", "/{short}/", "/../{short}x/", "//evil.example/")),
+    *(("", {"method": name}, 501, "") for name in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS")),
+    *((path, {}, 200, "") for path in ("row/0", "rows.json")),
+    *((f"row/{row}", {}, 404, WRONG) for row in ("-1", "x", "", "²", "9" * 20)),
+    *((path, {}, 404, NOTHING) for path in ("row/1/2", "raw/%2e%2e/etc/passwd", "nothing")),
+    *((path, {}, 404, WRONG) for path in ("?from=x", "?from=-1")),
+    ("row/%3Cscript%3E", {}, 404, "'<script>' is not a row number"),
+    ("row/13", {}, 404, "there is no row 13; rows go from 0 to 12"),
+    ("?rows=some", {}, 404, "'some' is not one of all, valid, holes"),
+    ("?" + "a=1&" * 30, {}, 404, "the address has too many parts"),
+]  # fmt: skip
 
 
-def test_addresses_that_make_no_sense_are_errors_and_no_more(server: ViewServer) -> None:
-    long, script = "99999999999999999999", "<script>"
-    nothing, wrong = "there is nothing at this address", "is not a row number"
-    for path, text in {
-        "row/13": "there is no row 13; rows go from 0 to 12", "row/-1": wrong, "row/x": wrong,
-        "row/": wrong, "row/²": wrong, f"row/{long}": wrong, "row/%3Cscript%3E": f"'{script}' is",
-        "row/1/2": nothing, "raw/%2e%2e/etc/passwd": nothing, "nothing": nothing, "?from=x": wrong,
-        "?from=-1": wrong, "?rows=some": "'some' is not one of all, valid, holes",
-        "?" + "a=1&" * 30: "the address has too many parts",
-    }.items():  # fmt: skip
-        status, headers, body = ask(server, quote(path, safe="/?=&%."))
-        assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8"), path
-        read = Page(body)
+@pytest.mark.parametrize(("path", "how", "status", "text"), ANSWERS)
+def test_what_makes_no_sense_is_refused_and_no_answer_allows_scripts_frames_or_other_hosts(
+    server: ViewServer, path: str, how: dict[str, str], status: int, text: str
+) -> None:
+    """Of this machine's names and the whole address alone."""
+    target = quote(path.format(short=server.root[1:-2]), safe="/?=&%.")
+    got, headers, body = ask(server, target, **how)
+    read = Page(body)
+    assert (got, text in read.text, read.all("script")) == (status, True, [])
+    fixed = {"x-content-type-options": "nosniff", "cache-control": "no-store", "server": "precache"}
+    assert headers.items() >= fixed.items()
+    policy = headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+    assert (rules["img-src"], "script-src" in rules, "unsafe" in policy) == ("data:", False, False)
+    if status == 404 and text != "open the address":
+        assert headers["content-type"] == "text/html; charset=utf-8"
         [home] = read.all("a")
-        target = urljoin(server.root + path.partition("?")[0], home["href"])
-        assert target in (server.root, server.root[:-1])
-        assert (text in read.text, read.all("script")) == (True, [])
-    assert keys([page(server, "?from=999999999999")]) == []
-
-
-def test_every_answer_forbids_scripts_frames_and_other_hosts(server: ViewServer) -> None:
-    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
-        assert ask(server, "", method=method)[0] == 501
-    fixed = {
-        "x-content-type-options": "nosniff", "cache-control": "no-store", "server": "precache"
-    }  # fmt: skip
-    for path in ("", "row/0", "rows.json", "nothing", "/"):
-        headers = ask(server, path)[1]
-        assert headers.items() >= fixed.items()
-        policy = headers["content-security-policy"]
-        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-        assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
-        assert rules["img-src"] == "data:"
-        assert "script-src" not in rules
-        assert "unsafe" not in policy
+        leads = urljoin(server.root + path.partition("?")[0], home["href"])
+        assert leads in (server.root, server.root[:-1])
 
 
 def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
@@ -442,3 +435,89 @@ def test_pages_are_fine_in_a_browser(
     for path, images in (("", 4), ("?rows=holes", 0), ("row/0", 2), (f"row/{hole}", 0)):
         tab.fine(server.url + path)
         assert tab.run(drawn) >= images
+
+
+@pytest.fixture
+def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Chunks of eight keys that were read, in order."""
+    read, decode = list[str](), version.decode_strings
+
+    def spy(data: bytes, where: str, count: int) -> Any:
+        read.append(where.rpartition("/")[2])
+        return decode(data, where, count)
+
+    monkeypatch.setattr(version, "decode_strings", spy)
+    for module in (small_arrays, version, search):
+        monkeypatch.setattr(module, "KEYS_PER_CHUNK", 8)
+    return read
+
+
+def test_paging_and_searches_read_the_keys_that_they_need_alone(
+    tiles: Path, make_store: Callable[..., BuiltStore], chunks_read: list[str]
+) -> None:
+    """Of 25 cats, 25 dogs and 25 eels, the last dog and eel being holes."""
+    store = make_store(tiles, keep_order=True)
+    keys = sorted(str(path.relative_to(tiles)) for path in tiles.rglob("*.png"))
+    shown = Catalogue(str(store.path))
+    found = shown.find(Query(), 60, 5)
+    assert (found.rows, found.first, found.later) == ([60, 61, 62, 63, 64], 60, 65)
+    counts = [(label, rows) for label, _, rows in shown.counts]
+    assert counts == [(0, 25), (1, 24), (2, 24)]
+    assert chunks_read == [], "nothing is asked of keys"
+    assert shown.key(60) == keys[60]
+    assert chunks_read == ["7"]
+    [row] = shown.read([60])
+    assert isinstance(row, dict)
+    assert np.array_equal(row["image"], store.pixels(keys[60]))
+    chunks_read.clear()
+    found = Catalogue(str(store.path)).find(Query("74", state="holes"), 0, 24)
+    assert (found.rows, chunks_read) == ([74], ["6", "9"]), "those of the two holes"
+    chunks_read.clear()
+    shown = Catalogue(str(store.path))
+    found = shown.find(Query("dog/"), 0, 5)
+    assert (found.rows, found.later) == ([25, 26, 27, 28, 29], 30)
+    assert shown.find(Query("eel/"), 30, 5).rows[0] == 50
+    assert chunks_read == list("0123456"), "the last one is kept from the search before"
+
+
+@pytest.fixture(scope="module")
+def small(stores: dict[str, BuiltStore]) -> Catalogue:
+    return Catalogue(str(stores["image"].path))
+
+
+QUERIES: dict[str, tuple[Query, Callable[[str, bool], bool]]] = {
+    "all": (Query(), lambda key, valid: True),
+    "class": (Query(label="dog"), lambda key, valid: key.startswith("dog/")),
+    "number": (Query(label="1"), lambda key, valid: key.startswith("dog/")),
+    "contains": (Query("1"), lambda key, valid: "1" in key),
+    "valid": (Query(state="valid"), lambda key, valid: valid),
+    "holes": (Query(state="holes"), lambda key, valid: not valid),
+    "several": (Query("cat", label="cat", state="valid"), lambda key, v: "cat" in key and v),
+    "none": (Query("x", label="cat"), lambda key, valid: False),
+    "no label": (Query(label="-1"), lambda key, valid: False),
+}
+
+
+@pytest.mark.parametrize(("name", "count"), itertools.product(QUERIES, (1, 4, 100)))
+def test_pages_show_every_row_once(small: Catalogue, name: str, count: int) -> None:
+    query, fits = QUERIES[name]
+    pairs = zip(small.version.keys, small.version.valid.tolist(), strict=True)
+    right = [row for row, (key, valid) in enumerate(pairs) if fits(key, valid)]
+    pages, found = [], small.find(query, 0, count)
+    while True:
+        pages.append(found.rows)
+        if found.later is None:
+            break
+        found = small.find(query, found.later, count)
+    assert [row for page in pages for row in page] == right
+    assert all(len(page) == count for page in pages[:-1])
+
+
+def test_one_damaged_row_leaves_the_others(
+    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
+) -> None:
+    damaged = copy_store(stores["image"])
+    flip(damaged.shard_path(0), 20)
+    read = Catalogue(str(damaged.path)).read(range(8))
+    assert [row for row, each in enumerate(read) if isinstance(each, str)] == [0]
+    assert "damaged at row 0" in str(read[0])

@@ -108,8 +108,8 @@ class RunOptions(SourceOptions, Placement):
         return self
 
 
-class BuildOptions(RunOptions):
-    """All options of a build."""
+class LabelOptions(BaseModel):
+    """Options that say which labels samples have."""
 
     labels: PathText | None = None
     classes: PathText | None = None
@@ -120,6 +120,11 @@ class BuildOptions(RunOptions):
     class_order: Literal["text", "number"] = "text"
     all_splits: bool = False
     accept_unmatched: bool = False
+
+
+class BuildOptions(RunOptions, LabelOptions):
+    """All options of a build."""
+
     keep_order: bool = False
     shard_samples: ShardRows | None = None
     ignore_ctime: bool = False
