@@ -77,7 +77,7 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
             for option, more in inspect.signature(precache.build).parameters.items():
                 if option in headings_of(name).keys() - apart - own.keys():
                     yield precache.build, more
-        elif parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in apart:
+        elif parameter.name not in apart:
             yield function, parameter
 
 
