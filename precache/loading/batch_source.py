@@ -29,8 +29,8 @@ from precache.loading.stream import BatchStream, Rows
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
-from precache.runtime.ordered_map import prefetch
 from precache.runtime.step_clock import Counters, FetchedObjects, ThreadTime
+from precache.runtime.threads import prefetch
 from precache.sampling.order import POSITIONS_AT_ONCE, Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.version import Version

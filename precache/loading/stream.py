@@ -33,8 +33,8 @@ from precache.loading.slots import (
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
-from precache.runtime.ordered_map import computing, prefetch, require_process
 from precache.runtime.step_clock import ThreadTime
+from precache.runtime.threads import computing, prefetch, require_process
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
 from precache.transforms import Batch, Draw

@@ -21,7 +21,7 @@ from precache.maintenance.location import open_for_writing
 from precache.maintenance.scan import scan_folder
 from precache.maintenance.verify import Tick
 from precache.messages import printable
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions
 from precache.store.build_status import COPY, DESCRIPTION, remove_abandoned_scratch

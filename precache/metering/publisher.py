@@ -28,8 +28,8 @@ from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
 from precache.outputs import Output
 from precache.runtime.machine import Machine, MachineReader
-from precache.runtime.ordered_map import watch_process
 from precache.runtime.step_clock import Counters, Steps
+from precache.runtime.threads import watch_process
 from precache.units import parse_age
 
 log = logging.getLogger(__name__)

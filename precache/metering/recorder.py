@@ -21,8 +21,8 @@ from precache.metering.publisher import (
 )
 from precache.metering.report import StallReport
 from precache.runtime.machine import Machine
-from precache.runtime.ordered_map import collected
 from precache.runtime.step_clock import Counters, stall_clock
+from precache.runtime.threads import collected
 
 KEPT_WAITS = 5
 """Longest waits whose samples are kept for the report."""

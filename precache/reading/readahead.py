@@ -17,8 +17,8 @@ import numpy as np
 
 from precache.reading.array_reader import ArrayReader
 from precache.runtime.operating_system import read_ahead
-from precache.runtime.ordered_map import Threads
 from precache.runtime.step_clock import ThreadTime
+from precache.runtime.threads import Threads
 
 QUIET_BATCHES = 2
 """Batches without disk reads after which advice stops, until disk reads occur again: to look up

@@ -27,8 +27,8 @@ from precache.reading.disk_cache import DiskCache, on_disk
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
 from precache.runtime.operating_system import read_ahead
-from precache.runtime.ordered_map import Threads, fail
 from precache.runtime.step_clock import FetchedObjects
+from precache.runtime.threads import Threads, fail
 from precache.store.tree import CHECKSUM
 from precache.store.version import Version
 

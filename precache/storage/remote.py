@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
-from precache.runtime.ordered_map import Threads
 from precache.runtime.process_id import boottime
+from precache.runtime.threads import Threads
 from precache.storage import retries
 from precache.storage.backends import READ_ONLY, WEB, Service, open_service, path_below, reason_of
 from precache.storage.base import (

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from precache.errors import StoreError
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.json_documents import Identity

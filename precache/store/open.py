@@ -12,7 +12,7 @@ from itertools import islice
 from precache.errors import GoneError, StoreError
 from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
-from precache.runtime.ordered_map import Threads
+from precache.runtime.threads import Threads
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.arrays import (

@@ -249,7 +249,7 @@ def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
 
 
 def test_a_pool_that_is_lost_ends_its_threads(no_collection: None) -> None:
-    from precache.runtime.ordered_map import Threads, collected
+    from precache.runtime.threads import Threads, collected
 
     before = threading.active_count()
     pool = Threads(2, "precache-lost")

@@ -19,7 +19,7 @@ from precache import Reading
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import RangedShardFiles
-from precache.runtime import ordered_map
+from precache.runtime import threads
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -180,7 +180,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     *,
     cached: bool,
 ) -> None:
-    monkeypatch.setattr(ordered_map, "GRACE", 0.05)
+    monkeypatch.setattr(threads, "GRACE", 0.05)
     store = stores["raw"]
     precache.pull(store.path, f"s3://bucket/hangs{cached}", storage_options=s3.options())
     url, options = f"s3://bucket/hangs{cached}", s3.options(proxy.port)
@@ -206,7 +206,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
         for _ in loader:
             assert asked.wait(60)
             break
-        [left] = [r.message for r in caplog.records if r.name == "precache.runtime.ordered_map"]
+        [left] = [r.message for r in caplog.records if r.name == "precache.runtime.threads"]
         assert left == f"a request to {loader.version.path} is left behind: it is not answered"
         assert not answer.is_set()
         answer.set()
@@ -222,7 +222,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_map, "GRACE", 60)
+    monkeypatch.setattr(threads, "GRACE", 60)
     precache.pull(stores["raw"].path, "s3://bucket/pressed", storage_options=s3.options())
     main, answer = threading.main_thread().ident, threading.Event()
     assert main is not None

@@ -12,8 +12,8 @@ import numpy as np
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
 from precache.runtime.operating_system import drop_cached
-from precache.runtime.ordered_map import prefetch
 from precache.runtime.spread import Spread
+from precache.runtime.threads import prefetch
 from precache.store.row_table import RowTable
 from precache_workers.doctor.report import Throughput
 from precache_workers.sources.base import Sample, Source

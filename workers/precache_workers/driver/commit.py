@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from precache.errors import BuildError, FormatError, Hole, StorageError, StoreError
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.storage.base import Folder
 from precache.store.arrays import (
     CHECKS,

@@ -15,8 +15,8 @@ from precache.errors import GoneError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.operating_system import usable_cores
-from precache.runtime.ordered_map import prefetch
 from precache.runtime.process_id import process_of
+from precache.runtime.threads import prefetch
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import (

@@ -16,7 +16,7 @@ import bracex
 
 from precache.errors import SourceError, UsageError
 from precache.messages import shown, url_parts
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_AGAIN, LINK_OUT, FileInfo, Folder, left_out_text
 from precache_workers.sources.base import SourceSpec, container_suffix

@@ -40,8 +40,8 @@ from precache.errors import (
     StorageError,
 )
 from precache.messages import printable
-from precache.runtime.ordered_map import prefetch
 from precache.runtime.process_id import this_node
+from precache.runtime.threads import prefetch
 from precache.storage.base import (
     LONGEST_NAME,
     NO_FILE,

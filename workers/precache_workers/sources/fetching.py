@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from precache.errors import Hole, SampleError
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.store.locations import Locations, expected_bytes
 from precache_workers.runtime.time_limit import samples_at_work
 from precache_workers.sources.base import Fetched, Source

@@ -34,7 +34,7 @@ import xxhash
 
 from precache.errors import SampleError, SourceError
 from precache.messages import printable, shown
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.store.columns import Texts, arrow_of

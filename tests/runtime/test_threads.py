@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.threads import prefetch
 from tests.support.building import own_threads, poll
 
 
