@@ -24,7 +24,7 @@ from precache.errors import StorageError, UsageError
 from precache.html import pages
 from precache.html.charts import Bars, Chart, Dots, Panel, round_numbers
 from precache.html.pages import _environment
-from precache.html.png import Preview, downsample, encode_png, preview
+from precache.html.png import downsample, encode_png, preview
 from precache.simulation.model import simulate
 from precache.simulation.page import render_simulation
 from tests.diagnosis.test_verdict import made, measured
@@ -189,29 +189,40 @@ def test_pillow_reads_the_same_pixels(pixels: np.ndarray) -> None:
         assert np.array_equal(np.asarray(image).reshape(pixels.shape), pixels)
 
 
-def test_bytes_are_shown_as_they_are_and_masks_in_black_and_white() -> None:
-    """Channels first or last; a large picture is thinned."""
-    row = np.arange(3 * 20 * 5, dtype=np.uint16).astype(np.uint8).reshape(3, 20, 5)
-    shown, last = preview(row), preview(row.transpose(1, 2, 0))
-    assert shown.note == "5 x 20, uint8"
-    assert np.array_equal(shown.pixels, row.transpose(1, 2, 0))
-    assert np.array_equal(last.pixels, shown.pixels)
-    mask = preview(np.eye(16, dtype=np.bool_)).pixels
-    assert mask is not None
-    assert np.array_equal(mask[..., 0], np.eye(16, dtype=np.uint8) * 255)
+ROW = np.arange(300, dtype=np.uint16).astype(np.uint8).reshape(3, 20, 5)
+BYTES = np.array([[[0], [128], [255]]], np.uint8)
+PREVIEWS: list[tuple[np.ndarray, str, np.ndarray | None]] = [
+    (ROW, "5 x 20, uint8", ROW.transpose(1, 2, 0)),
+    (ROW.transpose(1, 2, 0), "5 x 20, uint8", ROW.transpose(1, 2, 0)),  # channels last
+    (np.eye(16, dtype=np.bool_), "16 x 16, bool", np.eye(16, dtype=np.uint8)[..., None] * 255),
+    (np.array([[[0, 30000, 60000]]], np.uint16),
+     "3 x 1, uint16; scaled: uint16 0 is black, 6e+04 is white", BYTES),
+    *((np.array([[[-100, 0, 100]]], name),
+       f"3 x 1, {name}; scaled: {name} -100 is black, 100 is white", BYTES)
+      for name in ("float16", "float32", "float64", "int16", "int8")),
+    *((np.zeros(shape, np.float32), f"float32 {shape}: ", None)
+      for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5)]),
+    (np.array(1.5, np.float32), "float32: 1.5", None),
+    (np.array([1, 2]), "int64 (2,): 1 2", None),
+    (np.arange(100, dtype=np.int16),
+     "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "note", "pixels"), PREVIEWS)
+def test_a_row_is_a_picture_or_told_as_numbers(
+    row: np.ndarray, note: str, pixels: np.ndarray | None
+) -> None:
+    shown = preview(row)
+    assert shown.note == note or (note.endswith(": ") and shown.note.startswith(note))
+    assert (shown.pixels is None) == (pixels is None)
+    assert pixels is None or np.array_equal(shown.pixels, pixels)
+
+
+def test_a_large_picture_is_thinned() -> None:
     few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
     assert few.shape == (700, 4, 3)
     assert downsample(few, 1024).shape == few.shape
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "uint16", "int8"])
-def test_other_numbers_are_scaled_and_said_so(dtype: str) -> None:
-    given = [0, 30000, 60000] if dtype == "uint16" else [-100, 0, 100]
-    shown = preview(np.array(given, dtype).reshape(1, 1, 3))
-    assert shown.pixels is not None
-    assert shown.pixels.ravel().tolist() == [0, 128, 255]
-    low, high = ("0", "6e+04") if dtype == "uint16" else ("-100", "100")
-    assert shown.note == f"3 x 1, {dtype}; scaled: {dtype} {low} is black, {high} is white"
 
 
 @given(arrays.arrays(np.float64, (3, 2, 2)))
@@ -222,20 +233,3 @@ def test_no_float_is_too_wild(values: np.ndarray) -> None:
     assert shown.pixels is not None
     assert shown.pixels.shape == (2, 2, 3)
     assert ("not finite" in shown.note) == (not np.isfinite(values).all())
-
-
-def test_what_is_no_picture_is_told_as_numbers() -> None:
-    for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5)]:
-        shown = preview(np.zeros(shape, np.float32))
-        assert shown.pixels is None
-        assert shown.note.startswith(f"float32 {shape}: ")
-    for values, text in (
-        (np.float32(1.5).reshape(()), "float32: 1.5"),
-        (np.array([1, 2], np.int64), "int64 (2,): 1 2"),
-        (
-            np.arange(100, dtype=np.int16),
-            "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5",
-        ),
-        (np.zeros((0, 4), np.int8), "int8 (0, 4): "),
-    ):
-        assert preview(values) == Preview(None, text)

@@ -31,14 +31,7 @@ from precache.units import parse_age
 from tests.conftest import BuiltStore
 from tests.support.building import poll
 
-
-class Reports(list[precache.StallReport]):
-    """An output that keeps them."""
-
-    def __call__(self, report: precache.StallReport) -> None:
-        self.append(report)
-
-
+Reports = list[precache.StallReport]
 _numbers = itertools.count()
 
 
@@ -111,7 +104,7 @@ def test_a_report_has_the_steps_that_ended_since_the_last_one(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: clock.now)
-        metered = precache.meter(Loader(), every, to=[reports], name="history", device="cpu")
+        metered = precache.meter(Loader(), every, to=[reports.append], name="history", device="cpu")
         for steps, end in epochs:
             requested = since = clock.now
             with contextlib.suppress(OSError, ZeroDivisionError):
@@ -168,7 +161,7 @@ def test_rare_slow_samples_are_named(
             expected = tuple(plain.keys(list(plain)[4]["row"]))
         loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
     slow_down(loader, {4: 0.6, 2: 0.3}, monkeypatch, clock)
-    list(meter(loader, to=[reports], device="cpu"))
+    list(meter(loader, to=[reports.append], device="cpu"))
     first, second = reports[0].slow[:2]
     assert (first.step, first.keys, second.step) == (5, expected, 3)
     assert first.seconds == pytest.approx(0.6)
@@ -193,7 +186,7 @@ def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
         finally:
             closed.append(True)
 
-    held: list[Any] = [iter(precache.meter(loader(), every=2, to=[reports], name="collected"))]
+    held: list[Any] = [iter(precache.meter(loader(), 2, to=[reports.append], name="collected"))]
     held.append(held)
     for number in range(4):
         assert next(held[0]) == {number}
@@ -233,7 +226,7 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
     loader: Any = precache.Loader(image_tiles.path, 4, **options)
     reports = Reports()
     with precache.mix([loader]) if mixed else loader as loader:
-        list(meter(loader, to=[reports]))
+        list(meter(loader, to=[reports.append]))
         stats = loader.stats()
     assert 0 < stats.stall_ratio == pytest.approx(stats.transform_ratio)
     assert 0 < reports[0].stall_ratio == pytest.approx(reports[0].transform_ratio)
@@ -267,7 +260,7 @@ def test_meters_of_a_name_share_a_thread_and_have_the_length_of_their_loader() -
 def test_the_end_of_an_iteration_wakes_no_thread_and_its_report_comes_by_itself() -> None:
     """On a machine whose cores are all busy, a thread that is woken takes that of the training."""
     reports, publisher = Reports(), publisher_of("unhurried")
-    for number in precache.meter(range(5), every=2, to=[reports], name="unhurried"):
+    for number in precache.meter(range(5), every=2, to=[reports.append], name="unhurried"):
         if number == 0:
             poll(lambda: not publisher._look.is_set(), "the thread has begun")
     assert not publisher._look.is_set()
@@ -325,7 +318,7 @@ def test_ranks_without_a_store_report_each_for_itself(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     reports = Reports()
-    metered = precache.meter(range(3), 1, to=[reports], threshold=1, name=f"alone {ranks}")
+    metered = precache.meter(range(3), 1, to=[reports.append], threshold=1, name=f"alone {ranks}")
     assert list(metered) == list(metered) == [0, 1, 2]
     metered.flush()
     for report in (*reports, metered.report()):

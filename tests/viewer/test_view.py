@@ -480,11 +480,6 @@ def test_paging_and_searches_read_the_keys_that_they_need_alone(
     assert chunks_read == list("0123456"), "the last one is kept from the search before"
 
 
-@pytest.fixture(scope="module")
-def small(stores: dict[str, BuiltStore]) -> Catalogue:
-    return Catalogue(str(stores["image"].path))
-
-
 QUERIES: dict[str, tuple[Query, Callable[[str, bool], bool]]] = {
     "all": (Query(), lambda key, valid: True),
     "class": (Query(label="dog"), lambda key, valid: key.startswith("dog/")),
@@ -498,17 +493,15 @@ QUERIES: dict[str, tuple[Query, Callable[[str, bool], bool]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "count"), itertools.product(QUERIES, (1, 4, 100)))
-def test_pages_show_every_row_once(small: Catalogue, name: str, count: int) -> None:
-    query, fits = QUERIES[name]
+@pytest.mark.parametrize(("name", "count"), [*itertools.product(QUERIES, (1, 4, 100))])
+def test_pages_show_every_row_once(stores: dict[str, BuiltStore], name: str, count: int) -> None:
+    (query, fits), small = QUERIES[name], Catalogue(str(stores["image"].path))
     pairs = zip(small.version.keys, small.version.valid.tolist(), strict=True)
     right = [row for row, (key, valid) in enumerate(pairs) if fits(key, valid)]
-    pages, found = [], small.find(query, 0, count)
-    while True:
-        pages.append(found.rows)
-        if found.later is None:
-            break
-        found = small.find(query, found.later, count)
+    pages, later = list[list[int]](), 0
+    while later is not None:
+        found = small.find(query, later, count)
+        pages, later = [*pages, found.rows], found.later
     assert [row for page in pages for row in page] == right
     assert all(len(page) == count for page in pages[:-1])
 
