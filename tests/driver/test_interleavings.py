@@ -169,7 +169,7 @@ def later(*given: object) -> Any:
     def submit(work: Callable[..., object], *given: object, **named: object) -> SimpleNamespace:
         return SimpleNamespace(result=partial(work, *given, **named))
 
-    return contextlib.nullcontext(SimpleNamespace(submit=submit))
+    return SimpleNamespace(submit=submit, close=lambda: None)
 
 
 def own_number() -> uuid.UUID:
@@ -180,7 +180,7 @@ def own_number() -> uuid.UUID:
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (precache_workers.driver.sample_probe, garbage, precache.store.open, inventory):
         monkeypatch.setattr(module, "open_folder", lambda uri, options: ACTORS.store)
-    monkeypatch.setattr(precache.store.open, "ThreadPoolExecutor", later)
+    monkeypatch.setattr(precache.store.open, "Threads", later)
     monkeypatch.setattr(inventory, "split_uri", lambda uri, options: tuple(uri.split("@")))
     monkeypatch.setattr(precache_workers.driver.build, "check_request", lambda request: None)
     monkeypatch.setattr(

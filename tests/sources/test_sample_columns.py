@@ -707,7 +707,8 @@ class Columned:
         precache.build(source, self.root / store, recipe, address="serial", **options)
         dataset = precache.CachedDataset(self.root / store)
         rows = {key: dataset[number] for number, key in enumerate(dataset.keys)}
-        failed = {key: why for key, why in dataset.version.holes.values() if why != REMOVED}
+        holes = dataset.version.holes.values()
+        failed = {key: hole.reason for key, hole in holes if hole != REMOVED}
         return {key: {n: row[n] for n in fields} for key, row in rows.items()} | failed
 
 
