@@ -133,7 +133,7 @@ Access = Literal["map", "pread"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read: with what threads and memory. The batches are the same in any way.
+    """Threads and memory with which rows are read. The batches are the same with any.
 
     Parameters
     ----------

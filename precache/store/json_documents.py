@@ -229,7 +229,7 @@ class LeaseDocument(_Document):
 
 
 class TableAttributes(_Document):
-    """What is stored of a row table besides its arrays."""
+    """Attributes of a stored row table, beside its arrays."""
 
     rows: Length
     classes: tuple[str, ...]
