@@ -87,8 +87,9 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
 
     def whole(self) -> dict[str, Any] | None:
         """Return the batch; None if members of a row were replaced, or images have many shapes."""
-        if any(isinstance(self.batch[n], list) for n in {*self.batch} - {*self.sequences}):
-            return None
+        for name, values in self.batch.items():
+            if type(values) is list and name not in self.sequences:
+                return None
         for number, (row, views) in self._rows.items():
             if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
                 return None
@@ -130,6 +131,8 @@ def _collate(
         if name in samples[0]
     }
     apart = {name: rows for name, rows in columns.items() if differ_in_length(rows)}
+    if whole is not None and not apart:
+        return whole
     try:
         if whole is None:
             rows = [{name: row[name] for name in row if name not in apart} for row in samples]

@@ -169,7 +169,7 @@ FunctionName = Annotated[
 ]
 
 
-Computed = Callable[[Any, np.random.Generator | None], Any]
+Computed = Callable[[Any, "np.random.Generator | None"], Any]
 """Computes the output of an op, from a value and, for random ops, a generator."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from precache.errors import Hole
 from precache.store.commit_log import BUILD
@@ -122,6 +122,8 @@ class Receipt:
         Objects of other versions, as VERSION/NAME, that were missing or damaged, so that nothing of
         them was reused.
     """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)
 
     shard: int
     objects: dict[str, ShardObject]
