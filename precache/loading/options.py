@@ -203,7 +203,7 @@ class LoaderOptions(BaseModel):
         A value makes no sense, or contradicts another one.
     """
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     batch_size: Count
     shuffle: Literal[True, False, "full", "block"] | Block | Buckets | Weighted

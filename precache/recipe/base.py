@@ -20,7 +20,7 @@ class Declared(BaseModel):
     OPEN: ClassVar[tuple[str, ...]] = ()
     """Parameters of which it counts that the user stated them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, /, *values: Any, **data: Any) -> None:
         if values:

@@ -34,7 +34,7 @@ class Process(BaseModel):
         Name of its machine, for messages.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     node: str
     pid: int

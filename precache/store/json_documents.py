@@ -77,7 +77,7 @@ MAX_ROW_AXES = 31
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     @classmethod
     def read(cls, data: bytes, where: str) -> Self:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from precache.errors import Hole
 from precache.store.commit_log import BUILD
@@ -123,8 +124,6 @@ class Receipt:
         them was reused.
     """
 
-    __pydantic_config__ = ConfigDict(defer_build=True)
-
     shard: int
     objects: dict[str, ShardObject]
     holes: dict[int, Hole]
@@ -181,7 +180,10 @@ class Receipt:
     @classmethod
     def from_json(cls, data: bytes) -> Receipt:
         """Parse the output of `to_json`; raise ValueError for anything else."""
-        return _RECEIPT.validate_json(data)
+        return _receipts().validate_json(data)
 
 
-_RECEIPT = TypeAdapter(Receipt)
+@functools.cache
+def _receipts() -> TypeAdapter[Receipt]:
+    """At its first use: a training node reads no receipt of a finished build."""
+    return TypeAdapter(Receipt)

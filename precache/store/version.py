@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from precache.codecs.chunk import MOST_RAGGED_NBYTES
 from precache.errors import (
@@ -81,9 +81,7 @@ ANEW_HINT = (
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 
-_HOLES: TypeAdapter[dict[int, tuple[str, Hole]]] = TypeAdapter(
-    dict[int, tuple[str, Hole]], config=ConfigDict(defer_build=True)
-)
+_HOLES: TypeAdapter[dict[int, tuple[str, Hole]]] = TypeAdapter(dict[int, tuple[str, Hole]])
 
 
 @dataclass(frozen=True, kw_only=True)
