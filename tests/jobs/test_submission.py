@@ -177,19 +177,6 @@ def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
     assert contents(work.store) == contents(tmp_path / "here")
 
 
-@pytest.mark.heavy
-def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
-    head: JobHead, tmp_path: Path
-) -> None:
-    work = Work(tmp_path, head)
-    ran = work.run("submit", tmp_path / "nowhere", work.store)
-    assert ran.returncode == 2
-    why = f"the source {tmp_path}/nowhere does not exist; give a folder of images"
-    found = re.search(r"job (\S+) failed: (.*)\n", ran.stderr)
-    assert found, ran.stderr
-    assert found.group(2) == why
-
-
 # --- stopping and going on ----------------------------------------------------------------------
 
 
@@ -509,11 +496,6 @@ def test_a_job_that_succeeded_and_whose_log_is_lost_is_not_to_be_submitted_again
         "job precache-0123456789ab-1 succeeded, and the cluster has lost its log with the result; "
         "the store has the version: precache info /in/store"
     )
-
-
-def test_what_submit_does_not_know() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'resize'"):
-        precache.submit("in", "out", resize=3)
 
 
 @pytest.mark.parametrize(

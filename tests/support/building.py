@@ -451,6 +451,13 @@ def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
     return array
 
 
+def die(array: np.ndarray) -> np.ndarray:
+    """The array as it is; over a marked one the process dies."""
+    if _goes_wrong(array):
+        ctypes.string_at(0)
+    return array
+
+
 def hang(array: np.ndarray) -> np.ndarray:
     """The array as it is; over a marked one it never ends."""
     while _goes_wrong(array):
