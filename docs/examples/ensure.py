@@ -16,8 +16,6 @@ Credentials are found as boto3 finds them: environment, profile, or the machine'
 service that speaks S3, such as MinIO, set AWS_ENDPOINT_URL.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 

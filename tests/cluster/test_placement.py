@@ -1,7 +1,5 @@
 """Placement of tasks on a cluster, and samples that kill their workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A plan is what the same build then does."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

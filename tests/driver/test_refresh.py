@@ -1,7 +1,5 @@
 """Fresh variants: child versions that drop the oldest one and link all others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

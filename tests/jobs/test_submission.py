@@ -1,7 +1,5 @@
 """Builds as jobs of a real Ray head: followed, left alone, attached to again, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

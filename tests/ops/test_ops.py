@@ -1,7 +1,5 @@
 """Ops: pixels held against Pillow doing the same, and whole recipes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -3,8 +3,6 @@
 Each photo is a class of its own, so that the labels of a batch say which samples are in it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import itertools

@@ -2,8 +2,6 @@
 same build mends it.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Mapping, Sequence

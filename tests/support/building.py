@@ -1,7 +1,5 @@
 """What the tests of building share: photographs, processes that may die, stores compared."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
