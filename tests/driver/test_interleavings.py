@@ -46,17 +46,26 @@ from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import build_status
 from precache.store import lease as leases
-from precache.store.commit_log import BUILD, id_of, read_log
+from precache.store.arrays import SHARDS
+from precache.store.build_status import remove_abandoned_scratch
+from precache.store.commit_log import BUILD, ROOT, id_of, read_log
 from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
 from precache.store.lease import Lease, Leases
 from precache.store.open import open_own
-from precache.store.version import Version
+from precache.store.tree import Leaf
+from precache.store.version import HOLES, Version
+from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import Build
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.report import report_failure
+from precache_workers.planning.catalogue import StoredRows
+from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
+from precache_workers.planning.row_placement import Placed
+from precache_workers.planning.target_version import TargetVersion, VersionSpec
+from precache_workers.planning.work_plan import Work
 from precache_workers.sources.base import Fetched
 from tests.support.interleaving import (
     ACTORS,
@@ -521,6 +530,63 @@ def test_any_history_of_two_stores(examples: int) -> None:
             suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
         ),
     )  # fmt: skip
+
+
+def minimal(source: Rows) -> str:
+    """A build's calls from its lease on, of a version that is listed and measured."""
+    table = source.list(lambda count: None).table
+    goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
+    request = Request.model_construct(source=source, store="store", recipe=RECIPE, address="serial")
+    with BuildProgress(False) as progress:
+        build = Build(request, progress)
+        build.run_tasks = run_serial
+        build.listed = ListedSource(goal.spec, Placed(table), {}, {}, 0.0)
+        try:
+            return build._make(Work(goal, StoredRows.empty(SHAPES, len(table)), todo=[0])).version
+        except Exception as error:
+            report_failure(build, error, progress.say)
+            raise
+
+
+def few_objects(goal: TargetVersion, *facts: object) -> dict[str, bytes]:
+    names = ("label/c/0", "valid/c/0", f"{SHARDS}/image/c/0/0")  # those that a root must name
+    return {**dict.fromkeys(names, json_of_the_actor(list(goal.shapes))), HOLES: b"{}"}
+
+
+def tidied(build: Build, goal: TargetVersion) -> TargetVersion:
+    """As `Build._nothing_to_do`, without reading the version."""
+    remove_abandoned_scratch(goal.folder)
+    return goal
+
+
+def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
+    """One of the two committed; what its documents say of the other objects is so."""
+    for name, outcome in outcomes.items():
+        assert isinstance(outcome, str | BuildError), (name, repr(outcome))
+    [commit] = read_log(MemoryFolder(memory)).commits
+    version = MemoryFolder(memory).folder(commit.version)
+    attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
+    assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))
+    for name, (size, xxh3) in attributes["objects"].items():
+        assert Leaf.of(name, version.read(name)) == Leaf(name, size, int(xxh3, 16))
+    if all(isinstance(outcome, str) for outcome in outcomes.values()):
+        assert not version.sizes(BUILD)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what only reads, or looks for what others left before."""
+    monkeypatch.setattr(precache_workers.driver.commit, "small_objects", few_objects)
+    monkeypatch.setattr(precache_workers.driver.build, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(precache.store.commit_log, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(precache_workers.driver.build, "tidy_current", lambda *given: None)
+    monkeypatch.setattr(
+        precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
+    )
+    monkeypatch.setattr(Build, "_nothing_to_do", tidied)
+    actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
+    every_order(actors, require_minimal)
 
 
 @pytest.mark.heavy
