@@ -4,8 +4,6 @@ Images are PNG and stored without a resize, so that their pixels are known witho
 Stores of a session are shared: a test that writes into one asks `copy_store` for its own.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import shutil

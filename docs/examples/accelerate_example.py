@@ -10,8 +10,6 @@
 process already reads its own part.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -9,8 +9,6 @@ and Python build the same version, so that the second one finds it complete::
 If the function is edited, the next build computes its rows again.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -6,10 +6,15 @@ process builds, and the others wait and then open the same version::
     python ensure.py photos/ photos.store
     torchrun --nproc-per-node 8 ensure.py photos/ photos.store
 
-If photos are added or the recipe is edited, the next run builds what changed and nothing else.
-"""
+If photos are added or the recipe is edited, the next run builds what changed and nothing else. A
+store in an S3 bucket is read through a cache on the local disk::
 
-from __future__ import annotations
+    pip install ".[workers,s3]"
+    python ensure.py s3://bucket/photos s3://bucket/photos.store --cache /tmp/precache 10GB
+
+Credentials are found as boto3 finds them: environment, profile, or the machine's role. For another
+service that speaks S3, such as MinIO, set AWS_ENDPOINT_URL.
+"""
 
 import argparse
 import os
@@ -26,8 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("photos", help="folder of images, one sub-folder for each class")
-    parser.add_argument("store", help="folder of the store; it is created if it is missing")
+    parser.add_argument("photos", help="folder or URL of images, one sub-folder for each class")
+    parser.add_argument("store", help="folder or URL of the store; it is created if it is missing")
+    parser.add_argument("--cache", nargs=2, metavar=("FOLDER", "LIMIT"), help="on a local disk")
+    parser.add_argument("--address", default="local", help="where to build, as in precache build")
     parser.add_argument("--size", type=int, default=64, help="pixels of a side")
     parser.add_argument("--batch-size", type=int, default=8, help="of each process")
     parser.add_argument("--epochs", type=int, default=2)
@@ -37,7 +44,8 @@ def main() -> None:
         dist.init_process_group("gloo")
 
     recipe = precache.Recipe.image(resize=options.size, crop=options.size)
-    version = precache.ensure(options.photos, options.store, recipe)
+    version = precache.ensure(options.photos, options.store, recipe, address=options.address)
+    cache = precache.Cache(*options.cache) if options.cache else None
 
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(
@@ -50,7 +58,9 @@ def main() -> None:
     if dist.is_initialized():
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), options.lr, momentum=0.9)
-    with precache.Loader(version, options.batch_size, device="cpu", output="tuple") as loader:
+    with precache.Loader(
+        version, options.batch_size, device="cpu", output="tuple", cache=cache
+    ) as loader:
         for epoch in range(options.epochs):
             losses = []
             for image, label in loader:
@@ -61,6 +71,8 @@ def main() -> None:
                 losses.append(loss.item())
             if loader.rank == 0:
                 print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}")
+                if cache:
+                    print(f"{loader.stats().fetched.objects} objects fetched")
     if dist.is_initialized():
         dist.destroy_process_group()
 

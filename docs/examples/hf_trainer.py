@@ -10,8 +10,6 @@
 To resume in the middle of an epoch, the loader starts at the first batch that is left.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -10,8 +10,6 @@ To continue a training that was stopped, add ``--resume``. The number of process
 because ``--batch-size`` counts the samples of all of them. Needs resnet.py beside this file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -10,8 +10,6 @@ A checkpoint includes the position of the loader, so that the number of devices 
 two runs, as long as ``--batch-size``, which is of all devices together, stays the same.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import lightning

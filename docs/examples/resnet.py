@@ -3,8 +3,6 @@
 Bottlenecks stride in their 3 x 3, as is usual since.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}

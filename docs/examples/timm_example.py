@@ -16,8 +16,6 @@ with mean and std in stored units (timm's times 255), and run it with ``--no-pre
 it applies its Mixup to the batches.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import timm

@@ -633,8 +633,11 @@ class ToDType(Operation):
         if converts and not np.can_cast(array.dtype, self.dtype):
             is_float = self.dtype.startswith("float")
             limits = np.finfo(self.dtype) if is_float else np.iinfo(self.dtype)
-            whole = array if is_float else np.trunc(array)
-            held = (whole >= limits.min) & (whole <= limits.max)
+            wide = array.astype(np.float64) if array.dtype.kind == "f" else array
+            whole = wide if is_float else np.trunc(wide)
+            held = (whole >= limits.min) & (
+                whole <= limits.max if is_float else whole < int(limits.max) + 1
+            )
             held |= is_float & ~np.isfinite(array)
             if array.dtype.kind == "f" and not is_float and array.size and np.abs(array).max() <= 1:
                 held &= array == whole  # floats of 0 to 1 would all become 0

@@ -84,10 +84,7 @@ def photos(
     work: Work,
     rows: Rows = 2000,
     rounds: Rounds = 3,
-    addresses: Annotated[tuple[Literal["local", "serial"], ...], "where tasks run"] = (
-        "local", "serial",
-    ),
-) -> Table:  # fmt: skip
+) -> Table:
     """Building, beside decoding alone.
 
     Decoding alone is libjpeg-turbo on bytes that are in memory already, in as many processes at
@@ -114,10 +111,10 @@ def photos(
         given = {"address": address, "max_failures": 0}
         return in_clean_process(precache.build, source, next(stores), recipe, **given)
 
-    floors = {address: floor_of(address) for address in addresses}
+    floors = {address: floor_of(address) for address in ("local", "serial")}
     ways = {
         f"{codec}, {address}": (functools.partial(build, codec, address), floors[address])
-        for codec, address in itertools.product(("image", "raw"), addresses)
+        for codec, address in itertools.product(("image", "raw"), floors)
     }
     found: dict[str, list[tuple[BuildResult, float]]] = {name: [] for name in ways}
     for name, result, floor in beside(ways, rounds):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numcodecs import zstd
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import precache
 from docs.examples.resnet import resnet
@@ -32,7 +32,6 @@ from precache.codecs import nvcomp
 from precache.loading.slots import STEPS_AHEAD, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
-from precache.runtime.usage import cores
 from precache.transforms import Compose, Draw, HorizontalFlip, Normalize, RandomResizedCrop
 from tests.bench.costs import Cost, cost_of, files_of, touch
 from tests.bench.harness import (
@@ -50,7 +49,6 @@ from tests.bench.harness import (
     median_ratio,
     part,
 )
-from tests.demo.training import JpegDataset
 
 Step = Callable[[Tensor, Tensor], Any]
 Fed = AbstractContextManager[Epoch]
@@ -60,8 +58,6 @@ WARM_STEPS = 6
 """Of a turn, that are not measured: the loader begins, the clocks rise."""
 BATCHES_AHEAD = 8
 """At most, in preparation when a turn ends."""
-JPEGS = 4_096
-"""Photographs that a `DataLoader` decodes in an epoch, which takes it seconds."""
 STILL, NORMALIZED = "resident batch", "resident batch, normalised"
 """The turns on a batch that stays; the others are compared with the first."""
 MODULE = Path("/proc/driver/nvidia-fs/stats")
@@ -143,7 +139,7 @@ def ways(
         raise SystemExit(f"--rows {sizes.rows}: a turn takes {needed}; give as many")
     stores = {codec: work.crops(codec, sizes.rows) for codec in ("raw", "image")}
     feeding, remarks = {}, []
-    for name, make in _fed_by(work, stores, device, sizes, dataloaders).items():
+    for name, make in _fed_by(stores, device, sizes, dataloaders).items():
         log.print(f"{name}: {sizes.epochs + 1} epochs")
         try:
             feeding[name] = feed(make, sizes.epochs)
@@ -248,7 +244,7 @@ def feed(make: Callable[[], Fed], epochs: int) -> Feeding:
 
 
 def _fed_by(
-    work: Work, stores: Mapping[str, Path], device: torch.device, sizes: Sizes, dataloaders: bool
+    stores: Mapping[str, Path], device: torch.device, sizes: Sizes, dataloaders: bool
 ) -> dict[str, Callable[[], Fed]]:
     raw, batch = stores["raw"], sizes.batch
     found: dict[str, Callable[[], Fed]] = {
@@ -259,9 +255,7 @@ def _fed_by(
     found["raw rows, copied by hand"] = functools.partial(_by_copies, raw, device, batch)
     found["image's frames, by zstd alone"] = functools.partial(_by_zstd, stores["image"])
     if dataloaders:
-        photos = work.photos(sizes.rows)
         found["raw, by a DataLoader"] = lambda: _by_dataset(raw, device, batch)
-        found["JPEGs, by a DataLoader"] = lambda: _by_jpegs(photos, device, batch)
     return found
 
 
@@ -379,34 +373,21 @@ def _by_zstd(store: Path) -> Iterator[Epoch]:
     yield epoch
 
 
-def _by_jpegs(source: Path, device: torch.device, batch: int) -> Fed:
-    """Photographs that as many workers of a `DataLoader` as cores decode, resize and crop."""
-    keys = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.*"))][:JPEGS]
-    classes = {(source / key).parent.name for key in keys}
-    return _loaded(JpegDataset(source, keys, sorted(classes)), device, batch, cores())
-
-
-def _by_dataset(store: Path, device: torch.device, batch: int) -> Fed:
-    """Rows that two workers of a `DataLoader` read from a store."""
-    dataset = precache.CachedDataset(store)
-    return _loaded(dataset, device, batch, 2, collate_fn=dataset.collate)
-
-
 @contextlib.contextmanager
-def _loaded(
-    dataset: Dataset[Any], device: torch.device, batch: int, workers: int, **options: Any
-) -> Iterator[Epoch]:
-    """Batches that a `DataLoader` copies into page-locked memory."""
-    options |= {"persistent_workers": True, "multiprocessing_context": "forkserver"}
-    options |= {"pin_memory": device.type == "cuda", "num_workers": workers}
-    loader = DataLoader(dataset, batch, shuffle=True, **options)
+def _by_dataset(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+    """Rows that two workers of a `DataLoader` read, which it copies into page-locked memory."""
+    dataset = precache.CachedDataset(store)
+    loader: Any = DataLoader(
+        dataset, batch, shuffle=True, num_workers=2, collate_fn=dataset.collate,
+        pin_memory=device.type == "cuda", persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )  # fmt: skip
 
     def epoch() -> int:
         rows = 0
         for made in loader:
-            image = made["image"] if isinstance(made, Mapping) else made[0]
-            image.to(device, non_blocking=True)
-            rows += len(image)
+            made["image"].to(device, non_blocking=True)
+            rows += len(made["image"])
         finish(device)
         return rows
 

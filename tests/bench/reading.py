@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import gc
 import itertools
-import json
 import os
 import statistics
 import threading
@@ -20,14 +19,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-import zarr
 from numcodecs import zstd
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, random_split
 
 import precache
 from precache import Reading
-from precache.codecs import image as image_codec
 from precache.codecs import kernels
 from precache.loading.stream import BatchStream
 from precache.sampling.order import Order, Shuffle, ValidRows
@@ -48,7 +45,6 @@ from tests.bench.costs import (
 from tests.bench.harness import (
     BATCH,
     CROP,
-    RESIZE,
     ROW_NBYTES,
     Epoch,
     Rounds,
@@ -610,96 +606,6 @@ def _transforms(store: Path, step: float, rounds: int) -> tuple[Turns, dict[str,
 
 # --- the image codec ----------------------------------------------------------------------------
 
-TOGETHER = 32
-
-
-def _filter_h_and_w(rows: np.ndarray) -> np.ndarray:
-    lines = image_codec.filter_image(rows)
-    out = lines.copy()
-    np.subtract(lines[..., 1:], lines[..., :-1], out=out[..., 1:])
-    return out
-
-
-def _undo_h_and_w(rows: np.ndarray) -> None:
-    """Prefix sums along W in steps that double, the cheapest that numpy offers; then along H."""
-    for start in range(0, len(rows), TOGETHER):
-        some = rows[start : start + TOGETHER]
-        step = 1
-        while step < some.shape[-1]:
-            some[..., step:] += some[..., :-step].copy()
-            step *= 2
-        image_codec.undo_image(some)
-
-
-FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], None]]] = {
-    "none": (lambda rows: rows, lambda rows: None),
-    "H": (image_codec.filter_image, image_codec.undo_image),
-    "H and W": (_filter_h_and_w, _undo_h_and_w),
-}
-
-
-@part("codec", needs=["simplejpeg"])
-def codec(
-    work: Work,
-    rows: Annotated[int, "photos at most"] = 1000,
-    rounds: Rounds = 5,
-) -> Table:
-    """Filters of the image codec.
-
-    Each goes over the same photos: how small they get, and the CPU time to filter and compress a
-    row, to decompress it, and to undo the filter over many rows at once. A build filters along H.
-    """
-    pixels = _resized(work.files()[1][:rows])
-    table = Table(
-        f"{len(pixels)} photos of {CROP} x {CROP} x 3",
-        ("filter", "ratio|.2f", "encode|.0f", "decode|.0f", "undo|.0f"),
-        "CPU-ms per 1,000 rows on one core",
-    )
-    for way in FILTERS:
-        table.add(way, *_coded(pixels, way, rounds))
-    return table
-
-
-def _resized(files: Sequence[Path]) -> np.ndarray:
-    """(n, C, H, W) uint8: the photos, resized and cropped as a build does it."""
-    from precache_workers.ops.field_recipe import FieldRecipe
-    from precache_workers.sources.base import Sample
-
-    declared = precache.Recipe.image(resize=RESIZE, crop=CROP)
-    recipe = FieldRecipe("image", declared.fields["image"], 0)
-    rows = [recipe(Sample({"bytes": path.read_bytes()}), path.name).copy() for path in files]
-    return np.stack(rows)
-
-
-def _coded(rows: np.ndarray, way: str, rounds: int) -> tuple[float, ...]:
-    """How much smaller, and CPU-ms per 1,000 rows: encoding, decoding, undoing the filter."""
-    apply, undo = FILTERS[way]
-    parameters = image_codec.image_parameters(CROP * CROP)
-    compressor = image_codec.import_zstd().ZstdCompressor(options=parameters)
-
-    def encode() -> list[bytes]:
-        lines = (np.ascontiguousarray(apply(row)) for row in rows)
-        return [compressor.compress(each, mode=compressor.FLUSH_FRAME) for each in lines]
-
-    frames, back = encode(), np.empty_like(rows)
-
-    def decompress() -> None:
-        for frame, row in zip(frames, back, strict=True):
-            zstd.decompress(frame, row)
-
-    def cpu_ms(work: Callable[[], object], rounds: int) -> float:
-        taken = []
-        for _ in range(rounds):
-            start = time.thread_time()
-            work()
-            taken.append(time.thread_time() - start)
-        return statistics.median(taken) / len(rows) * 1e6
-
-    decoding, undoing = cpu_ms(decompress, rounds), cpu_ms(lambda: undo(back), 1)
-    if not np.array_equal(back, rows):
-        raise SystemExit(f"filter {way} is not undone exactly")
-    return rows.nbytes / sum(map(len, frames)), cpu_ms(encode, rounds), decoding, undoing
-
 
 # --- how random an order is ---------------------------------------------------------------------
 
@@ -773,56 +679,7 @@ def _layouts(rows: int, classes: int) -> dict[str, np.ndarray]:
     }
 
 
-# --- states -------------------------------------------------------------------------------------
-
-HOLES, REPEATS = 1000, 200
-
-
-@part("states")
-def states(
-    work: Work, sizes: Annotated[tuple[int, ...], "rows of the stores"] = (10**6, 10**9)
-) -> Table:
-    """Saving and resuming, by rows of the store.
-
-    Nothing is read: a loader of a few real rows gets the order of a store with many, since a state
-    does not depend on what is stored. resume is the time to the row numbers of the next batch, from
-    a state saved in the middle of an epoch.
-    """
-    group = str(work.folder / "states.zarr")
-    root = zarr.open_group(group, mode="w", zarr_format=3)
-    root.create_array("x", data=np.zeros((BATCH, 4), np.float32))
-    times = ("save, ms|.3f", "load, ms|.3f", "resume, ms|.3f", "bytes|,d")
-    table = Table(f"Batches of {BATCH}, {HOLES:,} holes: medians", ("shuffle", "rows|,d", *times))
-    shuffles = {"full": Shuffle(), "block": Shuffle("block", 1000, 8)}
-    for (shuffle, order_of), rows in itertools.product(shuffles.items(), sizes):
-        with _loader_of(group, rows, order_of) as loader:
-            state, order = loader.state_dict(), loader._source.order
-            load = functools.partial(loader.load_state_dict, state)
-            resume = lambda o=order: next(o.epoch(3, o.batches() // 2 * BATCH))  # noqa: E731
-            spent = _ms(loader.state_dict), _ms(load), _ms(resume, 5)
-            table.add(shuffle, rows, *spent, len(json.dumps(state)))
-    return table
-
-
-def _ms(work: Callable[[], object], repeats: int = REPEATS) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return 1000 * statistics.median(times)
-
-
-def _loader_of(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
-    """A loader with the order of a store of so many rows."""
-    loader = precache.Loader(group, BATCH, device="cpu", fields={"x": "x"})
-    holes = np.linspace(0, rows - 1, HOLES).astype(np.int64)
-    loader._source.order = Order(ValidRows(rows, holes), BATCH, shuffle)
-    loader.seek(3, len(loader) // 2)
-    return loader
-
-
-PARTS = (warm, first, small, cold, datasets, checksums, transforms, codec, shuffling, states)
+PARTS = (warm, first, small, cold, datasets, checksums, transforms, shuffling)
 
 if __name__ == "__main__":
     main("reading", PARTS)

@@ -339,6 +339,7 @@ def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Tabl
 SMALL = 64
 DISTINCT = 250
 """Photos that are encoded; containers have them again and again, each with its own last bytes."""
+GROUP_ROWS = 100
 PIECE = 300
 """Most pixels across a piece of a photo; larger ones are enlarged."""
 
@@ -352,7 +353,6 @@ def containers(
     ),
     containers: Annotated[int, "number of them"] = 100,
     width: Annotated[int, "pixels across a photo"] = 96,
-    group_rows: Annotated[int, "rows of a row group"] = 100,
     latency: Latency = 0.05,
 ) -> Table:  # fmt: skip
     """Requests and bytes that a build from tar archives or Parquet files in a bucket takes.
@@ -373,7 +373,7 @@ def containers(
         log.print(f"{kind}: {containers} containers of {rows:,} photos")
         store = work.folder / f"{kind}.store"
         nbytes, counted, costs = in_clean_process(
-            _contained, kind, containers, rows, width, group_rows, latency, store
+            _contained, kind, containers, rows, width, latency, store
         )
         shards = sum(1 for path in store.rglob("image/c/**/0") if path.is_file())
         steps = {"list": BLOCK_BYTES, f"build, {shards} shards": UNIT_BYTES}
@@ -386,7 +386,7 @@ def containers(
 
 
 def _contained(
-    kind: str, count: int, photos: int, width: int, group: int, latency: float, store: Path
+    kind: str, count: int, photos: int, width: int, latency: float, store: Path
 ) -> tuple[int, tuple[Traffic, Traffic], tuple[Cost, Cost]]:
     """Bytes of the containers, and traffic and cost of listing and of building them."""
     from precache_workers.sources.kinds import open_source
@@ -394,7 +394,7 @@ def _contained(
     suffix = kind.partition("+")[0]
     with serving(_serve_s3, [latency]) as pipe:
         direct, options = pipe.recv()
-        nbytes = _fill(kind, suffix, count, photos, width, group, direct)
+        nbytes = _fill(kind, suffix, count, photos, width, direct)
         uri = f"s3://bucket/data/*.{suffix}"
         source = open_source(uri, options)
         listing = cost_of(lambda: len(source.list(lambda count: None).table))
@@ -408,7 +408,7 @@ def _contained(
 
 
 def _fill(
-    kind: str, suffix: str, count: int, photos: int, width: int, group: int, options: dict[str, Any]
+    kind: str, suffix: str, count: int, photos: int, width: int, options: dict[str, Any]
 ) -> int:
     """Put the containers into the bucket; returns their bytes."""
     size = width, width * 3 // 4
@@ -417,7 +417,7 @@ def _fill(
     images = [distinct[n % len(distinct)] + f"{n:06d}".encode() for n in range(photos)]
     folder, nbytes = open_folder("s3://bucket/data", options), 0
     for number in range(count):
-        data = _tar(images, number) if suffix == "tar" else _parquet(images, number, group)
+        data = _tar(images, number) if suffix == "tar" else _parquet(images, number)
         folder.put(f"{number:04d}.{suffix}", [data])
         if kind == "tar+idx":
             folder.put(f"{number:04d}.idx", [tar_index(io.BytesIO(data)).encode()])
@@ -433,14 +433,14 @@ def _tar(images: Sequence[bytes], number: int) -> bytes:
     return sink.getvalue()
 
 
-def _parquet(images: Sequence[bytes], number: int, group: int) -> bytes:
+def _parquet(images: Sequence[bytes], number: int) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
     structs = [{"bytes": data, "path": f"{n:06d}.jpg"} for n, data in enumerate(images)]
     table = pa.table({"image": structs, "label": [f"{number:04d}"] * len(images)})
-    pq.write_table(table, sink, row_group_size=group)
+    pq.write_table(table, sink, row_group_size=GROUP_ROWS)
     return sink.getvalue()
 
 

@@ -1,7 +1,5 @@
 """Sources that a test writes down in a few words, and what a build reads in them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tarfile

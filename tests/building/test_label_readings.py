@@ -1,7 +1,5 @@
 """Labels that can be read in two ways: refused, and each command that the refusal prints builds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

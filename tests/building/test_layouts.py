@@ -1,7 +1,5 @@
 """Common layouts of data: most build without a flag, the others by what the refusal names."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

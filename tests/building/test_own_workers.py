@@ -1,7 +1,5 @@
 """A training script may have a module or a package of its own that is called `workers`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

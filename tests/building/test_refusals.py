@@ -1,7 +1,5 @@
 """Every refusal of two readings: each command that it prints, pasted, builds."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import sys

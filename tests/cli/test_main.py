@@ -1,7 +1,5 @@
 """The command line: what processes see; flags, made from signatures; documents of jobs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

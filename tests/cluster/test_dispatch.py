@@ -1,7 +1,5 @@
 """Dispatching with a simulated engine: bounds, retries, second copies, outcomes."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Builds in worker processes of this machine, which leave no trace, and on a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

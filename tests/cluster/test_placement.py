@@ -1,7 +1,5 @@
 """Placement of tasks on a cluster, and samples that kill their workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,15 @@ import pytest
 
 import precache
 from precache_workers.cluster.placement import Placement
-from tests.support.building import build_here, cli, contents, cut, encoded, write, write_jpegs
+from tests.support.building import (
+    MARKED,
+    build_here,
+    cli,
+    contents,
+    marked_photos,
+    marked_recipe,
+    write_jpegs,
+)
 from tests.support.command_line import Run
 from tests.support.raycluster import Cluster
 
@@ -134,21 +140,8 @@ def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path:
 @pytest.mark.heavy
 def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path: Path) -> None:
     """One of them among those that are measured first."""
-    write_jpegs(tmp_path / "in", 40)
-    names = ("cat/0000.jpg", "eel/0023.jpg")
-    for name in names:
-        write(tmp_path / "in" / name, encoded(cut(1, (33, 33)), quality=90))
-    (tmp_path / "deadly.py").write_text(
-        "import ctypes\n"
-        "def die(array):\n"
-        "    if array.shape[:2] == (33, 33):\n"
-        "        ctypes.string_at(0)\n"
-        "    return array\n"
-    )
-    (tmp_path / "recipe.toml").write_text(
-        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }, '
-        '{ op = "resize", size = [64, 64] }]\n'
-    )
+    marked_photos(tmp_path / "in")
+    (tmp_path / "recipe.toml").write_text(marked_recipe("die"))
     ran = cli(
         *("build", "in", "store", "--recipe", "recipe.toml", "--json"),
         *("--address", "auto", "--shard-samples", "20"),
@@ -157,7 +150,7 @@ def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path
     )
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
-    assert sorted(key for key, _ in result["holes"]) == sorted(names)
+    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
     for _, why in result["holes"]:
         assert why.startswith("decoding it kills the worker: its process ended by itself, or was")
     assert "Traceback" not in ran.stderr

@@ -1,7 +1,5 @@
 """Tasks in worker processes of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The compiled kernels on an emulated Arm processor, and on this machine's own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sysconfig

@@ -1,7 +1,5 @@
 """One contract that every codec passes, on every dtype and kind of buffer; and bytes that stay."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import mmap

@@ -1,7 +1,5 @@
 """Rows and the messages about damage are the same, compiled or not, with libzstd or without."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

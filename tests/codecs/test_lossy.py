@@ -1,7 +1,5 @@
 """Rows as JPEG files, or as Y and half-size Cb and Cr: pixels, layout, hostile bytes."""
 
-from __future__ import annotations
-
 import json
 import resource
 import struct

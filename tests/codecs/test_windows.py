@@ -1,7 +1,5 @@
 """Windows of images: the compiled resizer, its twin in NumPy, and the exact result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 A machine that others use may spoil a try, but not each of several; a wrong prediction spoils all.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """The verdict, the predictions and the page, on made measurements."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

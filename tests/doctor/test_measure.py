@@ -1,7 +1,5 @@
 """Examinations of whole sources; stages of samples; stores that are written and read."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """From measured samples to answers, as text and as a page."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds of boxes and keypoints: where the ops of their picture move them, and what is refused."""
 
-from __future__ import annotations
-
 import enum
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Builds from listing to commit, in this process or in one that is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

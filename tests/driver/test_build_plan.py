@@ -1,7 +1,5 @@
 """A plan is what the same build then does."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -28,7 +26,7 @@ from tests.driver.test_incremental import (
     recipe_of,
     some_added,
 )
-from tests.support.building import cli, cut, encoded, write, write_jpegs
+from tests.support.building import cli, cut, encoded, marked_recipe, write, write_jpegs
 from tests.support.command_line import Run
 from tests.support.forging import settle
 from tests.support.servers import S3Server
@@ -390,8 +388,6 @@ def test_in_a_bucket_whole_shards_are_copied_by_the_service(
 def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path, run: Run) -> None:
     with pytest.raises(precache.SourceError, match="does not exist"):
         precache.plan(tmp_path / "none", tmp_path / "store")
-    with pytest.raises(TypeError, match="'compcat'"):
-        precache.plan(source, tmp_path / "store", compcat=True)
     missing = run("plan", source, tmp_path / "store", "--recipe", tmp_path / "none.toml")
     assert missing.status == 2
     assert "cannot read the recipe" in missing.err
@@ -421,17 +417,7 @@ def test_a_plan_counts_the_holes_that_stay_or_are_tried_again(
 def test_a_sample_that_kills_its_worker_is_left_out_of_what_is_measured(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
     write(tmp_path / "in/cat/0000.jpg", encoded(cut(1, (33, 33)), quality=90))
-    (tmp_path / "deadly.py").write_text(
-        "import ctypes\n"
-        "def die(array):\n"
-        "    if array.shape[:2] == (33, 33):\n"
-        "        ctypes.string_at(0)\n"
-        "    return array\n"
-    )
-    (tmp_path / "recipe.toml").write_text(
-        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }, '
-        '{ op = "resize", size = [64, 64] }]\n'
-    )
+    (tmp_path / "recipe.toml").write_text(marked_recipe("die"))
     ran = cli("plan", "in", "store", "--recipe", "recipe.toml", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["rows_computed"] == 4

@@ -1,7 +1,5 @@
 """Builds on a cluster that loses workers, nodes, drivers and links while they run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

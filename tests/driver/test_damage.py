@@ -1,7 +1,5 @@
 """Damage is found by the same build, and what an error advises ends in the right rows."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

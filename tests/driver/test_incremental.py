@@ -1,7 +1,5 @@
 """Re-caching: only what changed is computed, and the bytes are those of a full rebuild."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

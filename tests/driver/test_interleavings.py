@@ -5,8 +5,6 @@ versions share a store. Whatever the order of their calls: what is committed is 
 that had to give way succeeds when it is run again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Builds of rows that are JPEG files: which stay, reuse, damage and repair, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Builds of texts, bytes, and arrays that differ in length: contents, reuse, kills, refusals."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Labels that are numbers or several classes, from the build to the batches of a training run."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Samples that take more memory than there is: found, and left as holes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Labels of a request, which override those of a Python dataset."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masks, images of 12 bits and random draws: a build refuses what nobody stated, with a way out."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Builds of rows of many shapes, by every codec: contents, reuse, damage, repair, commands."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Builds by a driver that is a client of a Ray cluster, and the counters that Ray exports."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Fresh variants: child versions that drop the oldest one and link all others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -285,8 +283,6 @@ def test_a_store_without_variants_says_how_to_get_them(
     assert "build with --variants 4" in capsys.readouterr().err
     with pytest.raises(StoreError, match="there is no store"):
         precache.refresh(tmp_path / "nowhere", **SERIAL)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'"):
-        precache.refresh(tmp_path / "plain", labels="x.csv")
 
 
 class Drawings:

@@ -1,7 +1,5 @@
 """Repairs: of shards that several versions share, and of small objects and documents."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The report of a build: figures that are the receipts' own, and a page that is safe to open."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two builds of one version at once, each in a process: the second waits or takes over."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

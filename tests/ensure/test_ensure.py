@@ -1,7 +1,5 @@
 """`ensure`: what is there is opened, what is not is built once, however many ask."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ranks of one training job request a version: one of them lists the source."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What pages have in common: policy, colours, the player, charts, pictures; in a browser, too."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import math

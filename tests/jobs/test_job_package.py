@@ -1,7 +1,5 @@
 """Packages of jobs: what travels with a build, and what is refused before anything is sent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds as jobs of a real Ray head: followed, left alone, attached to again, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -509,11 +507,6 @@ def test_a_job_that_succeeded_and_whose_log_is_lost_is_not_to_be_submitted_again
         "job precache-0123456789ab-1 succeeded, and the cluster has lost its log with the result; "
         "the store has the version: precache info /in/store"
     )
-
-
-def test_what_submit_does_not_know() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'resize'"):
-        precache.submit("in", "out", resize=3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """On a CUDA device: the same pixels by every way, memory that stays valid, a right clock."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """`CachedDataset` is a map-style dataset like any other, in any process."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,7 +1,5 @@
 """`decompress="device"`, as far as it can be told without a device."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Devices that are neither the CPU nor CUDA: batches are copied there synchronously."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A process that ends while iterators are alive does not wait for what does not answer."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

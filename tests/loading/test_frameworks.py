@@ -1,7 +1,5 @@
 """`Loader` and `CachedDataset` within Lightning, Accelerate and torchdata, as users have them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`Loader`: every row once, in an order that is a function, resumable, and no trace left."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

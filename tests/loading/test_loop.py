@@ -1,7 +1,5 @@
 """What people do to loaders: resume with other batches, copy, pickle, use small sets, close."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -6,8 +6,6 @@ sizes in ``boxes.npz`` went through ``v2.functional.resized_crop``, ``pad``, ``c
 draw from ``Draw((3, 5), 0, arange(16))``; and some others through ``resize`` alone.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

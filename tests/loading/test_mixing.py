@@ -1,7 +1,5 @@
 """`mix`: several loaders as one, the same on every rank, resumable from every step."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterable

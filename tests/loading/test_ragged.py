@@ -1,7 +1,5 @@
 """Loaders of rows of many shapes: cropped while they are read, by the draws of dense rows."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Photos and masks of many shapes: moved by one draw while they are read, masks never blended."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

@@ -1,7 +1,5 @@
 """Ranks that would read overlapping rows are refused by name, and none waits for another."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Which rank a process is, whoever started it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

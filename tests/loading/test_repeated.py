@@ -1,7 +1,5 @@
 """Rows that fill up an epoch are marked, so that an evaluation counts each sample once."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

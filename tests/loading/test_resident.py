@@ -1,7 +1,5 @@
 """Resident versions: the same batches, from memory; refused where they do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Subsets and weights: what is asked for is what comes, in every epoch and after every resume."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tracemalloc

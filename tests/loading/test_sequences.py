@@ -1,7 +1,5 @@
 """Loaders of rows that differ in length: forms, positions, ranks, mixtures, devices, refusals."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

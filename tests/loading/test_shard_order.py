@@ -1,7 +1,5 @@
 """A training that begins while its version is made."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

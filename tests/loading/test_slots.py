@@ -1,7 +1,5 @@
 """Slots are aligned, come back when nobody reads them any more, and not before."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -1,7 +1,5 @@
 """What the loaders of a process share, while several threads use it."""
 
-from __future__ import annotations
-
 from collections.abc import ItemsView
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Training as a user does it: from the cache as from the photos, killed, and resumed elsewhere."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Device transforms: each against a slow reference, and what its random numbers rest on."""
 
-from __future__ import annotations
-
 import colorsys
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """A loader and the commits of its store: it stays, or it follows from epoch to epoch."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

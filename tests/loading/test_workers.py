@@ -1,7 +1,5 @@
 """A `Loader` within the workers of a `DataLoader`: each row once, or a refusal."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

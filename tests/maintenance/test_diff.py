@@ -1,7 +1,5 @@
 """Differences between two versions: all of them, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """gc: what goes and what stays, killed anywhere, beside readers, builds and committers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Where a store may be written: a new or empty folder, or one that holds a store already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

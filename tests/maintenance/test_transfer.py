@@ -1,7 +1,5 @@
 """Pull and push: what is copied, what is refused, and that nothing is lost when they are killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Verify: damage of any stored byte is found, and named by shard and key."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

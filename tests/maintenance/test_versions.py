@@ -1,7 +1,5 @@
 """The versions of a store as they are listed, and making one current."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The stall meter tells what was really waited for, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

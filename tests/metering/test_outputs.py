@@ -1,7 +1,5 @@
 """Reports: their text, the outputs that take them, and the ranks that exchange their figures."""
 
-from __future__ import annotations
-
 import json
 import logging
 import struct

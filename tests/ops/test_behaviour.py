@@ -1,7 +1,5 @@
 """What ops make of their probes, by which libraries are told apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

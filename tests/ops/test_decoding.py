@@ -1,7 +1,5 @@
 """Decoding: every format, held against Pillow doing the same."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """What decides the pixels of a recipe, and what stands for it in fingerprints."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ops: pixels held against Pillow doing the same, and whole recipes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re
@@ -224,8 +222,8 @@ def test_resize_and_crop_at_once_makes_the_same_bytes(
 
 
 @given(
-    st.tuples(st.integers(1, 400), st.integers(1, 400)),
-    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.tuples(st.integers(1, 130), st.integers(1, 130)),
+    st.tuples(st.integers(1, 130), st.integers(1, 130)),
     st.sampled_from([1, 3, 4]),
 )
 @settings(deadline=None)
@@ -365,16 +363,16 @@ def test_a_recipe_tells_its_rows_and_a_stored_row_of_any_prefix_is_resumed_to_th
 # --- scaled decoding ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [100, 599, 600, 1200, 1300, [50, 700]])
+@pytest.mark.parametrize("size", [50, 299, 300, 600, 650, [25, 350]])
 def test_scaled_decoding_is_another_way_to_the_same_picture(size: int | list[int]) -> None:
-    large, wanted = photograph().resize((1804, 1200)), {"op": "resize", "size": size}
+    large, wanted = photograph().resize((902, 600)), {"op": "resize", "size": size}
     scaled = recipe_of({"op": "decode", "scaled": True}, wanted)
     for exif in (oriented(1), oriented(6)):
         data = encoded(large, exif=exif, quality=92)
         found, full = scaled(Sample({"bytes": data}), "key"), row(data, wanted)
         assert found.shape == full.shape
         assert np.abs(found.astype(int) - full).mean() < 3
-        assert np.array_equal(found, full) is (size not in (100, 599, 600))
+        assert np.array_equal(found, full) is (size not in (50, 299, 300))
 
 
 # --- random ops ---------------------------------------------------------------------------------
@@ -415,7 +413,7 @@ def test_flips_come_about_as_often_as_they_should(p: float, least: float, most: 
     pixels = np.asarray(photograph().resize((4, 4)))
     made = recipe_of({"op": "decode"}, {"op": "horizontal_flip", "p": p})
     upright, mirrored = pixels.transpose(2, 0, 1), pixels[:, ::-1].transpose(2, 0, 1)
-    found = [made(Sample({"image": pixels}), str(key)) for key in range(2000 if 0 < p < 1 else 9)]
+    found = [made(Sample({"image": pixels}), str(key)) for key in range(800 if 0 < p < 1 else 9)]
     flipped = [np.array_equal(one, mirrored) for one in found]
     assert least <= np.mean(flipped) <= most
     assert flipped == [not np.array_equal(one, upright) for one in found]
@@ -483,9 +481,13 @@ def test_to_dtype() -> None:
         ([np.nan, 9], "uint8"),
         ([65535], "float16"),
         ([0.5, 1], "uint8"),
+        ([2.0**63], "int64"),
+        ([2.0**64], "uint64"),
+        (np.array([np.inf], np.float16), "uint16"),
+        (np.array([2**31], np.float32), "int32"),
     ],
 )
-def test_to_dtype_refuses_values_that_it_would_change(values: list[float], dtype: Any) -> None:
+def test_to_dtype_refuses_values_that_it_would_change(values: Any, dtype: Any) -> None:
     with pytest.raises(SampleError, match=f"and {dtype} does not hold it"):
         ToDType(dtype=dtype)(np.array(values), None)
     kept = ToDType(dtype=dtype)(np.array([7, *values])[:1], None)

@@ -1,7 +1,5 @@
 """The probes of ops take every branch of the code that computes pixels."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that would take a library long, by what they have besides pixels."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable, Sequence

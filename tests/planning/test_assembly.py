@@ -1,7 +1,5 @@
 """How the rows of a shard come about, decided without reading anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The catalogue's look-up, held against a search through all stored rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast

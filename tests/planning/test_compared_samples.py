@@ -1,7 +1,5 @@
 """Changes of the data of a Python dataset: seen by files, by fingerprints, or by reading it."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import itertools

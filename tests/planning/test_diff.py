@@ -1,7 +1,5 @@
 """Differences of recipes and of sources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

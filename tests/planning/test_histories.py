@@ -11,8 +11,6 @@ PRECACHE_OTHER_TREE=FOLDER has another checkout make the builds into empty store
 statistics are then those of its code.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

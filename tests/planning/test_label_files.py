@@ -1,7 +1,5 @@
 """Files of labels: their columns, keys and labels, as public data sets have them."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

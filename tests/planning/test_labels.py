@@ -1,7 +1,5 @@
 """Labels from a file: what fits the source, what does not, and files that are none."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import os

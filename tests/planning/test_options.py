@@ -1,7 +1,5 @@
 """Options of a build: what is accepted, and how a refusal names the option."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from pathlib import Path

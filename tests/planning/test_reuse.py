@@ -1,7 +1,5 @@
 """A source that was copied: shards are taken over where the samples are what they were."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Samples keep their rows, whatever the source does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

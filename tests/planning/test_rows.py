@@ -1,7 +1,5 @@
 """Planning: orders, ids and the samples of a probe."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

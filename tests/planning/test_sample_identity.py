@@ -1,7 +1,5 @@
 """Samples are the same by source, size, time and content: files rewritten unseen, equal names."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

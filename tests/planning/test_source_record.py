@@ -1,7 +1,5 @@
 """A sample keeps its identity as long as its content stays, and gets another one with another."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The version that a build is to make: its shards, and how it is found again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

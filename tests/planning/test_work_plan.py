@@ -1,7 +1,5 @@
 """Samples that failed, tried again: all else is taken over, and a version is what it was."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

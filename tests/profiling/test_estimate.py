@@ -1,7 +1,5 @@
 """From rates to the time of a build."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

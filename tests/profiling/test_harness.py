@@ -1,7 +1,5 @@
 """The harness that runs samples and measures their stages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Datasets and functions that draw by themselves are refused unless one draw is meant."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -1,7 +1,5 @@
 """Stores that somebody tampered with, and machines that are wrong: nothing committed is harmed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

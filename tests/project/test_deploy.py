@@ -1,7 +1,5 @@
 """The files of deploy/, by the validators of what reads them: Kubernetes, Ray, systemd, shells."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ Commands that need a bucket, a cluster or a browser, or that never end, are not 
 libraries runs where they are installed, and is compiled elsewhere.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """The tree of errors is the one that its module draws."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

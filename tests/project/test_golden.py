@@ -3,8 +3,6 @@
 ``python -m tests.project.test_golden`` writes them anew, for a change that is meant to change them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

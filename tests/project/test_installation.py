@@ -1,7 +1,5 @@
 """Installations: the environment that `make venv` makes, and packages outside the source tree."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Stores are read where Python lacks what Linux alone has, with the same rows."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Text as people may see it: no control characters, no secrets of URLs."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import string

@@ -1,16 +1,9 @@
 """One thing changed in a version, whatever it is: no wrong row is read, `verify` finds it, and the
 same build mends it.
-
-``python -m tests.project.test_mutations FIRST COUNT`` tries more, and counts where they are found.
 """
-
-from __future__ import annotations
 
 import random
 import shutil
-import sys
-import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +94,12 @@ def is_right(pair: Pair, **how: Any) -> bool:
     )
 
 
-def try_one(pair: Pair, seed: int, *, misplaced: bool, mends: bool) -> tuple[str, str]:
-    """Change one thing, read, verify, mend, and put it back; what was done, and where it was found.
-
-    Where an object and the copy that would mend it are both lost, another generation is built.
-
-    Raises
-    ------
-    AssertionError
-        Wrong rows were read, an object was not named, or not mended.
-    """
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), misplaced=st.booleans(), mends=st.booleans())
+def test_whatever_is_changed_is_found_named_and_mended(
+    pair: Pair, seed: int, misplaced: bool, mends: bool
+) -> None:
+    """Where an object and the copy that would mend it are both lost, by another generation."""
     random_ = random.Random(seed)
     changes, what = mutation(random_, pair.version, pair.other, MISPLACED if misplaced else KINDS)
     for name, data in changes.items():
@@ -119,17 +108,16 @@ def try_one(pair: Pair, seed: int, *, misplaced: bool, mends: bool) -> tuple[str
             (pair.version / name).write_bytes(data)
     context = f"{seed}, {misplaced}: {what} of {sorted(changes)}"
     try:
-        where, access = "verify", random_.choice(["map", "pread"])
+        opened, access = False, random_.choice(["map", "pread"])
         try:
             VersionReader(pair.version.parent, access=access)
-            where = "reading"
+            opened = True
             assert is_right(pair, access=access), f"{context}: wrong rows"
-            where = "verify"
         except PrecacheError as error:
-            where, said = "reading" if where == "reading" else "opening", str(error)
+            said = str(error)
             of_shards = [name for name in changes if name.split("/")[0] in RECIPE["fields"]]
             is_named = any(name in said for name in changes)
-            if where == "reading" and len(of_shards) == len(changes):
+            if opened and len(of_shards) == len(changes):
                 is_named &= any(repr(key) in said for key in pair.keys)
             assert is_named, f"{context}: {said}"
         try:
@@ -148,39 +136,9 @@ def try_one(pair: Pair, seed: int, *, misplaced: bool, mends: bool) -> tuple[str
             else:
                 mended = stored(pair.version) == pair.bytes
             assert mended, f"{context}: not mended"
-        return what, where
     finally:
         for name in stored(pair.version).keys() | pair.bytes.keys():
             (pair.version / name).write_bytes(pair.bytes[name])
         store = pair.version.parent
         for path in [*store.glob("*.2"), *store.glob("commits/000002.json")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), misplaced=st.booleans(), mends=st.booleans())
-def test_whatever_is_changed_is_found_named_and_mended(
-    pair: Pair, seed: int, misplaced: bool, mends: bool
-) -> None:
-    try_one(pair, seed, misplaced=misplaced, mends=mends)
-
-
-def main(first: int, count: int) -> None:
-    """Try `count` mutations, a sixth of them biased to misplacement; mend every twentieth."""
-    with tempfile.TemporaryDirectory() as folder:
-        pair = make_pair(Path(folder))
-        found: Counter[tuple[str, str]] = Counter()
-        for seed in range(first, first + count):
-            try:
-                found[try_one(pair, seed, misplaced=seed % 6 == 0, mends=seed % 20 == 0)] += 1
-            except AssertionError as error:
-                print(error, flush=True)
-                found["", "FAILED"] += 1
-        for where in sorted({where for _, where in found}):
-            print(where, sum(n for (_, at), n in found.items() if at == where))
-        for (what, where), number in sorted(found.items()):
-            print(f"{what:16} {where:8} {number}")
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -1,7 +1,5 @@
 """A version of a hundred million rows is opened, described and listed in little time and memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

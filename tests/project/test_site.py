@@ -1,7 +1,5 @@
 """The documentation as a site: complete, built strictly, and shown by a browser."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """deploy/slurm.sbatch under a real Slurm: two nodes on this machine, with daemons of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

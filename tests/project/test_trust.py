@@ -4,8 +4,6 @@ A store is forged as a stranger could: all digests hold, its recipe and its log 
 code, part of which lies in the store's own folder, and its row table names files beside the source.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Shards are plain Zarr: other software reads them, and damage has a name."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The disk cache is its user's alone, and no link in it is followed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Decoded chunks: what is kept is right, and no more is kept than fits."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The disk cache: what is held stays, the limit holds, and no crash is in anybody's way."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import multiprocessing

@@ -1,7 +1,5 @@
 """Arrays of other Zarr software are read by zarr-python, and refused in words."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A version that is removed while it is opened or read: said so, or the new current one is read."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Laying a row down as planes, and the sums of its channels, against numpy in whole numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Read-ahead: the right bytes of the right files, and silence once everything is in memory."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

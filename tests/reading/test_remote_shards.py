@@ -1,7 +1,5 @@
 """Rows read by ranges: the same as from a map, with few requests, and damage named."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Training from a URL: shards fetched ahead of need, once, checked, whatever the network does."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

@@ -1,7 +1,5 @@
 """Functions and classes of the user's own, given as they are where a recipe is made in Python."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes: one meaning, one fingerprint; wrong ones refused with the place and the choices."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

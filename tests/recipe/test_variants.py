@@ -1,7 +1,5 @@
 """Several random variants of each sample: what is stored of them, and which an epoch reads."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Integers of NumPy and torch mean the same as plain ones, wherever callers give them."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

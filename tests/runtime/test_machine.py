@@ -1,7 +1,5 @@
 """What the machine did, where it can be read; the cores, the memory and the end of a process."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Exceptions and signals of the code of a sample end neither a build nor its worker unnamed."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

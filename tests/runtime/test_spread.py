@@ -1,7 +1,5 @@
 """Statistics of measured values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

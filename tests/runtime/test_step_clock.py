@@ -1,7 +1,5 @@
 """The stall clock adds up what it is told."""
 
-from __future__ import annotations
-
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What commands print of text that others wrote: shown as it is, never obeyed."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

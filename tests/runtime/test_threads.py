@@ -1,7 +1,5 @@
 """Working ahead: in order, errors at their turn, no thread left over."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Samples that take too long, or too many bytes: found, and left as holes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

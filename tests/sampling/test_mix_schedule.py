@@ -1,7 +1,5 @@
 """Turns: exact proportions in every epoch, and places that are a function of the step."""
 
-from __future__ import annotations
-
 import contextlib
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 `tests.project.test_golden` holds what they are, from any start.
 """
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recurrence against a clock, published figures, its laws; the command; the page, as played."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

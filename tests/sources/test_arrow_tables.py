@@ -1,7 +1,5 @@
 """Arrow files, as `save_to_disk` writes them: splits, columns, offsets, and hostile files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Listing and fetching of samples, labels and classes, and code of the user's own."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Commands other than build read containers as they read a folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of containers: files, folders, patterns and braces."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

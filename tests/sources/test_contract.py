@@ -1,7 +1,5 @@
 """Every source keeps one contract, and gives the same rows of the same photographs."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

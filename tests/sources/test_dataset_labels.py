@@ -1,7 +1,5 @@
 """Labels that come with the samples of a Python dataset, and its attribute `targets`."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A Python dataset that another process makes anew: it must hold the same, in the same order."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

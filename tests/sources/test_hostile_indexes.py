@@ -1,7 +1,5 @@
 """Indexes of listings come out of a store: damaged or forged, they are made anew or harmless."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

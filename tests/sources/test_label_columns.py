@@ -1,7 +1,5 @@
 """Columns of labels: what is plainly of one reading, and the ways out of all else."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Labels of every kind, from every source: classes, numbers, several classes; hostile ones."""
 
-from __future__ import annotations
-
 import csv
 import json
 import tarfile

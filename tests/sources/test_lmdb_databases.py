@@ -1,7 +1,5 @@
 """LMDB databases: keys, labels, changes, and hostile files."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

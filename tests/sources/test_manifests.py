@@ -1,7 +1,5 @@
 """Tables of URIs: formats, columns, labels, where files may lie, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Datasets that name their samples, and tell which of them changed."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

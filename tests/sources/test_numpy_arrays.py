@@ -1,7 +1,5 @@
 """Arrays whose first axis is the samples, and arrays of one sample a file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

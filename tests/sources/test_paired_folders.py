@@ -1,7 +1,5 @@
 """Folders whose files pair up by name are columns of one sample."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

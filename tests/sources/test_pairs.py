@@ -5,8 +5,6 @@ their keys, ``-`` for none; where it has columns, the files of each sample; or t
 refusal, with what each comes to.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

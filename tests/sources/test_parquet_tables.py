@@ -1,7 +1,5 @@
 """Parquet files: columns, labels, keys, row groups, changes, and hostile files."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

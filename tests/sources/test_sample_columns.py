@@ -1,7 +1,5 @@
 """Fields start from columns beside the image: texts, arrays, masks and numbers, in every source."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Names of samples: images that may be one sample, names that are not UTF-8, names that recur."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tar archives: samples, labels, identity, what changed, and hostile ones."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

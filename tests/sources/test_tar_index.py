@@ -1,7 +1,5 @@
 """Indexes beside remote tar archives: fewer bytes to list, and never another listing."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """TFRecord files: features, labels, checksums, and hostile files."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

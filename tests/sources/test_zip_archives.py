@@ -1,7 +1,5 @@
 """Zip archives: names, identity, and hostile ones."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """Folders and servers of each kind: disk, memory, S3, Google, Azure, the web."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import itertools

@@ -4,8 +4,6 @@ It is found by the variable AZURITE, on the search path, or where `npm install -
 puts it.
 """
 
-from __future__ import annotations
-
 import base64
 
 import pytest

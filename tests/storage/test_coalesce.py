@@ -1,7 +1,5 @@
 """Parts of objects that lie close together are read together, and each is found again."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given

@@ -1,8 +1,6 @@
 """What is between client and server: a table of faults, and what comes of each; and proxies. For
 every service."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

@@ -1,7 +1,5 @@
 """Locks between processes: nothing stays locked, whatever breaks in."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """The contract of a folder, over disk, memory, S3, Google and Azure."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pickle

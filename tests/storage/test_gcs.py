@@ -1,7 +1,5 @@
 """The whole road over ``gs://``, against a server that speaks Google's JSON API."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from datetime import UTC, datetime

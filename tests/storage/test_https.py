@@ -1,7 +1,5 @@
 """Sources and stores on the web, ``https://`` above all, against servers of files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import ssl

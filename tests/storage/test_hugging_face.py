@@ -1,7 +1,5 @@
 """``hf://``: files of a repository, by huggingface_hub, from a server that answers as the hub."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Listings page by page: no name is lost or comes twice, and no more than a few pages are held."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

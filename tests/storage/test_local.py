@@ -1,7 +1,5 @@
 """Bytes are put whole or not at all, created once, and errors say what to do."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """S3 and Azure through obstore: options, credentials, errors, and processes that fork."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

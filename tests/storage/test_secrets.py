@@ -1,7 +1,5 @@
 """Secrets of URLs and storage options: in no message, report, log or list of processes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

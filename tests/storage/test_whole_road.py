@@ -1,7 +1,5 @@
 """Builds, versions and training over every service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

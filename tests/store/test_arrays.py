@@ -1,7 +1,5 @@
 """Arrays of a version: their documents, small ones, and impossible ones, which are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

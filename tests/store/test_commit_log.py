@@ -1,7 +1,5 @@
 """The log: who is current, who wins a number, what is removed, and what is refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

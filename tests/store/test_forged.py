@@ -1,7 +1,5 @@
 """Forged objects, and what is no file, end in words for whoever reads them, and take no memory."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The arithmetic of rows, chunks and shards, and the bytes of a shard index."""
 
-from __future__ import annotations
-
 import google_crc32c
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """One of several holds a lease, and another one once the first has ended."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Opening stores and their versions; what is none is refused in words."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

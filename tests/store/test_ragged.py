@@ -1,7 +1,5 @@
 """Ragged rows at the lowest level: bytes that stay, agreement with zarr-python, hostile chunks."""
 
-from __future__ import annotations
-
 import json
 import resource
 import struct

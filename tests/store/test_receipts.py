@@ -1,7 +1,5 @@
 """Receipts round-trip; of forged ones, see `test_forged`."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from hypothesis import given, settings

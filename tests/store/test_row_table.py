@@ -1,7 +1,5 @@
 """Row tables round-trip, and their digest tells any two apart."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """What a version says, and the damage that it names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Debian's Chromium, driven through the pipe of its DevTools protocol: no driver, no port."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """What the tests of building share: photographs, processes that may die, stores compared."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -448,6 +446,13 @@ def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
     kept = []
     while _goes_wrong(array):
         kept.append(np.ones(nbytes or 64 << 20, np.uint8))
+    return array
+
+
+def die(array: np.ndarray) -> np.ndarray:
+    """The array as it is; over a marked one the process dies."""
+    if _goes_wrong(array):
+        ctypes.string_at(0)
     return array
 
 

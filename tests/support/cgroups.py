@@ -1,7 +1,5 @@
 """Groups of processes that the kernel counts or limits, where one may make them: cgroups(7)."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Iterator

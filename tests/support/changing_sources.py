@@ -1,7 +1,5 @@
 """Sources of every kind that change between builds, of photos that are known by numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import io

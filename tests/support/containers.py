@@ -1,7 +1,5 @@
 """Writers of containers of photographs, each by the format's own public writer."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A recipe whose function counts its calls, and builds that count them anew."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A device that is the host: what it makes of a slot."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Versions as an attacker may forge them: whatever was changed, their digests are right."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

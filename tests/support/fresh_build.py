@@ -4,8 +4,6 @@
 can have another checkout of it build: a request a line comes on standard input, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 Source: https://cloud.google.com/storage/docs/json_api/v1
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """A build that holds its samples until it may go on, and the processes that ask for its version."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages as another program reads them."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html.parser import HTMLParser

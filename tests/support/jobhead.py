@@ -1,7 +1,5 @@
 """The head of a Ray cluster with a job server, as ``ray start --head`` runs it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

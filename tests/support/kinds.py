@@ -1,7 +1,5 @@
 """A dataset of rows that a test writes down, of fields of every kind."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

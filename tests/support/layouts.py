@@ -1,7 +1,5 @@
 """Sources of few small photographs, built by the command line, and the labels in their stores."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -2,8 +2,6 @@
 be read.
 """
 
-from __future__ import annotations
-
 import base64
 import time
 from bisect import bisect_left, bisect_right

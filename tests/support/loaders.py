@@ -1,7 +1,5 @@
 """Loaders on the CPU, what their batches have, and tables of what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

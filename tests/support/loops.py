@@ -1,7 +1,5 @@
 """Training loops whose bottleneck is known by construction, with drawn parameters."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

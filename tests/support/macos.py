@@ -4,8 +4,6 @@ The libraries that `become` imports keep what they found. Pages of 16 KiB, folde
 and macOS's own kernel are not imitated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

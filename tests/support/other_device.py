@@ -1,7 +1,5 @@
 """A device of torch's own kind that is neither the CPU nor CUDA: copies to it are synchronous."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

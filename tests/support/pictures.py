@@ -1,7 +1,5 @@
 """Pictures that decoding and ops are held against."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct

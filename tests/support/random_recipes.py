@@ -1,7 +1,5 @@
 """Random recipes, and the rows that they make of photos, computed without precache."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

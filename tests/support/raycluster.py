@@ -1,7 +1,5 @@
 """A Ray cluster of real processes on this machine, with an address for each node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@
 ``FOLDER/<rank>.jsonl``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """The contract of a source."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 

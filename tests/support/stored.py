@@ -1,7 +1,5 @@
 """Stored rows for tests that read nothing: arrays, and what a catalogue has of a shard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The identity of code: what counts for it, and what does not."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

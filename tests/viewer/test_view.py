@@ -1,7 +1,5 @@
 """Pages about a store: rows that are found; over HTTP, in a file, and in a browser."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import io

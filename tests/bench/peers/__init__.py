@@ -20,6 +20,5 @@ What makes the figures fair:
 
 Warm figures are medians of the epochs after the first, whose cost has a column of its own: it
 opens the store, compiles what the peer compiles, and faults pages in. What was read from the disk
-meanwhile is shown, so that a row that was not warm is seen. With ``--cold`` the pages of the store
-leave the page cache before every epoch.
+meanwhile is shown, so that a row that was not warm is seen.
 """

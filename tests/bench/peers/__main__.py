@@ -22,7 +22,6 @@ PEERS = (
     _peer("tensordataset", "DataLoader, TensorDataset", "torch_loaders:TENSORS"),
     _peer("memmap", "DataLoader, np.memmap", "torch_loaders:MEMMAP"),
     _peer("ffcv-raw", "FFCV, raw", "ffcv_beton:RAW", "ffcv"),
-    _peer("ffcv-copied", "FFCV, raw, batches copied", "ffcv_beton:COPIED", "ffcv"),
     _peer("ffcv-jpg", "FFCV, jpg (lossy)", "ffcv_beton:JPG", "ffcv"),
     _peer("mosaic", "MosaicML Streaming, MDS", "mosaic_mds:PEER", "mosaic"),
     _peer("litdata", "LitData", "litdata_chunks:PEER", "litdata"),
@@ -33,7 +32,6 @@ PEERS = (
     _peer("zstd", "precache Loader, zstd", "precache_stores:ZSTD"),
     _peer("image", "precache Loader, image", "precache_stores:IMAGE"),
     _peer("dataset", "DataLoader, precache raw", "precache_stores:DATASET"),
-    _peer("collate", "the same, collate_fn=dataset.collate", "precache_stores:COLLATE"),
 )
 """In the order of the table."""
 NAMES = tuple(peer.name for peer in PEERS)
@@ -66,22 +64,19 @@ def loaders(
     rows: Rows = 8000,
     rounds: Rounds = 15,
     only: Annotated[tuple[str, ...], "some of these"] = NAMES,
-    cold: Annotated[bool, "evict the store before every epoch"] = False,
     install: Annotated[bool, "install peers into the folder"] = False,
 ) -> Table:
     if unknown := set(only) - set(NAMES):
         raise SystemExit(f"--only {' '.join(sorted(unknown))}: choose of {', '.join(NAMES)}")
-    bench = Bench(work.folder, make_rows(work, rows), rounds, cold, install)
-    state = "evicted before every epoch" if cold else "warm"
+    bench = Bench(work.folder, make_rows(work, rows), rounds, install)
     table = Table(
-        f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, {state}",
+        f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, warm",
         COLUMNS,
         f"Medians of {rounds} epochs after the first.",
     )
     for peer in (TAKE, *(peer for peer in PEERS if peer.name in only)):
         log.print(f"{peer.name} …")
-        # Cold, a floor in between would bring its own pages back.
-        both = bench.in_turns([peer] if cold or peer is TAKE else [TAKE, peer])
+        both = bench.in_turns([peer] if peer is TAKE else [TAKE, peer])
         table.measured[peer.title] = both
         _add(table, peer, both[peer.name], lambda own, both=both: _figures(own, both.get("take")))
     table.remarks += [f"{n}: {', '.join(each)}" for n, each in ENVIRONMENTS.items()]
@@ -131,7 +126,7 @@ def crops(
     of 256. Whole loaders take turns, epoch by epoch, in processes of their own; CPU time is that of
     all threads and workers. FFCV's first epoch compiles.
     """
-    bench = Bench(work.folder, make_photos(work, rows), rounds, cold=False, install=install)
+    bench = Bench(work.folder, make_photos(work, rows), rounds, install)
     measured = bench.in_turns(CROPS)
     peers = [peer for peer in CROPS[4:] if isinstance(measured[peer.name], Measurement)]
     table = Table(

@@ -5,7 +5,6 @@ the peer's environment: nothing is imported but NumPy, torch and the peer. Each 
 input is a request, the name of one of `Child`'s methods; each is answered by a line of JSON.
 """
 
-import ctypes
 import importlib
 import itertools
 import json
@@ -25,7 +24,6 @@ from tests.bench.costs import cost_of, cpu_seconds, disk_bytes
 BATCH = 256
 ROW_SHAPE = (224, 224, 3)
 LONGEST = 500  # pixels of a photo's longer side, of which crops are taken
-MADV_DONTNEED = 4
 LOSSY_MEAN = 8.0  # levels that a lossy peer may be off on average
 
 Batch = tuple[Any, Any]
@@ -96,17 +94,6 @@ def draw_crop(path: Path, number: int) -> np.ndarray:
     return np.asarray(image.resize(ROW_SHAPE[:2], Image.Resampling.BILINEAR, box=box))
 
 
-def _unmap_pages(store: Path) -> None:
-    """Let go of the pages of a store that are mapped here, so that the page cache can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[5:]
-        if path and Path(path[0]).is_relative_to(store):
-            start, end = (int(number, 16) for number in line.split()[0].split("-"))
-            address, length = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
-            libc.madvise(address, length, MADV_DONTNEED)
-
-
 # --- requests -----------------------------------------------------------------------------------
 
 
@@ -156,11 +143,6 @@ class Child:
         self._check_order(np.concatenate(seen))
         self._mark()
         return cost
-
-    def evict(self) -> dict[str, Any]:
-        """Get ready for the store's pages to leave the page cache."""
-        _unmap_pages(self._store)
-        return {}
 
     def check(self) -> dict[str, Any]:
         """Run an epoch, and compare pixels."""

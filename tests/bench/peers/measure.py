@@ -197,14 +197,11 @@ class Bench:
     ----------
     epochs
         After the first, at least.
-    cold
-        Evict the store before every epoch.
     """
 
     folder: Path
     rows: Path
     epochs: int
-    cold: bool
     install: bool
 
     def in_turns(self, peers: Sequence[Peer]) -> dict[str, Measurement | str]:
@@ -239,11 +236,7 @@ class Bench:
         if request == "check":
             child.ask(request)
             return
-        if self.cold:
-            child.ask("evict")
-            evict(files_of(store))
-        else:
-            touch(files_of(store))
+        touch(files_of(store))
         found.costs.append(Cost(**child.ask(request)))
 
     @contextlib.contextmanager

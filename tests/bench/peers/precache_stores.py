@@ -1,7 +1,7 @@
 """precache: each codec read by a `Loader`, and `raw` by a `DataLoader` over a `CachedDataset`.
 
 A `Loader` has its defaults, with checksums on, and undoes the image filter on the CPU. A
-`CachedDataset` is read by a plain `DataLoader`, and by one that is given its own collate function.
+`CachedDataset` is read by a plain `DataLoader`.
 The rows go in as the arrays they are, by ``python:``; photos of which crops are taken, as they lie
 in their folder.
 """
@@ -44,14 +44,10 @@ class _Store(Peer):
         return precache.Loader(store, BATCH, device="cpu", output="tuple")
 
 
-@dataclass(frozen=True)
 class _DatasetStore(_Store):
-    plain: bool = True
-
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
         dataset = precache.CachedDataset(store)
-        collate = None if self.plain else dataset.collate
-        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=collate)
+        loader = DataLoader(dataset, BATCH, shuffle=True)
         while True:
             yield ((batch["image"], batch["label"]) for batch in loader)
 
@@ -76,6 +72,6 @@ class _Crops(Peer):
 
 
 RAW, ZSTD, IMAGE = _Store("raw"), _Store("zstd"), _Store("image")
-DATASET, COLLATE = _DatasetStore("raw"), _DatasetStore("raw", plain=False)
+DATASET = _DatasetStore("raw")
 CROPS_RAW, CROPS_RAW420 = _Crops("raw"), _Crops("raw420")
 CROPS_IMAGE, CROPS_JPEG = _Crops("image"), _Crops("jpeg")
