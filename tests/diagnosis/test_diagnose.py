@@ -83,7 +83,7 @@ def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted
     succeeds(attempt)
 
 
-def test_the_speed_of_a_loop_with_rare_slow_samples_is_that_of_whole_cycles(
+def test_rare_slow_samples_are_seen_often_enough_to_know_their_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a clock that only steps and loads move, so that each figure follows from them."""
@@ -97,7 +97,7 @@ def test_the_speed_of_a_loop_with_rare_slow_samples_is_that_of_whole_cycles(
     for module in (loop_probes, support_loops):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(loop_probes, "read_usage", lambda: Usage(now))
-    chance = np.random.default_rng(0)
+    chance = np.random.default_rng(1)
     for _ in range(5):
         loop = draw_loop("slow sample", chance)
         loop.options["num_workers"] = 0
@@ -107,7 +107,7 @@ def test_the_speed_of_a_loop_with_rare_slow_samples_is_that_of_whole_cycles(
             loop.work(index)
         load = (now - began) / 50 * loop.options["batch_size"]
         assert before == pytest.approx(1 / (load + loop.step_s))
-        assert best.gain == pytest.approx(1 / (before * loop.step_s), rel=0.25)
+        assert best.gain == pytest.approx(1 / (before * loop.step_s), rel=0.1)
 
 
 @heavy
