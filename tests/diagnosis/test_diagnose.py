@@ -110,18 +110,6 @@ def test_rare_slow_samples_are_seen_often_enough_to_know_their_share_of_the_time
         assert best.gain == pytest.approx(1 / (before * loop.step_s), rel=0.1)
 
 
-@heavy
-def test_workers_that_take_the_cores_from_the_step_are_cpu_bound() -> None:
-    data = loader(lambda _: burn(0.05), num_workers=2 * precache.runtime.usage.cores())
-
-    def attempt() -> tuple[bool, object]:
-        found = diagnose(data, lambda _: burn(0.05), seconds=2)
-        gains = {remedy.name: remedy.gain for remedy in found.remedies}
-        return found.verdict == "CPU-bound" and gains["workers"] < 1.3, found
-
-    succeeds(attempt)
-
-
 class Shuffled:
     """A batch sampler that draws by itself."""
 
