@@ -38,8 +38,6 @@ class Panel:
 
     Attributes
     ----------
-    values
-        NaN if unknown.
     labels
         The values as text.
     line
@@ -55,10 +53,9 @@ class Panel:
     top: float = 0.0
 
     def length(self, value: float) -> float:
-        """Return a value in percent of the scale; 0 if it is unknown."""
-        known = [value for value in self.values if math.isfinite(value)]
-        top = max([*known, self.top, self.line[0] if self.line else 0.0])
-        return 100 * value / top if top and math.isfinite(value) else 0.0
+        """Return a value in percent of the scale."""
+        top = max([*self.values, self.top, self.line[0] if self.line else 0.0])
+        return 100 * value / top if top else 0.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -98,7 +97,7 @@ EVIL = "</text><script>'&'$\\frac{$\n\u202e中"
 BARS = Bars(
     "Title", ["one", EVIL],
     [
-        Panel("speed", [3.0, math.nan], ["3/s", "unknown"], (2.0, "asked")),
+        Panel("speed", [3.0, 0.0], ["3/s", "0/s"], (2.0, "asked")),
         Panel(EVIL, [0, 0], ["", EVIL]),
     ],
     ["blue", "green"],
