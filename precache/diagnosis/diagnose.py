@@ -172,7 +172,8 @@ def diagnose(
         Function that takes a batch as the loader yields it, and runs one training step.
     seconds, steps
         Limits of each run. A run ends at the first limit that it reaches, but not before three
-        batches (or `steps`, if fewer) unless these take over three times `seconds`.
+        batches (or `steps`, if fewer), nor at `seconds` before the fourth slow batch if these take
+        a tenth of the time; at the latest it ends after three times `seconds`.
     device
         Device of the step; by default the current CUDA device if the step uses CUDA.
     restore

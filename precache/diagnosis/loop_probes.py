@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
+from precache.diagnosis.measurements import SLOW, Copies, Measurements, Setup, TimedRun
 from precache.diagnosis.snapshot import restored
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
@@ -31,6 +31,9 @@ WARMUP = 3
 
 MIN_BATCHES = 3
 """Minimum number of batches of a run, unless they take over three times its limit."""
+
+MIN_SLOW, SLOW_SHARE = 4, 0.1
+"""Slow batches that a run is to have if they take this share of its time."""
 
 COPY_REPEATS = 5
 
@@ -290,7 +293,8 @@ def _time(
         counts, waited = once()
         last, now = now, time.perf_counter()
         (counted if counts else uncounted).append((now - last, waited))
-        if _is_enough(max(len(counted), len(uncounted) // 2), now - started, limits, stride):
+        count = max(len(counted), len(uncounted) // 2)
+        if _is_enough(counted, count, now - started, limits, stride):
             break
     _synchronise()
     total = time.perf_counter() - started
@@ -300,11 +304,25 @@ def _time(
     return TimedRun(seconds, total, read_usage() - before, waits)
 
 
-def _is_enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
+def _is_enough(
+    counted: Sequence[tuple[float, float]],
+    count: int,
+    seconds: float,
+    limits: Limits,
+    stride: int,
+) -> bool:
     if seconds > 3 * limits.seconds:
         return True
-    limit_reached = seconds > limits.seconds or count >= limits.steps
-    return limit_reached and count >= min(MIN_BATCHES, limits.steps) and count % stride == 0
+    if count < min(MIN_BATCHES, limits.steps) or count % stride:
+        return False
+    return count >= limits.steps or (seconds > limits.seconds and not _is_unsettled(counted))
+
+
+def _is_unsettled(counted: Sequence[tuple[float, float]]) -> bool:
+    """Return whether a few slow batches take much of the time, so that their share is uncertain."""
+    times = np.array([seconds for seconds, _ in counted])
+    slow = times[times > SLOW * np.median(times)] if counted else times
+    return 0 < len(slow) < MIN_SLOW and slow.sum() > SLOW_SHARE * times.sum()
 
 
 def _can_be_sent(batch: Any) -> bool:

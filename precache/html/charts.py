@@ -19,8 +19,6 @@ from precache.units import in_ms
 MAX_DOTS = 200
 """Maximum number of dots in a row; of more values, evenly spaced quantiles are drawn."""
 LEAST_MS = 1e-4
-LOG_SCALE_RATIO = 5
-"""The scale is logarithmic if the longest time is at least this multiple of the shortest."""
 MARGIN = 0.03
 """Share of a scale that stays free at either end."""
 
@@ -38,8 +36,6 @@ class Panel:
 
     Attributes
     ----------
-    values
-        NaN if unknown.
     labels
         The values as text.
     line
@@ -55,10 +51,9 @@ class Panel:
     top: float = 0.0
 
     def length(self, value: float) -> float:
-        """Return a value in percent of the scale; 0 if it is unknown."""
-        known = [value for value in self.values if math.isfinite(value)]
-        top = max([*known, self.top, self.line[0] if self.line else 0.0])
-        return 100 * value / top if top and math.isfinite(value) else 0.0
+        """Return a value in percent of the scale."""
+        top = max([*self.values, self.top, self.line[0] if self.line else 0.0])
+        return 100 * value / top if top else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,22 +84,14 @@ class Dots:
 
     @property
     def _range(self) -> tuple[float, float]:
-        """The shortest positive time, at least `LEAST_MS`, and the longest."""
+        """The shortest positive time, at most a tenth of the longest, and the longest."""
         every = np.concatenate(list(self.rows.values()))
-        high = max(LEAST_MS, float(every.max()))
-        return max(LEAST_MS, float(every[every > 0].min(initial=high))), high
-
-    @property
-    def is_logarithmic(self) -> bool:
-        """True if times differ widely."""
-        low, high = self._range
-        return high >= LOG_SCALE_RATIO * low
+        high = max(10 * LEAST_MS, float(every.max()))
+        return max(LEAST_MS, float(every[every > 0].min(initial=high / 10))), high
 
     def at(self, ms: float) -> float:
-        """Return the position of a time; that of the shortest positive one for 0."""
+        """Return the position of a time on the logarithmic scale."""
         low, high = self._range
-        if not self.is_logarithmic:
-            return 100 * (1 - MARGIN) * ms / high
         share = math.log(max(ms, low) / low) / math.log(high / low)
         return 100 * (MARGIN + (1 - 2 * MARGIN) * share)
 
@@ -112,8 +99,6 @@ class Dots:
     def ticks(self) -> list[Tick]:
         """Labelled times."""
         low, high = self._range
-        if not self.is_logarithmic:
-            return [Tick(self.at(ms), f"{ms:,.12g}") for ms in round_numbers(high, 5)]
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         each = (1, 2, 5) if high < 300 * low else (1,)
         powers = decades[:: 1 + len(decades) // 8]
@@ -143,11 +128,3 @@ class Dots:
 
 
 Chart = Bars | Dots
-
-
-def round_numbers(top: float, most: int) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten from 0 to `top`, about `most` of them."""
-    rough = top / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
-    return [step * number for number in range(math.floor(top / step + 1e-9) + 1)]

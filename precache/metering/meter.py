@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from precache import outputs
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
@@ -176,5 +175,4 @@ def meter(
         raise UsageError(
             f"loader is {loader!r}; give an iterable of batches, such as a Loader or a DataLoader"
         )
-    chosen = [outputs.terminal()] if to is None else to
-    return Meter(loader, MeterSettings.of(name, every, threshold, chosen, device))
+    return Meter(loader, MeterSettings.of(name, every, threshold, to, device))

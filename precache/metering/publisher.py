@@ -26,7 +26,7 @@ from precache.loading.options import named_device
 from precache.loading.ranks import find_rank
 from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
-from precache.outputs import Output
+from precache.outputs import Output, terminal
 from precache.runtime.machine import Machine, MachineReader
 from precache.runtime.step_clock import Counters, Steps
 from precache.runtime.threads import watch_process
@@ -82,6 +82,7 @@ class MeterSettings:
             )
         if not isinstance(threshold, Real) or not 0 <= float(threshold) <= 1:
             raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1 such as 0.01")
+        to = [terminal()] if to is None else to
         several = isinstance(to, Iterable) and not callable(to)
         wrong = [output for output in to if not callable(output)] if several else [to]
         if wrong:

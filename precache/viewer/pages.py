@@ -18,9 +18,6 @@ STYLES = "view.css"
 MAX_SAMPLES = 1000
 """Samples per page."""
 
-PageLink = tuple[str, str, str]
-"""Text, target, and ``rel`` attribute (``next``, ``prev`` or empty)."""
-
 
 class Pages:
     """Pages about a version.
@@ -136,7 +133,8 @@ def error_page(error: str, root: str) -> str:
     )
 
 
-def _page_links(query: Query, matches: RowPage) -> Iterator[PageLink]:
+def _page_links(query: Query, matches: RowPage) -> Iterator[tuple[str, str, str]]:
+    """Yield text, target, and ``rel`` attribute (``next`` or empty)."""
     if matches.first:
         yield "First page", query.link(), ""
     if matches.later is not None:

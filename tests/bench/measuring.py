@@ -353,8 +353,8 @@ def gains(
 
 def _rates(loop: loops.DrawnLoop, remedy: Remedy, seconds: float) -> tuple[float, float]:
     """Batches/s without and with a remedy, one right after the other."""
-    before = loops.rate(loop.loader(), loop.step, seconds)
-    return before, loops.rate(loops.remedied(loop, remedy), loop.step, seconds)
+    before = loops.rate(loop, loop.loader(), seconds)
+    return before, loops.rate(loop, loops.remedied(loop, remedy), seconds)
 
 
 FIGURES = ("CPU time of the build", "stored bytes", "CPU time of reading", "samples/s")

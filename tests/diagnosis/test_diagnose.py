@@ -9,6 +9,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import precache
 from precache import diagnose
+from precache.diagnosis import loop_probes
+from precache.runtime.usage import Usage
 from tests.conftest import BuiltStore
+from tests.support import loops as support_loops
 from tests.support.building import DEADLINE, own_threads
 from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
 
@@ -68,24 +72,40 @@ def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted
             found = diagnose(loop.loader(), loop.step, seconds=3)
             if kind in ("network", "slow sample", "start-up"):
                 best = best_remedy(loop, found.remedies)
-                gain = rate(remedied(loop, best), loop.step, 4) / rate(loop.loader(), loop.step, 4)
-                gain /= best.gain
+                gain = (
+                    rate(loop, remedied(loop, best), 4) / rate(loop, loop.loader(), 4) / best.gain
+                )
         right = found.verdict == loop.verdict and 0.8 < gain < 1.33
         return right, f"expected {loop.verdict} of {loop}, and {gain} times the gain:\n{found}"
 
     succeeds(attempt)
 
 
-@heavy
-def test_workers_that_take_the_cores_from_the_step_are_cpu_bound() -> None:
-    data = loader(lambda _: burn(0.05), num_workers=2 * precache.runtime.usage.cores())
+def test_rare_slow_samples_are_seen_often_enough_to_know_their_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock that only steps and loads move, so that each figure follows from them."""
+    now = 0.0
 
-    def attempt() -> tuple[bool, object]:
-        found = diagnose(data, lambda _: burn(0.05), seconds=2)
-        gains = {remedy.name: remedy.gain for remedy in found.remedies}
-        return found.verdict == "CPU-bound" and gains["workers"] < 1.3, found
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-    succeeds(attempt)
+    clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: now)
+    for module in (loop_probes, support_loops):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(loop_probes, "read_usage", lambda: Usage(now))
+    chance = np.random.default_rng(1)
+    for _ in range(5):
+        loop = draw_loop("slow sample", chance)
+        loop.options["num_workers"] = 0
+        best = best_remedy(loop, diagnose(loop.loader(), loop.step, seconds=3).remedies)
+        before, began = rate(loop, loop.loader(), 3), now
+        for index in range(50):
+            loop.work(index)
+        load = (now - began) / 50 * loop.options["batch_size"]
+        assert before == pytest.approx(1 / (load + loop.step_s))
+        assert best.gain == pytest.approx(1 / (before * loop.step_s), rel=0.1)
 
 
 class Shuffled:

@@ -1,6 +1,5 @@
 """Examinations of whole sources; stages of samples; stores that are written and read."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from precache_workers.driver.build_plan import BuildPlan
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources import folder
 from precache_workers.sources.folder import FolderSource
-from tests.support.building import build_here, cli, cut, encoded, put_photos, write, write_jpegs
+from tests.support.building import build_here, cut, encoded, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -130,28 +129,6 @@ def test_a_dataset() -> None:
     assert (found.samples, found.failed, found.storage) == (12, 1, [])
     assert "number 7 is lost" in found.failures[0][1]
     assert found.source_bytes == 12 * 40 * 40 * 3
-
-
-@pytest.mark.heavy
-def test_as_an_object_and_a_page(tmp_path: Path) -> None:
-    """With a function of the user's own, which makes rows of one shape."""
-    write_jpegs(tmp_path / "in", 12)
-    write(tmp_path / "in/cat/broken.jpg", b"none")
-    write(tmp_path / "mine.py", b"def half(array):\n    return array[:32, :32]\n")
-    (tmp_path / "recipe.toml").write_text(
-        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "mine:half" }]\n'
-    )
-    words = "doctor in --recipe recipe.toml --seconds 5 --json --html a.html"
-    ran = cli(*words.split(), cwd=tmp_path)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    found = json.loads(ran.stdout)
-    assert (found["samples"], found["sampled"], found["failed"]) == (13, 13, 1)
-    assert [stage["name"] for stage in found["stages"][1:3]] == ["decode", "mine:half"]
-    assert set(found["stages"][0]["ms"]) == {"mean", "median", "p95", "max"}
-    assert {len(stage["each_ms"]) for stage in found["stages"]} == {12}
-    text = (tmp_path / "a.html").read_text("utf-8")
-    assert "broken: cat/broken.jpg" in text
-    assert found["slowest"][0]["key"] in text
 
 
 def test_rows_of_different_shapes_have_no_store_and_random_ops_are_named(tmp_path: Path) -> None:

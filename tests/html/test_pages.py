@@ -2,8 +2,6 @@
 
 import importlib
 import io
-import math
-import operator
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -20,9 +18,9 @@ from PIL import Image
 from precache.diagnosis.diagnose import Diagnosis
 from precache.errors import StorageError, UsageError
 from precache.html import pages
-from precache.html.charts import Bars, Chart, Dots, Panel, round_numbers
+from precache.html.charts import Bars, Chart, Dots, Panel
 from precache.html.pages import _environment
-from precache.html.png import downsample, encode_png, preview
+from precache.html.png import encode_png, preview
 from precache.simulation.model import simulate
 from precache.simulation.page import render_simulation
 from tests.diagnosis.test_verdict import made, measured
@@ -93,31 +91,11 @@ def test_every_page_is_fine_drawn_and_played(tab: Tab, tmp_path: Path, name: str
         assert HOSTILE in str(tab.run("document.querySelector('main').innerText"))
 
 
-def luminance(colour: str) -> float:
-    """Of ``#rgb`` or ``#rrggbb``, as WCAG 2 defines it."""
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-    parts = [part / 255 for part in bytes.fromhex(digits)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return sum(map(operator.mul, linear, (0.2126, 0.7152, 0.0722)))
-
-
-def test_colours_stand_out_in_light_and_dark() -> None:
-    sheets = re.findall(r":root \{.*?\}", pages.style_sheet(), re.DOTALL)
-    assert len(sheets) == 2
-    for sheet in sheets:
-        levels = {name: luminance(colour) for name, colour in re.findall(r"--(\w+): (#\w+)", sheet)}
-        least = {"ink": 4.5, "soft": 4.5, "blue": 3, "orange": 3, "green": 3, "purple": 3, "bad": 3}
-        for name, contrast in least.items():
-            for ground in ("bg", "card"):
-                low, high = sorted((levels[name], levels[ground]))
-                assert (high + 0.05) / (low + 0.05) > contrast, (name, ground)
-
-
 EVIL = "</text><script>'&'$\\frac{$\n\u202e中"
 BARS = Bars(
     "Title", ["one", EVIL],
     [
-        Panel("speed", [3.0, math.nan], ["3/s", "unknown"], (2.0, "asked")),
+        Panel("speed", [3.0, 0.0], ["3/s", "0/s"], (2.0, "asked")),
         Panel(EVIL, [0, 0], ["", EVIL]),
     ],
     ["blue", "green"],
@@ -164,17 +142,8 @@ def test_any_times_can_be_drawn_with_a_few_ticks(one: list[float], other: list[f
         assert 0 < len(places) <= 200
         assert places == sorted(places)
         assert 0 <= places[0] <= places[-1] <= 100
-    assert len(chart.ticks) <= 9
+    assert 1 < len(chart.ticks) <= 9
     assert all(0 <= tick.at <= 100 for tick in chart.ticks)
-
-
-@given(st.floats(1e-6, 1e12), st.integers(3, 8))
-def test_round_numbers_reach_up_to_the_top(top: float, most: int) -> None:
-    found = round_numbers(top, most)
-    assert found[0] == 0
-    assert top - found[1] <= found[-1] <= top * (1 + 1e-6)
-    assert len(found) <= most + 1
-    assert all(re.match(r"[125]e", f"{found[1]:.0e}") for _ in found)
 
 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -215,12 +184,6 @@ def test_a_row_is_a_picture_or_told_as_numbers(
     assert shown.note == note or (note.endswith(": ") and shown.note.startswith(note))
     assert (shown.pixels is None) == (pixels is None)
     assert pixels is None or np.array_equal(shown.pixels, pixels)
-
-
-def test_a_large_picture_is_thinned() -> None:
-    few = downsample(np.zeros((2100, 10, 3), np.uint8), 1024)
-    assert few.shape == (700, 4, 3)
-    assert downsample(few, 1024).shape == few.shape
 
 
 @given(arrays.arrays(np.float64, (3, 2, 2)))

@@ -1,6 +1,7 @@
 """Training loops whose bottleneck is known by construction, with drawn parameters."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -49,6 +50,8 @@ class DrawnLoop:
 
     Attributes
     ----------
+    cycle
+        Batches after which the times of loads repeat, where these differ much.
     resources
         Closed with the loop.
     """
@@ -59,6 +62,7 @@ class DrawnLoop:
     step_s: float
     options: dict[str, Any]
     count: int = 100_000
+    cycle: int = 1
     wait: Callable[[], Any] = lambda: None
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -76,24 +80,19 @@ class DrawnLoop:
         self.wait()
 
 
-def rate(loader: DataLoader[Any], step: Callable[[Any], Any], seconds: float) -> float:
-    """Batches/s over whole epochs after the first one, or over a part of a long one."""
-    short, lead = len(loader) < 1000, 10
-    if short:
-        for batch in loader:
-            step(batch)
-        lead = 0
-    started, count = time.perf_counter(), 0
+def rate(loop: DrawnLoop, loader: DataLoader[Any], seconds: float) -> float:
+    """Batches/s over whole epochs, or over whole cycles of a long one, after a lead."""
+    epoch = len(loader)
+    lead, cycle = (max(10, loop.cycle), loop.cycle) if epoch >= 1000 else (epoch, epoch)
+    started, count = time.perf_counter(), -lead
     while True:
         for batch in loader:
-            step(batch)
+            loop.step(batch)
             count += 1
-            if lead and count == lead:
-                started, count, lead = time.perf_counter(), 0, 0
-            if not short and not lead and time.perf_counter() - started > seconds:
+            if count == 0:
+                started = time.perf_counter()
+            elif count > 0 and count % cycle == 0 and time.perf_counter() - started > seconds:
                 return count / (time.perf_counter() - started)
-        if time.perf_counter() - started > seconds:
-            return count / (time.perf_counter() - started)
 
 
 def draw_loop(kind: str, chance: np.random.Generator) -> DrawnLoop:
@@ -172,7 +171,9 @@ def _slow(chance: np.random.Generator, step: float) -> DrawnLoop:
     def work(index: int) -> None:
         time.sleep(late if index % 50 == 20 else 0.001)
 
-    return DrawnLoop("slow sample", "variance-bound", work, step, options)
+    return DrawnLoop(
+        "slow sample", "variance-bound", work, step, options, cycle=math.lcm(50, size) // size
+    )
 
 
 def _device(chance: np.random.Generator, step: float) -> DrawnLoop:

@@ -35,7 +35,6 @@ from tests.support.building import (
     cut,
     encoded,
     environment,
-    flip,
     pixels,
     running,
     write,
@@ -502,13 +501,3 @@ def test_pages_show_every_row_once(stores: dict[str, BuiltStore], name: str, cou
         pages, later = [*pages, found.rows], found.later
     assert [row for page in pages for row in page] == right
     assert all(len(page) == count for page in pages[:-1])
-
-
-def test_one_damaged_row_leaves_the_others(
-    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
-) -> None:
-    damaged = copy_store(stores["image"])
-    flip(damaged.shard_path(0), 20)
-    read = Catalogue(str(damaged.path)).read(range(8))
-    assert [row for row, each in enumerate(read) if isinstance(each, str)] == [0]
-    assert "damaged at row 0" in str(read[0])

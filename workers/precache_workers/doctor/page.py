@@ -15,7 +15,7 @@ from precache_workers.doctor.report import BATCH_SAMPLES, DoctorReport, feed
 
 def render_doctor_report(report: DoctorReport) -> str:
     """Render a page: one file, no network, light and dark."""
-    before, after = simulate_without_cache(report), simulate_with_cache(report)
+    before = simulate_without_cache(report)
     return render(
         "doctor.html",
         styles="player.css",
@@ -26,7 +26,7 @@ def render_doctor_report(report: DoctorReport) -> str:
         tables=list(text.tables(report, slow_ratio=0)),
         listing=number(1e3 * report.listing_seconds / report.samples),
         remarks=list(text.remarks(report)),
-        replay_note=_replay_note(report, before, after),
+        replay_note=_replay_note(report, before),
         **player_values(before),
     )
 
@@ -49,18 +49,15 @@ def simulate_without_cache(report: DoctorReport) -> Simulation:
     return feed(sample_ms, report.cores, report.rate)
 
 
-def simulate_with_cache(report: DoctorReport) -> Simulation | None:
-    """Simulate the same processes reading a store; None if caching is not recommended."""
-    return report.simulate_reading(report.codecs[0]) if report.worthwhile else None
-
-
-def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | None) -> str:
+def _replay_note(report: DoctorReport, before: Simulation) -> str:
     note = (
         f"A simulation without a cache: one process on each of {text.count_cores(report.cores)} "
         f"loads batches of {BATCH_SAMPLES}, with the times of the measured samples, fetches "
         f"included. The device waits {before.stall_share:.0%} of its time"
     )
-    return f"{note}; with a cache, {after.stall_share:.0%}." if after else f"{note}."
+    if report.worthwhile:
+        note += f"; with a cache, {report.simulate_reading(report.codecs[0]).stall_share:.0%}"
+    return f"{note}."
 
 
 def _feeding(report: DoctorReport, before: Simulation) -> Chart:
