@@ -316,9 +316,9 @@ class Folder(ABC):
         """As `walk`, `FILES_AT_ONCE` files at a time, or fewer."""
         walk = self.walk(leave_out)
         while some := list(itertools.islice(walk, FILES_AT_ONCE)):
-            names, sizes, mtimes, etags, states = zip(*some, strict=True)
-            sizes, mtimes, states = (np.array(of, np.int64) for of in (sizes, mtimes, states))
-            yield FileColumns(names, sizes, mtimes, etags, states)
+            names, *numbers, etags, states = zip(*some, strict=True)
+            sizes, mtimes, file_states = (np.array(of, np.int64) for of in (*numbers, states))
+            yield FileColumns(names, sizes, mtimes, etags, file_states)
 
     # --- of a disk alone ------------------------------------------------------------------------
 

@@ -259,14 +259,14 @@ class RowTable:
 def _json_rows(texts: Sequence[Texts], numbers: Sequence[np.ndarray]) -> bytes:
     """Return the rows of some columns, texts first, as `json.dumps` writes them as lists."""
     if any(text.matching(r"[^ !#-\[\]-~]").any() for text in texts):  # some are escaped
-        rows = zip(*texts, *(column.tolist() for column in numbers), strict=True)
-        return json.dumps([*rows]).encode()
+        columns = (*texts, *(column.tolist() for column in numbers))
+        return json.dumps([*zip(*columns, strict=True)]).encode()
     cells = [
         *(part for text in texts for part in ('"', text, '", ')),
         *(part for column in numbers for part in (Texts(arrow_of(column)), ", ")),
     ]
     rows = joined_texts(["[", *cells[:-1], "], "])
-    return b"[%b]" % memoryview(rows.arrow.buffers()[2])[:-2]
+    return b"".join((b"[", memoryview(rows.arrow.buffers()[2])[:-2], b"]"))
 
 
 # --- stored tables ------------------------------------------------------------------------------
