@@ -395,6 +395,19 @@ def require_columns(names: Collection[str], wanted: Iterable[str | None], where:
             )
 
 
+def require_distinct(names: Iterable[str], what: str) -> None:
+    """Raise `SourceError` for a name that is there twice; blank ones may be.
+
+    Parameters
+    ----------
+    what
+        Begins the message, before the name.
+    """
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise SourceError(f"{what} {printable(twice[0])!r}; rename all but one")
+
+
 SampleName = Literal["first-dot", "last-dot", "whole"]
 """The part of a member's name that names its sample: up to the first or the last dot of the file
 name; or each image is a sample."""
