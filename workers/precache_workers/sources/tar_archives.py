@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
-from precache.store.columns import GrowingTexts, Texts, arrow_of
+from precache.store.columns import GrowingTexts, Texts, arrow_of, texts_or_nulls
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     IMAGES_ALONE,
@@ -329,8 +329,9 @@ class _ArchiveSamples:
         lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        of_kept = labels[found[kept]]
-        return pa.array(texts, pa.large_string()).take(pa.array(of_kept, mask=found[kept] < 0))
+        texts.append(None)  # of those without one
+        of_kept = np.where(found[kept] < 0, len(values), labels[found[kept]])
+        return texts_or_nulls(texts).take(arrow_of(of_kept))
 
     def _split(self, names: Texts) -> tuple[Texts, Texts]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
