@@ -24,11 +24,13 @@ from typing import TypeVar
 from precache.errors import StorageError
 from precache.storage import local_files
 from precache.storage.base import (
+    FILES_AT_ONCE,
     LINK_OUT,
     LINK_TWICE,
     NO_FILE,
     NOT_THERE,
     Buffer,
+    FileColumns,
     FileInfo,
     Folder,
     LeaveOut,
@@ -234,6 +236,11 @@ class LocalFolder(Folder):
         (-1). A file that is removed meanwhile may be left out, and so may a folder if `leave_out`
         is not given.
         """
+        for some in self.walk_columns(leave_out):
+            sizes, mtimes, states = (of.tolist() for of in (some.sizes, some.mtimes, some[-1]))
+            yield from map(FileInfo, some.names, sizes, mtimes, some.etags, states)
+
+    def walk_columns(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileColumns]:
         with Translated(self.root, "list"):
             root, true = local_files.look(self.root)
             self._require_inside(true)
@@ -243,40 +250,42 @@ class LocalFolder(Folder):
         while stack:
             prefix, true, above, linked_to = stack.pop()
             path, below = self.root / prefix, []
+            names, statuses = list[str](), list[os.stat_result | None]()
             gone = (FileNotFoundError,) if prefix and leave_out is ignore_left_out else ()
             with Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in sorted(entries, key=operator.attrgetter("name")):
-                    name = prefix + entry.name
+                    name, is_link = prefix + entry.name, entry.is_symlink()
                     try:
-                        if entry.is_symlink():
-                            status, lies = _followed(entry.path)
-                        else:
-                            status, lies = entry.stat(), ""
+                        status, lies = _followed(entry.path) if is_link else (entry.stat(), "")
                     except FileNotFoundError:
                         continue
                     if status is not None and stat.S_ISREG(status.st_mode) and not lies:
-                        yield _info(name, status)
+                        names.append(name)
+                        statuses.append(status)
                     elif status is not None and stat.S_ISDIR(status.st_mode):
                         lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
-                        may_be_out = entry.is_symlink() or f"{lies}/".startswith(SYSTEM)
+                        may_be_out = is_link or f"{lies}/".startswith(SYSTEM)
                         if may_be_out and self._leads_out(lies):
                             leave_out(f"{name}/", link_out)
-                        elif linked_to and entry.is_symlink() and _identity(status) in linked:
+                        elif linked_to and is_link and _identity(status) in linked:
                             leave_out(f"{name}/", LINK_TWICE)
                         elif _identity(status) not in above:
-                            below_link = linked_to or entry.is_symlink()
-                            if entry.is_symlink():
+                            if is_link:
                                 linked.add(_identity(status))
                             inside = above | {_identity(status)}
-                            below.append((f"{name}/", lies, inside, below_link))
+                            below.append((f"{name}/", lies, inside, linked_to or is_link))
                     elif lies and self._leads_out(lies):
                         leave_out(name, link_out)
-                    elif status is None:
-                        yield FileInfo(name, -1, -1)
-                    elif stat.S_ISREG(status.st_mode):
-                        yield _info(name, status)
+                    elif status is None or stat.S_ISREG(status.st_mode):
+                        names.append(name)
+                        statuses.append(status)
                     else:
                         leave_out(name, NO_FILE)
+                    if len(names) == FILES_AT_ONCE:
+                        yield _columns(names, statuses)
+                        names, statuses = [], []
+            if names:
+                yield _columns(names, statuses)
             stack += reversed(below)
 
     # --- writing --------------------------------------------------------------------------------
@@ -393,6 +402,11 @@ def _pread(descriptor: int, size: int, start: int, end: int | None) -> bytes:
 
 def _info(name: str, status: os.stat_result) -> FileInfo:
     return FileInfo(name, status.st_size, status.st_mtime_ns, "", local_files.state_of(status))
+
+
+def _columns(names: Sequence[str], statuses: Sequence[os.stat_result | None]) -> FileColumns:
+    sizes, mtimes, states = local_files.numbers_of(statuses)
+    return FileColumns(names, sizes, mtimes, [""] * len(names), states)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,25 @@ def state_of(status: os.stat_result) -> int:
     """Return a digest (int63) that is another if a file was changed, or took another's place."""
     inode = status.st_ino if has_lasting_inodes(status.st_dev) else 0
     return (status.st_ctime_ns + inode * _SPREAD) & _INT63
+
+
+def numbers_of(
+    statuses: Sequence[os.stat_result | None],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sizes, times of change in nanoseconds, and states as by `state_of`: (len,) int64 each,
+    -1 for None."""
+    devices = {status.st_dev for status in statuses if status is not None}
+    lasts = {device: has_lasting_inodes(device) for device in devices}
+    rows = [
+        (-1, -1, 0, 0) if of is None else
+        (of.st_size, of.st_mtime_ns, of.st_ctime_ns, of.st_ino & _INT63 if lasts[of.st_dev] else 0)
+        for of in statuses
+    ]  # fmt: skip
+    sizes, mtimes, ctimes, inodes = np.array(rows, np.int64).reshape(-1, 4).T
+    states = ctimes.view(np.uint64) + inodes.view(np.uint64) * np.uint64(_SPREAD)
+    states = (states & np.uint64(_INT63)).view(np.int64)
+    states[sizes < 0] = -1
+    return sizes, mtimes, states
 
 
 def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:

@@ -77,6 +77,12 @@ def numbers_of(array: Any) -> np.ndarray:
     return np.frombuffer(data, array.type.to_pandas_dtype())[part]
 
 
+def filled(array: Any, value: float) -> np.ndarray:
+    """Return an Arrow array of numbers as one of NumPy's, with a value in place of nulls."""
+    numbers = numbers_of(array)
+    return np.where(numbers_of(array.is_valid()), numbers, value) if array.null_count else numbers
+
+
 def arrow_of(numbers: np.ndarray) -> Any:
     """Return numbers or bools as an Arrow array, which shares the memory of numbers."""
     import pyarrow as pa
@@ -88,13 +94,22 @@ def arrow_of(numbers: np.ndarray) -> Any:
 
 def texts_or_nulls(values: Sequence[str | None]) -> Any:
     """Return texts as an Arrow array, of nulls for None."""
+    return _with_nulls(values, _encoded([value or "" for value in values]))
+
+
+def numbers_or_nulls(values: Sequence[float | None], dtype: type[np.number[Any]]) -> Any:
+    """Return numbers as an Arrow array, of nulls for None."""
+    numbers = np.array([0 if value is None else value for value in values], dtype)
+    return _with_nulls(values, arrow_of(numbers))
+
+
+def _with_nulls(values: Sequence[Any], array: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = _encoded([value or "" for value in values])
     known = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    null = pa.nulls(1, texts.type)[0]
-    return texts if known.all() else pc.if_else(arrow_of(known), texts, null)
+    null = pa.nulls(1, array.type)[0]
+    return array if known.all() else pc.if_else(arrow_of(known), array, null)
 
 
 def joined_texts(parts: Sequence[Any], between: str = "") -> Texts:

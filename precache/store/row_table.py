@@ -18,7 +18,7 @@ import numpy as np
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, Hole, StoreError
 from precache.store.arrays import as_json, group_document, label_form, parse_json, row_array
-from precache.store.columns import GrowingTexts, Texts
+from precache.store.columns import GrowingTexts, Texts, arrow_of, joined_texts
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import TableAttributes
 from precache.store.labels import are_classes, narrow
@@ -74,6 +74,9 @@ def place_digest(place: str) -> str:
     """Return the digest of a place, as in `RowTable.source`."""
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
+
+DIGESTED_ROWS = 4096
+"""Rows of a table that are one JSON document in its digest."""
 
 MIN_ROW_NBYTES = 8
 """Bytes of memory that a row takes at least, however few are stored."""
@@ -243,15 +246,27 @@ class RowTable:
         columns = [self.sizes, self.mtimes]
         if are_classes(self.labels):
             columns.append(self.labels)
-        for start in range(0, len(self), 4096):
-            part = slice(start, start + 4096)
-            numbers = (column[part].tolist() for column in columns)
-            rows = zip(self.keys[part], self.etags[part], *numbers, strict=True)
-            digest.update(json.dumps(list(rows)).encode())
+        for start in range(0, len(self), DIGESTED_ROWS):
+            some = slice(start, start + DIGESTED_ROWS)
+            texts = self.keys[some], self.etags[some]
+            digest.update(_json_rows(texts, [column[some] for column in columns]))
         if not are_classes(self.labels):
             digest.update(json.dumps([self.labels.dtype.name, self.labels.shape]).encode())
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
+
+
+def _json_rows(texts: Sequence[Texts], numbers: Sequence[np.ndarray]) -> bytes:
+    """Return the rows of some columns, texts first, as `json.dumps` writes them as lists."""
+    if any(text.matching(r"[^ !#-\[\]-~]").any() for text in texts):  # some are escaped
+        columns = (*texts, *(column.tolist() for column in numbers))
+        return json.dumps([*zip(*columns, strict=True)]).encode()
+    cells = [
+        *(part for text in texts for part in ('"', text, '", ')),
+        *(part for column in numbers for part in (Texts(arrow_of(column)), ", ")),
+    ]
+    rows = joined_texts(["[", *cells[:-1], "], "])
+    return b"".join((b"[", memoryview(rows.arrow.buffers()[2])[:-2], b"]"))
 
 
 # --- stored tables ------------------------------------------------------------------------------

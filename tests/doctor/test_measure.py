@@ -12,6 +12,7 @@ import precache
 from precache.errors import UsageError
 from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.runtime import usage
+from precache.storage import local
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
@@ -22,7 +23,6 @@ from precache_workers.doctor.stages import StageTimes, measure_stages, random_st
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.driver.build_plan import BuildPlan
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
-from precache_workers.sources import folder
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, cut, encoded, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
@@ -37,7 +37,7 @@ def examine(source: object, recipe: precache.Recipe | None = RECIPE, **more: Any
 def test_a_folder_is_examined(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "FILES_AT_ONCE", 4)
+        patch.setattr(local, "FILES_AT_ONCE", 4)
         cut_short = examine(tmp_path, seconds=1e-9)
     assert (cut_short.complete, cut_short.samples) == (False, 4), "its listing takes too long"
     write(tmp_path / "cat/broken.jpg", b"none")

@@ -344,7 +344,7 @@ PLUG_IN = """
                 for key in keys
             ]
 
-        def file_of(self, key):
+        def file_of(self, key, location=None):
             return None
 
     def counted(spec):

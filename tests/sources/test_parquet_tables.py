@@ -80,6 +80,7 @@ def test_columns_are_guessed_and_named_in_one_line(
 
 STRUCT = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
 TWO = {"image": [PHOTO] * 2}
+ALIKE = pa.Table.from_arrays([pa.array([PHOTO]), *[pa.array([1])] * 2], ["image", "age", "age"])
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,7 @@ def test_columns_are_chosen_by_name(
         ({"uri": ["s3://bucket/a.jpg"]}, (), "give --source-kind manifest"),
         ({"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]}, (),
          r"'image' \(list<element: binary>\), 'box' \(list<el"),
+        (ALIKE, (), "has several columns 'age'; rename all but one"),
         ({**TWO, "id": ["x", "x"]}, (None, None, "id"), "has 2 samples x; keys name samples"),
         ({**TWO, "id": ["x", None]}, (None, None, "id"), "some of its id are missing or empty"),
     ],
@@ -144,6 +146,9 @@ def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> Non
     columns["kind"] = pa.array([1, 2, 0])
     with pytest.raises(SourceError, match=r"class number 2; .* up to 1, as it names 2 classes"):
         listed(write(tmp_path / "b.parquet", columns, metadata))
+    twice = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee", "ant"]}})
+    with pytest.raises(SourceError, match="has several classes 'ant'; rename all but one"):
+        listed(write(tmp_path / "c.parquet", columns, twice))
 
 
 def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:

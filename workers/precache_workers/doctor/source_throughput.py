@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -45,7 +44,7 @@ def probe_source(
         The readings; and the share of the time in which a process waited for I/O, None if the
         machine does not report it.
     """
-    file = source.file_of(table.keys[0])
+    file = source.file_of(table.keys[0], table.locations_of([0]))
     if file is None:
         return [], None
     depths = DEPTHS if file[0].local("") else REMOTE_DEPTHS
@@ -55,15 +54,16 @@ def probe_source(
     for depth in depths:
         random = np.random.default_rng(depth)
         some = table.take(random.choice(len(table), min(MOST, len(table)), replace=False))
-        _drop(source, some.keys)
+        _drop(source, some)
         reading = _read(source, some, depth, seconds / len(depths))
         readings += [reading] if reading else []
     return readings, machine.read().io_wait
 
 
-def _drop(source: Source, keys: Sequence[str]) -> None:
+def _drop(source: Source, some: RowTable) -> None:
     """Drop local files from the page cache; mapped pages stay."""
-    files = {name: folder for folder, name in filter(None, map(source.file_of, keys))}
+    found = (source.file_of(key, some.locations_of([row])) for row, key in enumerate(some.keys))
+    files = {name: folder for folder, name in filter(None, found)}
     for name, folder in files.items():
         with contextlib.suppress(StorageError):
             if (descriptor := folder.open(name)) is not None:

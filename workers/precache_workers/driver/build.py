@@ -188,9 +188,12 @@ class Build(SampleProbe):
         how = request.address, request.cpus, request, self.progress.say
         with executor(*how) as self.run_tasks:
             self.timings["start"] = time.perf_counter() - began
-            file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
-            if file is not None:
-                self._require_shared(*file)
+            if self.joined:
+                row = int(spec.table.is_removed.argmin())
+                location = spec.table.locations_of([row])
+                file = self.source.file_of(spec.table.keys[row], location)
+                if file is not None:
+                    self._require_shared(*file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)

@@ -100,8 +100,8 @@ class ListedSource:
         XXH3-128 (hex) of each sample, by row, if samples were read to be compared.
     compares
         Whether a change of the data of samples is seen.
-    recalled
-        The listing by the record of the source; None for a Python dataset without files.
+    record
+        Name in the store and content of the record of the source, where it is to be kept.
     """
 
     spec: VersionSpec
@@ -118,16 +118,14 @@ class ListedSource:
     index: tuple[str, bytes] | None = None
     contents: Sequence[str] = ()
     compares: bool = True
-    recalled: RecalledListing | None = None
+    record: tuple[str, bytes] | None = None
 
-    @system_memory()
     def keep(self, store: Folder) -> None:
         """Store the index with which the next listing skips containers that did not change; and
         record what was listed, before a build reads it, so that later changes are seen."""
-        record = None if self.recalled is None else self.recalled.new_record()
         with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
             _remove_unfinished(store)
-            for name, data in filter(None, (self.index, record)):
+            for name, data in filter(None, (self.index, self.record)):
                 store.put(name, [data])
 
     @property
@@ -251,12 +249,16 @@ def list_rows(
     table = _labelled(request, source, listing, table, doubts)
     if isinstance(source, FolderSource):
         _require_images_alone(request, source)
-    recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
-    table = recalled.table
-    if isinstance(source, DatasetSource) and not request.compare:
-        changed = note_of_held_data(store, source, table)
-    else:
-        changed = () if request.recompute else _note_of_unseen(store, table)
+    with system_memory():
+        recalled, compared = _recall(request, store, source, table, listing.file_states, tick, say)
+        table, record = recalled.table, None
+        if not isinstance(source, DatasetSource) or listing.file_states is not None:
+            record = recalled.new_record()  # of a dataset without files, the versions say all
+        del recalled
+        if isinstance(source, DatasetSource) and not request.compare:
+            changed = note_of_held_data(store, source, table)
+        else:
+            changed = () if request.recompute else _note_of_unseen(store, table)
     placed = place_rows(store, table, request.keep_order, request.compact, request.shard_samples)
     seconds = time.perf_counter() - began
     return ListedSource(
@@ -279,10 +281,7 @@ def list_rows(
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
         contents=[compared.get(key, "") for key in placed.table.keys] if compared else (),
         compares=not isinstance(source, DatasetSource) or source.compares,
-        # Of a dataset without files, the versions say all.
-        recalled=None
-        if isinstance(source, DatasetSource) and listing.file_states is None
-        else recalled,
+        record=record,
     )
 
 

@@ -395,6 +395,19 @@ def require_columns(names: Collection[str], wanted: Iterable[str | None], where:
             )
 
 
+def require_distinct(names: Iterable[str], what: str) -> None:
+    """Raise `SourceError` for a name that is there twice; blank ones may be.
+
+    Parameters
+    ----------
+    what
+        Begins the message, before the name.
+    """
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise SourceError(f"{what} {printable(twice[0])!r}; rename all but one")
+
+
 SampleName = Literal["first-dot", "last-dot", "whole"]
 """The part of a member's name that names its sample: up to the first or the last dot of the file
 name; or each image is a sample."""
@@ -456,8 +469,14 @@ class Source(Protocol):
     def index_name(self) -> str:
         return ""
 
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        """Return the folder and name of the file that holds a sample; None if no file does."""
+    def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
+        """Return the folder and name of the file that holds a sample; None if no file does.
+
+        Parameters
+        ----------
+        location
+            As in `fetch`, of this one sample.
+        """
         return None
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
@@ -491,12 +510,7 @@ class Source(Protocol):
 
 
 _listings: dict[str, RowTable] = {}
-"""Index name of a source -> its listing in this process. Single dict operations need no lock."""
-
-
-def remember(source: Source, table: RowTable) -> None:
-    """Keep the listing of a source for `located`."""
-    _listings[source.index_name] = table
+"""Index name of a source -> its listing, for `located`. Single dict operations need no lock."""
 
 
 def forget(source: Source) -> None:
@@ -507,9 +521,11 @@ def forget(source: Source) -> None:
 def located(source: Source, keys: Sequence[str]) -> Locations:
     """Return where samples of a source with locations lie, those of unknown keys nowhere.
 
-    The source is listed if this process has not yet done so.
+    The source is listed once in a process.
     """
-    table = _listings.get(source.index_name) or source.list(lambda count: None).table
+    table = _listings.get(source.index_name)
+    if table is None:
+        table = _listings[source.index_name] = source.list(lambda count: None).table
     assert table.locations is not None
     return table.locations.take(table.rows_of(keys))
 

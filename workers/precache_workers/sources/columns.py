@@ -27,6 +27,7 @@ from precache_workers.sources.base import (
     choice_error,
     quoted,
     require_columns,
+    require_distinct,
 )
 from precache_workers.sources.labels import (
     MOST_TEXT,
@@ -125,6 +126,7 @@ def choose(
         False if all columns are texts that may be numbers.
     """
     names, features = schema.names, _features(schema)
+    require_distinct(names, f"{where} has several columns")
     _require_columns(schema, columns, where)
     image, named = columns.image or guess_image(schema, features), columns.inputs.names
     columns.inputs.require_clear(names, image, where, stated=columns.image is not None)
@@ -174,6 +176,7 @@ def choose(
     first = {IMAGE: image} if columns.inputs.image and image is not None else {}
     inputs = {**first, **dict(zip(named, named, strict=True))}
     names_of_classes = class_names(schema, labels)
+    require_distinct(names_of_classes, f"{where} has several classes")
     key = columns.key or path
     return ChosenColumns(image, inputs, key, labels, names_of_classes, others, evidence)
 

@@ -76,7 +76,6 @@ from precache_workers.sources.base import (
     ignored_text,
     is_utf8,
     located,
-    remember,
     require_columns,
     source_of,
     too_large_error,
@@ -349,8 +348,8 @@ class ContainerSource(Source):
         identity = self.containers.uri, repr(self.format)
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        files = located(self, [key]).containers
+    def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
+        files = (location or located(self, [key])).containers
         return (self.folder, files[0].name) if files else None
 
     def __str__(self) -> str:
@@ -407,7 +406,6 @@ class ContainerSource(Source):
             file_states[:] = -1
         named = [name for name in read.names if is_table or not is_picture(name)]
         listing = of_inputs(scans.listing(locations, file_states), named, image=read.image)
-        remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
     def _scans(

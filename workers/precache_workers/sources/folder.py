@@ -17,7 +17,7 @@ import numpy as np
 
 from precache.errors import ChoiceError, FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import FileInfo, Folder, left_out_text
+from precache.storage.base import FileColumns, Folder, left_out_text
 from precache.store.columns import GrowingTexts, Texts
 from precache.store.commit_log import NUMBERED, ROOT
 from precache.store.locations import Locations
@@ -52,9 +52,6 @@ from precache_workers.sources.listings import Members
 
 _RECORDS = re.compile(r"-\d{3,}-of-\d{3,}$|\.tfrecords?[-*]")
 """Ends of the names that TensorFlow gives to TFRecord files, and patterns of these."""
-
-FILES_AT_ONCE = 256
-"""Files between two looks at the time."""
 
 _TFRECORDS = "--source-kind", "tfrecord"
 _AS_RECORDS = "is called as TFRecord files are: give --source-kind tfrecord if it is one"
@@ -98,7 +95,7 @@ class FolderSource(Source):
     also: str = ""
     """Regular expression of RE2 of the names of files that are samples, though no images."""
 
-    def file_of(self, key: str) -> tuple[Folder, str]:
+    def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str]:
         return self.folder, key
 
     @property
@@ -121,7 +118,7 @@ class FolderSource(Source):
             else:
                 count_ignored(facts.ignored, name)
 
-        def take(files: Sequence[FileInfo]) -> None:
+        def take(files: Sequence[FileColumns]) -> None:
             nonlocal container, table_file
             for name in images.add(files, facts):
                 facts.ignore(name)
@@ -136,13 +133,14 @@ class FolderSource(Source):
             if images.count:
                 tick(images.count)
 
-        walk, files = self.folder.walk(leave_out), list[FileInfo]()
-        while some := list(itertools.islice(walk, FILES_AT_ONCE)):
-            files += some
+        files, count = list[FileColumns](), 0
+        for some in self.folder.walk_columns(leave_out):
+            files.append(some)
+            count += len(some.names)
             late = time.monotonic() > until
-            if late or len(files) >= FILES_PER_TICK:
+            if late or count >= FILES_PER_TICK:
                 take(files)
-                files = []
+                files, count = [], 0
                 if late and images.count:
                     complete = False
                     break
@@ -240,19 +238,21 @@ class _Images:
         self._also, self.count, self._keys, self._etags = also, 0, GrowingTexts(), GrowingTexts()
         self._numbers = [array("q") for _ in range(3)]
 
-    def add(self, files: Sequence[FileInfo], facts: Members) -> list[str]:
+    def add(self, files: Sequence[FileColumns], facts: Members) -> list[str]:
         """Add the images among the files of a walk; returns the names of the others."""
         if not files:
             return []
-        names, sizes, mtimes, etags, states = zip(*files, strict=True)
+        names = [*itertools.chain.from_iterable(some.names for some in files)]
         found = Names.of(names, self._also)
         for row, reason in found.left_out.items():
             facts.leave_out(reason, names[row])
         kept = found.kept
         self._keys.extend(found.texts.take(kept))
+        etags = itertools.chain.from_iterable(some.etags for some in files)
         self._etags.extend(Texts(etags).take(kept))
-        for numbers, column in zip(self._numbers, (sizes, mtimes, states), strict=True):
-            numbers.frombytes(np.array(column, np.int64)[kept].tobytes())
+        columns = zip(*((of.sizes, of.mtimes, of.file_states) for of in files), strict=True)
+        for numbers, parts in zip(self._numbers, columns, strict=True):
+            numbers.frombytes(np.concatenate(parts)[kept].tobytes())
         self.count = len(self._numbers[0])
         return [names[row] for row in np.flatnonzero(~found.images).tolist()]
 

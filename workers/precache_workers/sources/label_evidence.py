@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from precache.errors import SourceError
 from precache.messages import printable
-from precache.store.columns import numbers_of
+from precache.store.columns import arrow_of, filled, numbers_of
 from precache_workers.sources.base import Doubt, Way, no_label, quoted
 from precache_workers.sources.labels import (
     INTEGER,
@@ -425,11 +425,11 @@ def _of_bits(column: Column) -> Read:
 
 def _without_minus(column: Column) -> Column:
     """Take class numbers that are -1 as none, with a line that counts them."""
-    is_minus = pc.equal(column.values, -1) if column.kind == "numbers" else None
-    if is_minus is None or not (count := pc.sum(is_minus).as_py()):
+    is_minus = filled(column.values, 0) == -1 if column.kind == "numbers" else np.array([])
+    if not (count := int(is_minus.sum())):
         return column
     note = f"{count:,} labels that are -1 are taken as none (--label-kind name)"
-    values = pc.if_else(is_minus, None, column.values)
+    values = pc.if_else(arrow_of(is_minus), None, column.values)
     return replace(column, values=values, notes=(*column.notes, note))
 
 

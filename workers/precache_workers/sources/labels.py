@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from precache.errors import SourceError
 from precache.messages import printable
-from precache.store.columns import numbers_of, texts_or_nulls
+from precache.store.columns import filled, numbers_of, numbers_or_nulls, texts_or_nulls
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES
 from precache.units import size
 from precache_workers.sources.base import NO_RULES, Doubt, LabelRules, is_utf8, quoted
@@ -191,7 +191,7 @@ def array_of(labels: Sequence[Label | None], kind: Kind | None) -> Any:
         texts = [label if isinstance(label, str | None) else json.dumps(label) for label in labels]
         return texts_or_nulls(texts)
     if kind in ("numbers", "values"):
-        return pa.array(labels, pa.int64() if kind == "numbers" else pa.float64())
+        return numbers_or_nulls(labels, np.int64 if kind == "numbers" else np.float64)
     lists = [label if label is None or isinstance(label, list) else [label] for label in labels]
     if kind == "several names":
         return pa.array(lists, pa.large_list(pa.large_string()))
@@ -510,7 +510,7 @@ def names_by_number(numbered: Mapping[Any, Any]) -> list[Any] | None:
 
 
 def _class_numbers(column: Column) -> np.ndarray:
-    classes, numbers = column.classes, numbers_of(column.values.fill_null(-1))
+    classes, numbers = column.classes, filled(column.values, -1)
     lowest, highest = int(numbers.min()), int(numbers.max())
     if lowest < -1 or (classes and highest >= len(classes)):
         raise SourceError(
@@ -523,7 +523,7 @@ def _class_numbers(column: Column) -> np.ndarray:
 
 def _float32(column: Column) -> np.ndarray:
     with np.errstate(over="ignore"):
-        values: np.ndarray = numbers_of(column.values.fill_null(math.nan)).astype(np.float32)
+        values = filled(column.values, math.nan).astype(np.float32)
     if len(wrong := np.flatnonzero(np.isinf(values))):
         what = f"is {column.values[int(wrong[0])]}, which is no finite float32"
         raise column.error(int(wrong[0]), what)

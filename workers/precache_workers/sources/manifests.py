@@ -57,7 +57,6 @@ from precache_workers.sources.base import (
     is_image,
     is_utf8,
     located,
-    remember,
 )
 from precache_workers.sources.columns import ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers, common_start
@@ -125,8 +124,8 @@ class ManifestSource(Source):
         identity = self.containers.uri, repr(self.spec.columns)
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [place] = located(self, [key]).places.to_pylist()
+    def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
+        [place] = (location or located(self, [key])).places.to_pylist()
         return None if place is None else self._place(place["uri"])
 
     # --- listing --------------------------------------------------------------------------------
@@ -177,7 +176,6 @@ class ManifestSource(Source):
         read = self.spec.columns.inputs
         listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         listing = of_inputs(listing, read.names, image=read.image)
-        remember(self, listing.table)
         place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0), listing.table)
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(

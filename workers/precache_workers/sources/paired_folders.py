@@ -43,7 +43,6 @@ from precache_workers.sources.base import (
     in_service_folder,
     located,
     quoted,
-    remember,
 )
 from precache_workers.sources.container_names import (
     around_braces,
@@ -107,8 +106,8 @@ class PairedFolders(Source):
     def _first(self) -> FolderSource:
         return next(iter(self.columns.values())).source
 
-    def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [place] = located(self, [key]).places.to_pylist()
+    def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
+        [place] = (location or located(self, [key])).places.to_pylist()
         return place and (self._first.folder, place[next(iter(self.columns))]["name"])
 
     # --- listing --------------------------------------------------------------------------------
@@ -139,7 +138,6 @@ class PairedFolders(Source):
             if one.file_states is not None
         ]
         table = _table({name: one.table.take(rows[name]) for name, one in listed.items()})
-        remember(self, table)
         return replace(
             first,
             table=table,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, BinaryIO, NamedTuple
 
 from precache.errors import SourceError
-from precache.messages import printable
-from precache_workers.sources.base import is_utf8
+from precache_workers.sources.base import is_utf8, require_distinct
 from precache_workers.sources.labels import (
     Label,
     bits_column,
@@ -101,10 +100,7 @@ def by_column(names: Sequence[str], rows: Sequence[tuple[int, list[str]]], where
         Two columns have one name, or a line has fewer cells than there are columns, or more that
         are not blank.
     """
-    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise SourceError(
-            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
-        )
+    require_distinct(names, f"{where} has several columns")
     for number, row in rows:
         if len(row) < len(names) or width_of(row) > len(names):
             raise SourceError(

@@ -21,10 +21,10 @@ requests.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
-from precache.store.columns import GrowingTexts, Texts, arrow_of
+from precache.store.columns import GrowingTexts, Texts, arrow_of, texts_or_nulls
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     IMAGES_ALONE,
@@ -56,7 +56,6 @@ from precache_workers.sources.containers import (
     units_of,
 )
 from precache_workers.sources.file_ranges import BLOCK_BYTES, open_file, read_parts
-from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.listings import Members
 from precache_workers.sources.sample_inputs import (
     count_combination,
@@ -204,8 +203,9 @@ class _ArchiveSamples:
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
-        self._labels: list[str | bytes] = []  # bytes that are no text as they are
-        self._known: dict[bytes, str] = {}
+        self._labels = array("q")  # numbers of the texts
+        self._texts: list[str | bytes] = []  # bytes that are no text as they are
+        self._known: dict[bytes | None, int] = {}
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
@@ -224,13 +224,11 @@ class _ArchiveSamples:
                     members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
-        for row in rows.tolist():
-            data = some.labels.get(row, b"")
-            if data not in self._known:
-                with contextlib.suppress(UnicodeDecodeError):
-                    self._known[data] = data.decode("utf-8-sig").strip()
-            is_short = some.sizes[row] <= MOST_TEXT  # of others, nothing was read
-            self._labels.append(self._known.get(data, data) if is_short else b"")
+        contents = [*map(some.labels.get, rows.tolist())]  # none of those that are too long
+        for data in dict.fromkeys(contents).keys() - self._known.keys():
+            self._known[data] = len(self._texts)
+            self._texts.append(b"" if data is None else _label_text(data))
+        self._labels.extend(map(self._known.__getitem__, contents))
 
     def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
         """Add members that are inputs: images are group 0, before all others."""
@@ -277,9 +275,11 @@ class _ArchiveSamples:
         from images.
         """
         members, takes_images = self._members, self._format.takes_images
-        ends = arrow_of(np.append(starts, len(suffixes)))
-        lists = pa.LargeListArray.from_arrays(ends, suffixes.plain)
-        joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
+        joined = suffixes
+        if len(starts) < len(suffixes):
+            ends = arrow_of(np.append(starts, len(suffixes)))
+            lists = pa.LargeListArray.from_arrays(ends, suffixes.plain)
+            joined = Texts(pc.binary_join(lists, pa.scalar(",", lists.type.value_type)))
         codes = joined.codes()
         groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
         kept = np.ones(len(keys), np.bool_)
@@ -305,18 +305,18 @@ class _ArchiveSamples:
         """
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
-        is_bad = np.array([isinstance(label, bytes) for label in self._labels], np.bool_)
-        texts = [label if label and isinstance(label, str) else None for label in self._labels]
-        texts = pa.array(texts, pa.large_string())
+        labels, values = np.array(self._labels), self._texts
+        is_bad = np.array([isinstance(value, bytes) for value in values], np.bool_)[labels]
+        texts = [value if value and isinstance(value, str) else None for value in values]
         first: dict[str, int] = {}
         for row in np.flatnonzero(theirs.is_repeated).tolist():
             before = first.setdefault(theirs[row], row)
-            is_bad[row] |= self._labels[before] != self._labels[row]
+            is_bad[row] |= values[labels[before]] != values[labels[row]]
         bad = np.flatnonzero(is_bad)
         bad_of = theirs.take(bad).find(stems)
         for row in np.flatnonzero((bad_of >= 0) & kept).tolist():
             kept[row] = False
-            label = self._labels[bad[bad_of[row]]]
+            label = values[labels[bad[bad_of[row]]]]
             value = f" ({label[:16]!r})" if isinstance(label, bytes) and label else ""
             members.leave_out(BAD_LABEL, f"{self._file.name}/{stems[row]}{value}")
         found = theirs.find(stems)
@@ -329,7 +329,9 @@ class _ArchiveSamples:
         lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        return texts.take(pa.array(found[kept], mask=found[kept] < 0))
+        texts.append(None)  # of those without one
+        of_kept = np.where(found[kept] < 0, len(values), labels[found[kept]])
+        return texts_or_nulls(texts).take(arrow_of(of_kept))
 
     def _split(self, names: Texts) -> tuple[Texts, Texts]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
@@ -343,6 +345,14 @@ class _ArchiveSamples:
         suffixes = suffixes.dictionary_encode()
         marks = [re.sub(r"[\s:,]", "_", text.lower()) for text in suffixes.dictionary.to_pylist()]
         return Texts(stems), Texts(Texts(marks).arrow.take(suffixes.indices).dictionary_encode())
+
+
+def _label_text(data: bytes) -> str | bytes:
+    """Return the text of a label, or the bytes if they are none."""
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        return data
 
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:

@@ -76,25 +76,30 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
     SourceError
         The file is no tar archive, is damaged, or is cut off.
     """
-    run, offset = _Run(), 0
+    run, offset, at = _Run(), 0, 0
     seek, read, match = stream.seek, stream.read, _PLAIN.match  # looked up once, not a member
     try:
         while True:
-            seek(offset)
-            header = read(BLOCK)
-            plain = match(header)
-            if plain is not None and (nbytes := int(plain[1], 8)) <= size - offset - BLOCK:
-                offset += BLOCK
-                if b".cls" in header[:100].lower() and nbytes <= MOST_TEXT:
-                    run.labels[len(run.headers)] = read(nbytes)
+            if at != offset:
+                seek(offset)
+            header, start = read(BLOCK), offset + BLOCK
+            plain, at = match(header), start
+            if plain is not None and (nbytes := int(plain[1], 8)) <= size - start:
+                offset = start + (nbytes + BLOCK - 1) // BLOCK * BLOCK
+                end = header.find(b"\0", 0, 100)
+                suffix = header[end - 4 : end] if end >= 0 else header[96:100]
+                if nbytes <= MOST_TEXT and suffix.lower() == b".cls":
+                    data = read(offset - start)
+                    run.labels[len(run.headers)] = data[:nbytes]
+                    at += len(data)
                 run.headers.append(header)
-                run.places.append((nbytes, offset))
-                offset += (nbytes + BLOCK - 1) // BLOCK * BLOCK
+                run.sizes.append(nbytes)
+                run.starts.append(start)
             elif len(header) == BLOCK and not any(header):
                 _require_end(stream, where, offset)
                 break
             else:
-                offset = _read_other(stream, where, size, header, offset, run)
+                offset, at = _read_other(stream, where, size, header, offset, run), -1
             if len(run.headers) == AT_ONCE:
                 yield run.columns(where)
                 run = _Run()
@@ -110,7 +115,7 @@ class _Run:
 
     Attributes
     ----------
-    headers, places
+    headers, sizes, starts
         The header of each, its size, and the offset of its data.
     labels
         As in `MemberColumns`, by row.
@@ -119,7 +124,8 @@ class _Run:
     """
 
     headers: list[bytes] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     labels: dict[int, bytes] = field(default_factory=dict)
     others: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
 
@@ -132,7 +138,7 @@ class _Run:
             A header has another sum.
         """
         headers = self.headers
-        sizes, offsets = np.array(self.places, np.int64).reshape(-1, 2).T
+        sizes, offsets = np.array(self.sizes, np.int64), np.array(self.starts, np.int64)
         table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
         for row in np.flatnonzero(_octal(table[:, 148:154]) != _sums(table)).tolist():
             try:
@@ -147,6 +153,8 @@ class _Run:
             named[row], regular[row] = other
         names = _names(table, named)
         is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
+        if not is_folder.any():
+            return MemberColumns(names, sizes, offsets, regular, headers, self.labels)
         files, row_of = np.flatnonzero(~is_folder), np.cumsum(~is_folder) - 1
         return MemberColumns(
             names.take(files),
@@ -252,7 +260,8 @@ def _read_other(
         run.labels[row] = stream.read(info.size)
     run.others[row] = info.name.encode("utf-8", "surrogateescape"), regular
     run.headers.append(own)
-    run.places.append((info.size, info.offset_data))
+    run.sizes.append(info.size)
+    run.starts.append(info.offset_data)
     return end
 
 
