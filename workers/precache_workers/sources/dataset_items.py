@@ -70,7 +70,7 @@ class DatasetLabels:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ItemUse:
     """The use of the parts of an item.
 
     Attributes
@@ -91,7 +91,7 @@ class Reading:
     unread_labels: bool = False
 
 
-def read_item(item: Any, number: int, reading: Reading) -> Sample:
+def read_item(item: Any, number: int, use: ItemUse) -> Sample:
     """Find the label of an item among its parts; returns the sample, without its content.
 
     A label is a class number, or the name of one of the classes that the dataset lists. That of a
@@ -115,7 +115,7 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
     several = item if isinstance(item, tuple | list) else [item]
     parts = dict(item if named else enumerate(several))
     names = None if named else getattr(item, "_fields", ())
-    unread_parts, declared, by_name = _layout(tuple(parts), names, reading.fields)
+    unread_parts, declared, by_name = _layout(tuple(parts), names, use.fields)
     unread = {part: parts[part] for part in unread_parts}
     others = []
     if not by_name:
@@ -126,10 +126,10 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
             and not (names and isinstance(part, int) and _is_other(names[part]))
             and is_class(unread[part])
         ]
-    if reading.labels.encoded is not None or reading.ignores_labels:
-        label, found = None, _agreeing(unread, declared, number, reading)
+    if use.labels.encoded is not None or use.ignores_labels:
+        label, found = None, _agreeing(unread, declared, number, use)
     else:
-        label, found = _number_of(parts, unread, declared, others, reading.labels.classes)
+        label, found = _number_of(parts, unread, declared, others, use.labels.classes)
     inputs = {part: value for part, value in parts.items() if part not in found}
     # The default input is no label, although a field reads one.
     called = dict(zip(parts, names or parts, strict=False))
@@ -265,12 +265,12 @@ def _not_understood(parts: Mapping[Part, Any], part: Part, classes: Sequence[str
 
 
 def _agreeing(
-    unread: Mapping[Part, Any], declared: Sequence[Part], number: int, reading: Reading
+    unread: Mapping[Part, Any], declared: Sequence[Part], number: int, use: ItemUse
 ) -> list[Part]:
     """Return the parts that are labels, which must agree with the known ones."""
     found = [part for part in declared if _plain(unread[part]) is not _NO_LABEL]
-    known = reading.labels
-    if known.encoded is None or reading.ignores_labels:
+    known = use.labels
+    if known.encoded is None or use.ignores_labels:
         return found
     for part in found:
         own, given = _plain(unread[part]), _plain(known.given[number])
