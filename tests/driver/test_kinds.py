@@ -353,6 +353,7 @@ def test_recipes_that_make_no_sense_are_refused(field: dict[str, Any], message: 
             r"ndarray object \(1,\), and no array or list of numbers",
         ),
         ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [torch.ones(2).bfloat16()] * 6, r"it is Tensor bfloat16 \(2,\), and no NumPy array"),
         ({}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
         *[
             (field, [[b"a", b"b"]] * 6, r"bytes \(1 B\), .*: give each of several images")
@@ -441,6 +442,7 @@ def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> Non
     tokens: list[Any] = [[number, -number] for number in range(12)]
     tokens[3], tokens[5], tokens[7] = [1, 32768], [-32769], np.array([2.5, np.nan])
     tokens[8] = np.array([32767.9, -2.5])  # fractions are cut off
+    tokens[9] = torch.tensor([4.0], requires_grad=True)
     rows = [row(number, tokens=values) for number, values in enumerate(tokens)]
     ops = [{"op": "to_dtype", "dtype": "int16"}]
     store = tmp_path / "store"
@@ -452,6 +454,7 @@ def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> Non
     dataset = precache.CachedDataset(store)
     read = {key: dataset[number]["tokens"].tolist() for number, key in enumerate(dataset.keys)}
     assert read["row 8"] == [32767, -2]
+    assert read["row 9"] == [4]
     assert read["row 11"] == [11, -11]
 
 

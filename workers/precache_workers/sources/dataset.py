@@ -293,7 +293,7 @@ def _own(value: Any) -> Any:
             return bytes(value)
         case list():
             return [_own(one) if hasattr(one, "shape") else one for one in value]
-    return value.clone() if hasattr(value, "untyped_storage") else value
+    return value.detach().clone() if hasattr(value, "untyped_storage") else value
 
 
 def _texts(method: Any, count: int, what: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from precache.errors import SampleError
 from precache.messages import printable
 from precache.store.labels import MOST_CLASSES
 from precache.units import size
@@ -414,7 +415,11 @@ def _pieces(value: Any) -> Iterator[bytes]:
         within = sorted(within, key=repr) if isinstance(value, Set) else within
         kind, data = f"{kind} of {len(value)}", b""
     elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        array, mode = np.asarray(value), getattr(value, "mode", None)
+        try:
+            array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+        except TypeError as error:  # such as a tensor of bfloat16
+            raise SampleError(f"it is {described(value)}, and no NumPy array: {error}") from None
+        mode = getattr(value, "mode", None)
         mode = mode if isinstance(mode, str) else None  # of tensors, a method
         kind = f"{kind} {mode} {array.dtype.str} {array.shape}"
         data = b"" if array.dtype.hasobject else array.tobytes()
