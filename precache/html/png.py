@@ -125,7 +125,7 @@ def outline(kind: str, entries: np.ndarray, image: np.ndarray) -> Preview:
     boxes = entries
     if kind == "keypoints":
         points = np.floor(entries.reshape(-1, entries.shape[-1])[:, :2])
-        points = points.clip(-thick, max(pixels.shape))  # no whole number holds some
+        points = points.clip(-thick, thick + max(pixels.shape))  # no whole number holds some
         boxes = np.hstack([points - thick // 2, points + thick // 2 + 1])
     for left, top, right, bottom in boxes.round().astype(int).tolist():
         box = pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]

@@ -267,9 +267,11 @@ class CachedDataset(Dataset[Batch]):
             if getattr(type(self), name, None) is not getattr(CachedDataset, name, None):
                 _require_followed(name, type(self))
         require_choice("access", access, get_args(Access))
+        if fields is not None and not isinstance(fields, str):  # a copy takes them again
+            fields = dict(fields) if isinstance(fields, Mapping) else [*fields]
         self.__opened = _OpenedVersion(
             require_path(uri),
-            dict(fields) if isinstance(fields, Mapping) else fields,
+            fields,
             {"access": access, "storage_options": storage_options},
         )
         self.__reads_together = True
@@ -414,7 +416,7 @@ class CachedDataset(Dataset[Batch]):
             else [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
             for name, values in reader.read_whole(rows).items()
         }
-        return _RowsOfBatch(batch=batch, sequences=reader.sequences)
+        return _RowsOfBatch(batch=batch, sequences=(*reader.sequences,))
 
     def collate(self, samples: Sequence[Batch]) -> dict[str, Any]:
         """Return field -> (n, ...) tensor, as a `DataLoader` does by default.

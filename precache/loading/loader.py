@@ -163,7 +163,11 @@ class Loader(Loop):
         refresh: Literal["epoch"] | None = None,
     ) -> None:
         names = LoaderOptions.model_fields
-        parameters = {name: value for name, value in locals().items() if name in names}
+        parameters: dict[str, Any] = {
+            name: [*value] if isinstance(value, Iterator) else value  # a copy takes it again
+            for name, value in locals().items()
+            if name in names
+        }
         self._options = options = LoaderOptions(**parameters)
         self._given, self._counted_parts = (uri, parameters), False
         self._ranks = 1  # of the process that this is a copy from

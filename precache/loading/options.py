@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Self, get_args, get_origin
 
@@ -105,6 +106,8 @@ class Weighted:
     def __post_init__(self) -> None:
         if self.weights is None:
             raise UsageError("weights is None; give a number for each row of the version")
+        if isinstance(self.weights, Iterator):  # a copy of a loader takes them again
+            object.__setattr__(self, "weights", [*self.weights])
 
 
 @dataclass(frozen=True)
@@ -327,9 +330,11 @@ def require_path(uri: Any) -> str:
 
 def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     """Return the allowed value that `value` equals; raise `UsageError` if there is none."""
-    if value not in allowed:
-        raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
-    return allowed[allowed.index(value)]
+    try:
+        return allowed[allowed.index(value)]
+    except (ValueError, RuntimeError):  # an array and a tensor cannot be compared
+        given, choices = reprlib.repr(value), ", ".join(map(str, allowed))
+        raise UsageError(f"{name} is {given}; choose one of {choices}") from None
 
 
 def named_device(device: str | torch.device) -> torch.device:

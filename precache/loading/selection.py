@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ def select(reader: VersionReader, rows: Any, weights: Any, *, as_stored: bool) -
         chosen = _chosen(reader.version, given, is_mask=is_mask, as_stored=as_stored)
         selected = Selection(ChosenRows(chosen), None, _digest([chosen]))
     if weights is not None:
-        sums = WeightSums(_weights(reader, _array(weights)), selected.valid)
+        sums = WeightSums(_weights(reader, weights), selected.valid)
         parts = (sums.of(indices) for indices in _in_parts(len(selected.valid)))
         selected = replace(selected, weights=sums, weights_digest=_digest(parts))
     return selected
@@ -111,7 +111,9 @@ def row_numbers(version: Version, given: Any) -> np.ndarray:
 def _array(values: Any) -> np.ndarray:
     """Convert to an array, of objects if the values have no other."""
     if isinstance(values, torch.Tensor):
-        values = values.cpu()
+        values = values.detach().cpu()
+    elif isinstance(values, Mapping):  # of which its keys would be taken
+        return np.array(None)
     elif isinstance(values, Iterable) and not isinstance(values, np.ndarray):
         values = list(values)
     try:
@@ -149,11 +151,12 @@ def _chosen(version: Version, given: np.ndarray, *, is_mask: bool, as_stored: bo
     return chosen
 
 
-def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:
+def _weights(reader: VersionReader, given: Any) -> np.ndarray:
+    weights = _array(given)
     if weights.shape != (reader.version.rows,) or weights.dtype.kind not in "fiu":
         raise UsageError(
-            f"weights is {weights.dtype} {weights.shape}; give a number for each of the "
-            f"{reader.version.rows} rows of {reader.version.path}, holes included"
+            f"weights is {reprlib.repr(given)}, {weights.dtype} {weights.shape}; give a number for "
+            f"each of the {reader.version.rows} rows of {reader.version.path}, holes included"
         )
     for rows in _in_parts(len(weights)):
         part = weights[rows].astype(np.float64)

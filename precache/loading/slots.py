@@ -78,7 +78,7 @@ def require_memory(rows: int, nbytes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Column:
+class SlotField:
     """One field of a slot: its row shape and dtype, and its offset in a slot."""
 
     shape: tuple[int, ...]
@@ -98,7 +98,7 @@ class Column:
 class SlotLayout:
     """Offsets of a batch's fields in a slot, each a multiple of 64 bytes."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SlotField]
     nbytes: int
 
     @classmethod
@@ -106,7 +106,7 @@ class SlotLayout:
         """Lay out (row shape, dtype) by name for batches of up to `batch_size` rows."""
         columns, offset = {}, 0
         for name, (shape, dtype) in fields.items():
-            columns[name] = Column(shape, np.dtype(dtype), offset)
+            columns[name] = SlotField(shape, np.dtype(dtype), offset)
             offset = align(offset + batch_size * columns[name].row_nbytes)
         return cls(columns, offset)
 

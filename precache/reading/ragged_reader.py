@@ -130,8 +130,8 @@ class RaggedReader(ArrayReader):
             for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
                 part = slice(number, number + 1)
                 window, seen = windows.part(part), out[part]
-                if image.shape[0] != out.shape[1]:
-                    raise self.damage(row, f"it has {image.shape[0]} channels")
+                if image.shape[0] != out.shape[1] or not image.size:
+                    raise self.damage(row, f"its pixels are {image.shape}")
                 if blended:
                     pixels = image.transpose(1, 2, 0) if jpeg else image
                     resize_window(pixels, window, seen, interleaved=jpeg)
@@ -146,7 +146,8 @@ class RaggedReader(ArrayReader):
         decoder, kernel = self.array.decoder, kernels.compiled()
         rows = np.ascontiguousarray(rows, np.int64)
         places, shapes = self._objects.locate(rows), self.shapes[rows]
-        if kernel.functions is None or (shapes[:, 0] != out.shape[1]).any():
+        wrong = (shapes[:, 0] != out.shape[1]) | (shapes < 1).any(axis=1)
+        if kernel.functions is None or wrong.any():
             return False
         if decoder.codecs == ("crc32c",) and not decoder.jpeg and self._objects.mapped:
             return self._crop_mapped(places, shapes, windows, out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -26,13 +28,15 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
         The number of weights differs from that of sources, a weight is not positive and finite, or
         it is below a millionth of their sum.
     """
-    if len(weights) != sources:
-        raise UsageError(f"there are {len(weights)} weights for {sources} loaders; give one each")
-    values = [float(weight) for weight in weights]
+    values = list[float]()
+    with contextlib.suppress(TypeError, ValueError):
+        values = [] if isinstance(weights, Mapping) else [float(weight) for weight in weights]
+    if len(values) != sources:
+        raise UsageError(f"weights is {reprlib.repr(weights)} for {sources} loaders; give one each")
     for number, value in enumerate(values):
         if not (math.isfinite(value) and value > 0):
             raise UsageError(f"the weight of source {number} is {value}; give a number above 0")
-        if value * MAX_DENOMINATOR < sum(values):
+        if value < sum(values) / MAX_DENOMINATOR:
             raise UsageError(
                 f"the weight of source {number} is {value}; give a millionth of their sum or more"
             )

@@ -172,7 +172,8 @@ class WeightedDraws:
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Draw the indices (int64) at `positions`."""
         mixed = mix(mix(positions.astype(U64), self._key), self._key)
-        level = (mixed >> U64(11)).astype(np.float64) * (self._sums.total / (1 << 53))
+        # The share first: the total of the smallest floats cannot be divided.
+        level = (mixed >> U64(11)).astype(np.float64) / (1 << 53) * self._sums.total
         return self._sums.find(level)
 
 
@@ -405,7 +406,8 @@ class Steps:
         size = min(steps * self.global_batch, self.stop(first) - first)
         whole, rest = divmod(size, self.global_batch)
         starts = first + self.global_batch * np.arange(whole, dtype=np.int64)
-        own = (starts[:, None] + self._share(first, self.global_batch)).reshape(-1)
+        share = self._share(first, self.global_batch if whole else 0)
+        own = (starts[:, None] + share).reshape(-1)
         return np.append(own, first + size - rest + self._share(first, rest))
 
     def _share(self, first: int, size: int) -> np.ndarray:

@@ -39,6 +39,14 @@ SCENES, NONE = 24, 2
 
 NEAREST = {"interpolation": "nearest"}
 DECODE: dict[str, Any] = {"op": "decode", "orientation": "exif"}
+
+
+class Placed(np.ndarray):
+    """Entries that say their picture's size, as those of `torchvision.tv_tensors` do."""
+
+    canvas_size = (40, 60)
+
+
 BAD = {
     3: ("boxes", [[5, 5, 5, 9]], r"boxes\[0\] is \[5.0, 5.0, 5.0, 9.0\].*of x, y, width, height"),
     4: ("boxes", [[5, 5, float("nan"), 9]], r"boxes\[0\] is \[5.0, 5.0, nan, 9.0\]"),
@@ -47,6 +55,7 @@ BAD = {
     7: ("number", [0, 1], r"it has 2 number, and 1 boxes"),
     8: ("corners", [[[1], [2]]], r"its corners are \(1, 2, 1\), and keypoints"),
     9: ("corners", [[[0, float("inf")]] * 2], r"corners\[0\] is"),
+    10: ("boxes", np.ones((1, 4)).view(Placed), r"its boxes are places in a picture of 60 x 40 px"),
 }
 """Sample -> a part that is bad, and the reason."""
 

@@ -4,6 +4,7 @@ import re
 import resource
 import shutil
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -256,12 +257,20 @@ class Changing(precache.CachedDataset):
         return sample
 
 
-@pytest.mark.parametrize("way", ["default", "collate", "workers", "joined", "changed"])
+def as_they_are(samples: Any) -> Any:
+    return samples
+
+
+@pytest.mark.parametrize("way", ["default", "collate", "workers", "kept", "joined", "changed"])
 def test_a_dataloader_pads_as_a_loader_does(way: str, built: Path) -> None:
     dataset: Any = (Changing if way == "changed" else precache.CachedDataset)(built)
-    options = {"collate_fn": dataset.collate} if way == "collate" else {}
+    options: dict[str, Any] = {"num_workers": 2 * (way in ("workers", "kept"))}
+    if way in ("collate", "kept"):
+        options["collate_fn"] = dataset.collate if way == "collate" else as_they_are
     source = ConcatDataset([dataset]) if way == "joined" else dataset
-    batches = DataLoader(source, 5, num_workers=2 * (way == "workers"), **options)
+    batches: Iterable[Any] = DataLoader(source, 5, **options)
+    if way == "kept":
+        batches = map(dataset.collate, batches)
     with precache.Loader(built, 5, shuffle=False, device="cpu") as loader:
         for one, other in zip(batches, loader, strict=True):
             assert one.keys() == other.keys()
@@ -342,6 +351,7 @@ def test_recipes_that_make_no_sense_are_refused(field: dict[str, Any], message: 
             r"ndarray object \(1,\), and no array or list of numbers",
         ),
         ({"kind": "ragged"}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
+        ({}, [torch.ones(2).bfloat16()] * 6, r"it is Tensor bfloat16 \(2,\), and no NumPy array"),
         ({}, [np.ma.masked_equal([1, 2], 2)] * 6, "it has masked values"),
         *[
             (field, [[b"a", b"b"]] * 6, r"bytes \(1 B\), .*: give each of several images")
@@ -430,6 +440,7 @@ def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> Non
     tokens: list[Any] = [[number, -number] for number in range(12)]
     tokens[3], tokens[5], tokens[7] = [1, 32768], [-32769], np.array([2.5, np.nan])
     tokens[8] = np.array([32767.9, -2.5])  # fractions are cut off
+    tokens[9] = torch.tensor([4.0], requires_grad=True)
     rows = [row(number, tokens=values) for number, values in enumerate(tokens)]
     ops = [{"op": "to_dtype", "dtype": "int16"}]
     store = tmp_path / "store"
@@ -441,6 +452,7 @@ def test_a_number_that_its_dtype_cannot_hold_makes_a_hole(tmp_path: Path) -> Non
     dataset = precache.CachedDataset(store)
     read = {key: dataset[number]["tokens"].tolist() for number, key in enumerate(dataset.keys)}
     assert read["row 8"] == [32767, -2]
+    assert read["row 9"] == [4]
     assert read["row 11"] == [11, -11]
 
 

@@ -173,7 +173,8 @@ def test_a_pickle_is_small_and_opens_the_same_version(
     photos: Path, make_store: Callable[..., BuiltStore]
 ) -> None:
     store = make_store(photos, precache.Recipe.image(codec="raw"))
-    dataset = precache.CachedDataset(store.path)
+    fields: Any = iter(["image"])
+    dataset = precache.CachedDataset(store.path, fields=fields)
     _ = (dataset[3], dataset.keys[0])
     data = pickle.dumps(dataset)
     precache.build(photos, store.path, precache.Recipe.image(codec="zstd"), address="serial")

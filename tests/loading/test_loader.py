@@ -393,6 +393,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("cache", 5, "cache is 5; give a folder on a local disk, or a Cache"),
     ("shuffle", "some", f"shuffle is 'some'; {UP}"),
     ("shuffle", {}, f"shuffle is {{}}; {UP}"),
+    ("shuffle", np.ones(23), rf"shuffle is array\(.*\); {UP}"),
+    ("shuffle", torch.ones(23), rf"shuffle is tensor\(.*\); {UP}"),
     ("reading", 2, r"reading is 2; give a Reading, as Reading\(num_threads=2\)"),
     ("transform", 3, f"transform is 3; {ONES}"),
     ("transform", 0, f"transform is 0; {ONES}"),

@@ -88,7 +88,7 @@ def test_a_set_smaller_than_a_batch_is_one_short_batch_and_marked_where_it_repea
     image_store: BuiltStore,
 ) -> None:
     for shuffle in (True, False, Weighted(np.arange(23))):
-        with opened(image_store, 256, shuffle) as loader:
+        with opened(image_store, 10**9, shuffle) as loader:
             assert [len(batch["row"]) for batch in loader] == [21]
             assert len(loader) == 1
     row, marks = valid_rows(image_store)[3], []
@@ -169,8 +169,9 @@ COPIES: list[Callable[[list[Any]], Any]] = [
 
 def test_a_copy_has_the_options_and_the_position(image_store: BuiltStore) -> None:
     """Of a loader, and of a mixture."""
+    options: dict[str, Any] = {"seed": 3, "transform": HorizontalFlip()}
     loader, source = (
-        opened(store, seed=3, transform=HorizontalFlip())
+        opened(store, **options, fields=iter(["image"]), rows=iter(range(17)))
         for store in (precache.open(image_store.path), image_store.path)
     )
     with loader, precache.mix([source], seed=2) as mixture:

@@ -238,7 +238,7 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         (of_output, mix, [one, tuples]),
         ("until is 'end'; give all, first, or a number", lambda: mix(both, until="end")),
         ("until is 0", lambda: mix(both, until=0)),
-        ("there are 3 weights for 2 loaders", mix, both, [1, 1, 1]),
+        (r"weights is \[1, 1, 1\] for 2 loaders", mix, both, [1, 1, 1]),
     )
     transforms: list[tuple[Callable[[Any], Any], str]] = [
         (lambda batch: [batch["image"]], "transform of source . returns a list; return a dict or"),

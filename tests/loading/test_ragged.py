@@ -190,9 +190,10 @@ def test_a_forged_shape_is_damage_and_takes_no_memory(
     codec: str, ragged: dict[str, Path], tmp_path: Path
 ) -> None:
     store = Path(shutil.copytree(ragged[codec], tmp_path / "store"))
-    forge_shape(Path(precache.open(store).path), "image", 3, (3, 30_000, 30_000))
-    with little_memory(), pytest.raises(DamageError, match="image/c/0 is damaged at row"):
-        batches(store, RandomResizedCrop(24))
+    for shape in ((3, 30_000, 30_000), (3, 0, 9), (1, 40, 37)):
+        forge_shape(Path(precache.open(store).path), "image", 3, shape)
+        with little_memory(), pytest.raises(DamageError, match="image/c/0 is damaged at row"):
+            batches(store, RandomResizedCrop(24))
 
 
 # --- refusals -----------------------------------------------------------------------------------

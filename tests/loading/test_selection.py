@@ -184,6 +184,9 @@ def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
     light = [counts[row] for row in counts if version.labels[row] != 0]
     assert 5 < np.mean(heavy) / np.mean(light) < 11
     assert epochs == _epochs(raw, 40, shuffle=Weighted(weights))
+    smallest = np.ldexp(weights, -1030)  # of which no part by 2**53 is left
+    for same in (smallest, iter(weights), torch.tensor(weights, requires_grad=True)):
+        assert epochs == _epochs(raw, 40, shuffle=Weighted(same))
     some = np.flatnonzero(version.valid)[:6]
     assert set(_epochs(raw, 5, rows=some, shuffle=Weighted(weights))[4]) <= set(some.tolist())
 
@@ -195,12 +198,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("rows", [[0, 5]], r"rows is \[\[0, 5\]\], int64 \(1, 2\); give"),
     ("rows", [[0], [0, 5]], r"rows is \[\[0\], \[0, 5\]\], object"),
     ("rows", "05", "rows is '05', <U1"),
+    ("rows", {0: 5}, "rows is {0: 5}, object"),
     ("rows", [10**30], r"rows is \[10+\], object"),
     ("rows", [3, 99], "rows has 99, and .* has 23 rows"),
     ("rows", [-1], "rows has -1"),
     ("rows", [], "rows names no row of"),
-    ("shuffle", [1.0, 2.0], r"weights is float64 \(2,\); give a number for"),
-    ("shuffle", [[1.0], [1.0, 2.0]], "weights is object"),
+    ("shuffle", [1.0, 2.0], r"weights is \[1.0, 2.0\], float64 \(2,\); give a number for"),
+    ("shuffle", [[1.0], [1.0, 2.0]], r"weights is \[\[1.0\], \[1.0, 2.0\]\], object"),
+    ("shuffle", dict.fromkeys(range(23), 1.0), "weights is {0: 1.0, .*, object"),
     ("shuffle", np.arange(23.0) - 1, r"the weight of row 0 is -1\.0"),
     ("shuffle", np.full(23, np.nan), "the weight of row 0 is nan"),
     ("shuffle", np.zeros(23), "all weights are zero"),

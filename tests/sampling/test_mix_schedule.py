@@ -2,6 +2,7 @@
 
 import contextlib
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,9 @@ def test_turns_are_those_of_earlier_releases_and_differ_by_epoch_and_seed() -> N
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ([1.0], "there are 1 weights for 2 loaders"),
+        ([1.0], r"weights is \[1\.0\] for 2 loaders; give one each"),
+        ({1: 1.0, 2: 1.0}, "weights is {1: 1.0, 2: 1.0} for 2 loaders"),  # not its keys
+        ([1e308, 1e308], "give a millionth of their sum"),
         ([1.0, 0.0], r"the weight of source 1 is 0\.0; give a number above 0"),
         ([-1.0, 2.0], r"the weight of source 0 is -1\.0"),
         ([1.0, float("nan")], "the weight of source 1 is nan"),
@@ -102,7 +105,7 @@ def test_turns_are_those_of_earlier_releases_and_differ_by_epoch_and_seed() -> N
         ([1.0, 1e-9], r"the weight of source 1 is 1e-09; give a millionth of their sum"),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(weights: list[float], said: str) -> None:
+def test_weights_that_make_no_sense_are_refused(weights: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shares_of(weights, 2)
     with pytest.raises(UsageError, match="source 1 gets no batch in an epoch of 10 steps"):

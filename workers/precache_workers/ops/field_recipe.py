@@ -249,6 +249,12 @@ class FieldRecipe:
         if kind in ("boxes", "keypoints"):
             ops = picture._field.ops
             width, height = frame_of(picture.input(sample), picture.decode).decoded(picture.decode)
+            canvas = getattr(sample.inputs[self.part(sample)], "canvas_size", None)
+            if canvas is not None and tuple(canvas) != (height, width) and not self._runs_functions:
+                raise SampleError(  # those of torchvision.tv_tensors say it
+                    f"its {name} are places in a picture of {canvas[1]} x {canvas[0]} px, and it "
+                    f"has {width} x {height}"
+                )
             value = require_inside(kind, name, value, (height, width))
             draws = (
                 picture._random(key, number) if op.is_random else None

@@ -20,7 +20,7 @@ from precache.recipe.recipe import Field
 from precache_workers.ops.decoding import PictureFacts, decode, frame_of, is_turned, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.mask_frames import MaskFrames
-from precache_workers.profiling.questions import Reading, Stated, Verdict, is_often
+from precache_workers.profiling.questions import FieldQuestion, Stated, Verdict, is_often
 from precache_workers.sources.base import Sample
 
 FEW_VALUES, PIXELS_A_VALUE = 32, 8
@@ -56,7 +56,9 @@ LEAST_BITS = (8, 10, 12, 14)
 _STORED = 'orientation = "stored"'
 
 
-def readings(fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> list[Reading]:
+def readings(
+    fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]
+) -> list[FieldQuestion]:
     """Return the questions about fields, by name, without variants."""
     flags, frames = [*fields] == ["image"], MaskFrames(fields, recipes)
     return [
@@ -70,7 +72,7 @@ def readings(fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) ->
     ]
 
 
-class Pixels(Reading):
+class Pixels(FieldQuestion):
     """Tells pixels of pictures, of masks, and of 12 bits in 16 apart.
 
     Evidence is of files: ``jpeg``; others in colours (``coloured``), with pixels that are not
@@ -243,7 +245,7 @@ def _either(text: str, mask: Stated, picture: Stated) -> Verdict:
     return Verdict(text, True, (mask, picture))
 
 
-class Frames(Reading):
+class Frames(FieldQuestion):
     """Tells masks that lie on their images from others.
 
     Evidence: the mask does not lie on its image (``unlike``; ``as stored`` if it lies on the
@@ -306,7 +308,7 @@ class Frames(Reading):
             )
 
 
-class Coordinates(Reading):
+class Coordinates(FieldQuestion):
     """Tells boxes and keypoints in pixels of their decoded pictures from others.
 
     Samples without boxes, or with keypoints at 0, 0 alone, as those without a label are, do not

@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
     ways: Sequence[Stated] = ()
 
 
-class Reading(Question):
+class FieldQuestion(Question):
     """A question about one field: what its pixels, or its entries, mean.
 
     Attributes

@@ -36,9 +36,9 @@ from precache_workers.sources.base import (
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
     DatasetLabels,
+    ItemUse,
     LabelError,
     Part,
-    Reading,
     Starts,
     content_of,
     described,
@@ -222,7 +222,7 @@ class DatasetSource(Source):
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         made = self._made
-        dataset, reading = made.dataset, self._reading(made)
+        dataset, use = made.dataset, self._use_of_items(made)
         fetched: list[Fetched] = []
         for key in keys:
             if (number := made.number_of(key)) is None:
@@ -231,7 +231,7 @@ class DatasetSource(Source):
                 continue
             try:
                 item = samples_at_work().work(FETCHING, key, getitem, dataset, number)
-                fetched.append(self._sample(item, number, reading))
+                fetched.append(self._sample(item, number, use))
             except LabelError as error:  # of all samples, or the next build has another label
                 raise SourceError(f"sample {key} of {self.factory}: {error}") from None
             except SampleError as error:
@@ -244,14 +244,14 @@ class DatasetSource(Source):
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
 
-    def _sample(self, item: Any, number: int, reading: Reading) -> Sample:
+    def _sample(self, item: Any, number: int, use: ItemUse) -> Sample:
         try:
-            used = read_item(item, number, reading)
+            used = read_item(item, number, use)
         except LabelError:
             if self.fields is not None:
                 raise
-            used = read_item(item, number, replace(reading, ignores_labels=True))
-        if reading.unread_labels and not used.label_part:
+            used = read_item(item, number, replace(use, ignores_labels=True))
+        if use.unread_labels and not used.label_part:
             raise LabelError(
                 "it brings no label, and the dataset has an attribute `labels`, which is not read: "
                 "call it `targets`. If it has no labels, rename it, or return None as the label"
@@ -274,14 +274,14 @@ class DatasetSource(Source):
                 started = {part: started[part], **started}
         return started
 
-    def _reading(self, made: _Made) -> Reading:
+    def _use_of_items(self, made: _Made) -> ItemUse:
         """Return the use of the dataset's items, with its labels as far as they are known."""
         given = made.labels(self.rules)
         doubtful = self.fields is not None and not self.labels_given and given.encoded is None
         unread = doubtful and _has_labels(made.dataset, made.count())
         starts = dict(self.starts or ())
         fields = tuple((name, starts.get(name, part)) for name, part in self.fields or ())
-        return Reading(fields, self.labels_given, given, unread)
+        return ItemUse(fields, self.labels_given, given, unread)
 
 
 def _own(value: Any) -> Any:
@@ -293,7 +293,7 @@ def _own(value: Any) -> Any:
             return bytes(value)
         case list():
             return [_own(one) if hasattr(one, "shape") else one for one in value]
-    return value.clone() if hasattr(value, "untyped_storage") else value
+    return value.detach().clone() if hasattr(value, "untyped_storage") else value
 
 
 def _texts(method: Any, count: int, what: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from precache.errors import SampleError
 from precache.messages import printable
 from precache.store.labels import MOST_CLASSES
 from precache.units import size
@@ -70,7 +71,7 @@ class DatasetLabels:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ItemUse:
     """The use of the parts of an item.
 
     Attributes
@@ -91,7 +92,7 @@ class Reading:
     unread_labels: bool = False
 
 
-def read_item(item: Any, number: int, reading: Reading) -> Sample:
+def read_item(item: Any, number: int, use: ItemUse) -> Sample:
     """Find the label of an item among its parts; returns the sample, without its content.
 
     A label is a class number, or the name of one of the classes that the dataset lists. That of a
@@ -115,7 +116,7 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
     several = item if isinstance(item, tuple | list) else [item]
     parts = dict(item if named else enumerate(several))
     names = None if named else getattr(item, "_fields", ())
-    unread_parts, declared, by_name = _layout(tuple(parts), names, reading.fields)
+    unread_parts, declared, by_name = _layout(tuple(parts), names, use.fields)
     unread = {part: parts[part] for part in unread_parts}
     others = []
     if not by_name:
@@ -126,10 +127,10 @@ def read_item(item: Any, number: int, reading: Reading) -> Sample:
             and not (names and isinstance(part, int) and _is_other(names[part]))
             and is_class(unread[part])
         ]
-    if reading.labels.encoded is not None or reading.ignores_labels:
-        label, found = None, _agreeing(unread, declared, number, reading)
+    if use.labels.encoded is not None or use.ignores_labels:
+        label, found = None, _agreeing(unread, declared, number, use)
     else:
-        label, found = _number_of(parts, unread, declared, others, reading.labels.classes)
+        label, found = _number_of(parts, unread, declared, others, use.labels.classes)
     inputs = {part: value for part, value in parts.items() if part not in found}
     # The default input is no label, although a field reads one.
     called = dict(zip(parts, names or parts, strict=False))
@@ -265,12 +266,12 @@ def _not_understood(parts: Mapping[Part, Any], part: Part, classes: Sequence[str
 
 
 def _agreeing(
-    unread: Mapping[Part, Any], declared: Sequence[Part], number: int, reading: Reading
+    unread: Mapping[Part, Any], declared: Sequence[Part], number: int, use: ItemUse
 ) -> list[Part]:
     """Return the parts that are labels, which must agree with the known ones."""
     found = [part for part in declared if _plain(unread[part]) is not _NO_LABEL]
-    known = reading.labels
-    if known.encoded is None or reading.ignores_labels:
+    known = use.labels
+    if known.encoded is None or use.ignores_labels:
         return found
     for part in found:
         own, given = _plain(unread[part]), _plain(known.given[number])
@@ -414,7 +415,11 @@ def _pieces(value: Any) -> Iterator[bytes]:
         within = sorted(within, key=repr) if isinstance(value, Set) else within
         kind, data = f"{kind} of {len(value)}", b""
     elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        array, mode = np.asarray(value), getattr(value, "mode", None)
+        try:
+            array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+        except TypeError as error:  # such as a tensor of bfloat16
+            raise SampleError(f"it is {described(value)}, and no NumPy array: {error}") from None
+        mode = getattr(value, "mode", None)
         mode = mode if isinstance(mode, str) else None  # of tensors, a method
         kind = f"{kind} {mode} {array.dtype.str} {array.shape}"
         data = b"" if array.dtype.hasobject else array.tobytes()

@@ -71,7 +71,7 @@ from precache_workers.sources.splits import splits_among
 _VALUES = rf"\.(?:{'|'.join(VALUE_SUFFIXES)})$"
 
 
-class Column(NamedTuple):
+class FolderFiles(NamedTuple):
     """Files of a folder whose names fit a pattern."""
 
     source: FolderSource
@@ -88,7 +88,7 @@ class PairedFolders(Source):
         Files of each column; fields that name no input start from the first.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, FolderFiles]
     where: str
 
     def __str__(self) -> str:
@@ -258,11 +258,11 @@ def open_paired(spec: SourceSpec) -> PairedFolders:
             f"{shown(uri)} names splits ({quoted(names)}), which are no columns of samples; build "
             "each on its own"
         )
-    columns: dict[str, Column] = {}
+    columns: dict[str, FolderFiles] = {}
     for name, (place, pattern) in zip(names, split, strict=True):
         own = replace(spec, rules=LabelRules(level=0)) if columns else spec
         source = FolderSource(spec.folder(place), own, path_of=functools.partial(_below, split))
-        columns[name] = Column(source, pattern)
+        columns[name] = FolderFiles(source, pattern)
     return PairedFolders(columns, shown(uri))
 
 
@@ -310,7 +310,7 @@ def _differing(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _paired(
-    files: Mapping[str, Files], where: str, columns: Mapping[str, Column]
+    files: Mapping[str, Files], where: str, columns: Mapping[str, FolderFiles]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Match the files of columns; returns those of each that are samples, and lines."""
     first, *others = files
@@ -338,7 +338,7 @@ def _paired(
 
 
 def _no_pairs(
-    files: Mapping[str, Files], where: str, columns: Mapping[str, Column], found: Match
+    files: Mapping[str, Files], where: str, columns: Mapping[str, FolderFiles], found: Match
 ) -> SourceError:
     """Return the error about names that do not pair, with the patterns that would."""
     some = " and ".join(
