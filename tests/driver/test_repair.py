@@ -16,7 +16,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache.errors import DamageError, GoneError, StoreError
+from precache.errors import DamageError, FetchError, GoneError, StoreError
 from precache.storage.open import open_folder
 from precache.store import arrays
 from precache.store import open as opening
@@ -24,6 +24,7 @@ from precache.store.commit_log import ROOT
 from precache.store.small_arrays import small_array
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.stored_rows import StoredObject
+from precache_workers.sources.folder import FolderSource
 from tests.support import building
 from tests.support.building import (
     build_here,
@@ -154,6 +155,26 @@ def test_a_shard_is_repaired_of_rows_that_lie_elsewhere(
         monkeypatch.setattr(FieldRecipe, "__call__", None)
     again = build_here(source, store, recipe, options)
     assert (again.version, path.read_bytes(), sum(copied)) == (second.version, data, 4)
+
+
+def test_what_was_a_hole_stays_one_though_its_sample_can_be_fetched_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, missing = FolderSource.fetch, sorted(source.glob("*/*.jpg"))[9].name
+
+    def fetched(self: FolderSource, keys: Any, *how: Any) -> Any:
+        samples = zip(keys, fetch(self, keys, *how), strict=True)
+        return [FetchError("gone") if missing in key else sample for key, sample in samples]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSource, "fetch", fetched)
+        first = build(source, tmp_path / "store", accept_missing=True)
+    before = contents(tmp_path / "store")
+    for path in shard_files(tmp_path / "store").values():
+        path.unlink()
+    again = build(source, tmp_path / "store")
+    assert (again.version, again.holes) == (first.version, first.holes)
+    assert contents(tmp_path / "store") == before
 
 
 def test_in_a_bucket_damage_of_another_version_is_not_copied(s3: S3Server, source: Path) -> None:

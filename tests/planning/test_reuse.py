@@ -209,6 +209,18 @@ def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path
     assert (again.samples, again.rows_reused) == (47, 46)
 
 
+def test_rows_of_a_copy_are_found_by_contents_that_versions_of_other_ops_know(
+    source: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    build(source, store)
+    (source / "cat/001.jpg").write_bytes(padded(900))
+    build(source, store, recipe=recipe_of(40))
+    build(copied(source, tmp_path / "b"), store)
+    last = build(source, store)
+    assert (last.rows_reused, CALLS) == (30, [])
+
+
 def test_a_short_or_missing_object_is_made_anew(kept: Kept) -> None:
     one, other = (kept.version_folder / f"image/c/{shard}/0/0/0" for shard in (1, 2))
     one.unlink()
