@@ -325,10 +325,14 @@ class Version:
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, Hole]]:
         """Row -> (key, kind and reason of the hole)."""
+        where = f"{self.path}/{HOLES}"
         try:
-            return _HOLES.validate_json(self.read_checked(HOLES))
+            holes = _HOLES.validate_json(self.read_checked(HOLES))
         except ValidationError as error:
-            raise document_error(error, f"{self.path}/{HOLES}") from None
+            raise document_error(error, where) from None
+        if wrong := [row for row in holes if row not in range(self.rows)]:
+            raise StoreError(f"{where} is damaged or forged: {self} has no row {wrong[0]}")
+        return holes
 
     @property
     def failures(self) -> dict[int, tuple[str, Hole]]:

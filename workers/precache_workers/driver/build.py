@@ -420,7 +420,7 @@ class Build(SampleProbe):
         if work.lost is not None:
             return lease, work
         if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
-            target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
+            target.folder.put(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
