@@ -32,7 +32,7 @@ from precache.errors import (
 from precache.recipe.recipe import FieldKind, Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
-from precache.storage.base import Folder, is_missing, required
+from precache.storage.base import Folder, required
 from precache.store.arrays import (
     CHECKS,
     SHAPES,
@@ -58,9 +58,9 @@ from precache.store.small_arrays import (
 )
 from precache.store.tree import (
     CHECKSUM,
-    MISSING,
     Flaw,
     Leaf,
+    fault_of,
     seal_of,
     spare_flaws,
     spare_of,
@@ -601,15 +601,6 @@ def read_ahead(
     rest = [name for name in names if name not in read]
     read.update(zip(rest, folder.read_small(rest), strict=True))
     return [read[name] for name in names]
-
-
-def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
-    """Describe how what was read differs from an object; raises errors of the storage."""
-    if isinstance(data, StorageError):
-        if is_missing(data):
-            return MISSING
-        raise data
-    return leaf.fault(data)
 
 
 def require_row_shapes(

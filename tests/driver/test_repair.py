@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import precache
 from precache.cli.main import main
 from precache.errors import DamageError, FetchError, GoneError, StoreError
+from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import arrays
 from precache.store import open as opening
@@ -239,6 +241,54 @@ def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
     said = capfd.readouterr().err
     assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
     assert identities(shard_files(store)) == shards
+    (store / version / ROOT).unlink()
+    for name in ("label/c/0", "image/c/1/0/0/0"):
+        flip(store / version / name, 0.5, 0x55)
+    mend(source, store)
+    assert contents(store) == before
+
+
+def test_what_a_failing_disk_cannot_read_is_mended(
+    built: tuple[Path, Path, str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, version = built
+    before, failing, opened = contents(store), set[int](), LocalFolder._open
+
+    def open_(self: LocalFolder, path: Path) -> tuple[int, int]:
+        descriptor, nbytes = opened(self, path)
+        if os.fstat(descriptor).st_ino in failing:
+            os.close(descriptor)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return descriptor, nbytes
+
+    monkeypatch.setattr(LocalFolder, "_open", open_)
+    for name in ("label/c/0", "holes/c/0", "image/zarr.json", "_spare/c/0", "image/c/1/0/0/0"):
+        failing.add((store / version / name).stat().st_ino)
+        [damage] = precache.verify(store).damage
+        assert (damage.shard, damage.reason) == (name, "its disk fails to read it")
+        mend(source, store)
+        assert precache.verify(store).ok
+        assert contents(store) == before
+
+
+def test_records_of_the_only_version_are_mended_though_they_alone_know_its_order(
+    source: Path, tmp_path: Path
+) -> None:
+    """Rows of a source that changed are in another order than those of a new store."""
+    store = tmp_path / "store"
+    build(source, store)
+    grown(source)
+    (source / "cat/0004.jpg").unlink()
+    version = Path(build(source, store).path)
+    precache.gc(store, keep=0, older_than=0)
+    before = contents(version)
+    for name in small_names(version):
+        flip(version / name, 0.5, 0x55)
+        result = build(source, store)
+        assert (result.path, contents(version)) == (str(version), before), name
+    (version / ROOT).unlink()
+    assert build(source, store).path == str(version)
+    assert contents(version) == before
 
 
 def test_a_root_that_is_lost_with_others_leaves_its_place_to_the_next_generation(

@@ -72,9 +72,9 @@ from precache_workers.planning.target_version import (
     find_target,
     is_committed,
     is_recomputed,
-    is_restorable,
     is_whole,
     new_target,
+    restore_roots,
 )
 from precache_workers.planning.work_plan import (
     Work,
@@ -173,6 +173,7 @@ class Build(SampleProbe):
         self.before: LogEntry | None = None
 
     def run(self) -> BuildResult:
+        restore_roots(self.store)
         self.before = read_log(self.store, newest=True, appends=True).current
         self.listed = listed = self._list()
         spec = listed.spec
@@ -419,8 +420,6 @@ class Build(SampleProbe):
             work = replace(work, target=anew, found=found, lost=None)
         if work.lost is not None:
             return lease, work
-        if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
-            target.folder.put(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
