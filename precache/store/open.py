@@ -134,7 +134,7 @@ def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
             raise StoreError(
                 f"there is no store at {base}; build one: precache build SOURCE {base}"
             )
-        raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
+        raise StoreError(f"{base} is not a store: it has no commits; {_hint(store)}")
     if prefix is None:
         return log.current
     known = [*log.versions]
@@ -150,7 +150,7 @@ def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
     return log.versions[matches[0]]
 
 
-def _hint(store: Folder, base: str) -> str:
+def _hint(store: Folder) -> str:
     if any(store.exists(f"{name}/{BUILD}") for name in possible_versions(store.names(first=True))):
         return "a build was started here: run the same precache build command to finish it"
     return "give the folder that precache build wrote"
