@@ -45,7 +45,7 @@ def variants_text(field: HasVariants) -> str:
 
 
 def variants_of(arrays: Iterable[str]) -> dict[str, list[str]]:
-    """Group arrays by field, sorted by variant; numbers in forged metadata may have gaps."""
+    """Group arrays by field, sorted by variant."""
     fields: dict[str, list[str]] = {}
     for array in arrays:
         fields.setdefault(field_of(array), []).append(array)

@@ -58,6 +58,7 @@ _HINTS = {
     errno.EROFS: "choose a folder that can be written",
     errno.EMFILE: "raise `ulimit -n`",
     errno.EISDIR: "a folder is where a file belongs: remove it",
+    errno.ELOOP: "a link leads to itself: remove it",
 }
 
 

@@ -24,6 +24,7 @@ from precache.recipe.base import canonical_json
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import Field as RecipeField
 from precache.recipe.recipe import Recipe, field_name
+from precache.recipe.variants import variants_of
 from precache.runtime.process_id import Process
 from precache.store.labels import CLASS_DTYPES, MOST_CLASSES, kind_in_words
 from precache.store.layout import RowShape
@@ -267,6 +268,12 @@ class Attributes(TableAttributes):
     def _check(self) -> Self:
         if self.declared.keys() != self.fields.keys():
             raise ValueError(f"its recipe has the arrays {', '.join(self.declared)}")
+        for array, values in (*self.mean.items(), *self.std.items()):
+            if array not in self.fields or len(values) not in self.fields[array].shape[:1]:
+                raise ValueError(f"{array!r} has {len(values)} means, and not one for each channel")
+        for arrays in variants_of(self.fields).values():
+            if len({(self.fields[array].row, self.fields[array].codec) for array in arrays}) > 1:
+                raise ValueError(f"{', '.join(arrays)} are not variants of one field")
         return self
 
     @functools.cached_property

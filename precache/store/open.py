@@ -11,7 +11,6 @@ from itertools import islice
 
 from precache.errors import GoneError, StoreError
 from precache.messages import shown
-from precache.recipe.variants import number_of, variants_of
 from precache.runtime.threads import Threads
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -134,7 +133,7 @@ def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
             raise StoreError(
                 f"there is no store at {base}; build one: precache build SOURCE {base}"
             )
-        raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
+        raise StoreError(f"{base} is not a store: it has no commits; {_hint(store)}")
     if prefix is None:
         return log.current
     known = [*log.versions]
@@ -150,7 +149,7 @@ def _pick(log: Log, store: Folder, base: str, prefix: str | None) -> LogEntry:
     return log.versions[matches[0]]
 
 
-def _hint(store: Folder, base: str) -> str:
+def _hint(store: Folder) -> str:
     if any(store.exists(f"{name}/{BUILD}") for name in possible_versions(store.names(first=True))):
         return "a build was started here: run the same precache build command to finish it"
     return "give the folder that precache build wrote"
@@ -213,7 +212,6 @@ def _attributes(folder: Folder, root: bytes, commit: LogEntry | None) -> Attribu
     where, attributes = folder.path(ROOT), read_attributes(root, folder)
     if commit is not None and commit.root not in (None, attributes.digest):
         raise StoreError(f"{where} is damaged: it is not the one that was committed; {REPAIR_HINT}")
-    _require_same_variants(folder, attributes)
     _require_small_objects(where, attributes)
     return attributes
 
@@ -235,17 +233,4 @@ def _require_small_objects(where: str, attributes: Attributes) -> None:
             raise StoreError(
                 f"{where} is damaged or forged: it claims {count} {what}, for which "
                 f"{arrays[0]} takes {needed} objects, and has fewer"
-            )
-
-
-def _require_same_variants(folder: Folder, attributes: Attributes) -> None:
-    """Refuse variants that differ in shape, dtype or codec, or are not numbered in a row."""
-    for name, arrays in variants_of(attributes.fields).items():
-        numbers = range(number_of(arrays[0]), number_of(arrays[0]) + len(arrays))
-        rows = {(f.row, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
-        one = arrays == [name]
-        if not one and (arrays != [f"{name}.{number}" for number in numbers] or len(rows) > 1):
-            raise StoreError(
-                f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are not variants of "
-                "one field"
             )

@@ -25,6 +25,7 @@ PIECE_BYTES = 8 << 20
 
 CHECKSUM = "its checksum does not hold"
 MISSING = "it is missing"
+FAILING = "its disk fails to read it"
 
 SPARE = "_spare"
 """Folder of a version with the copy of its small objects."""
@@ -102,11 +103,8 @@ class Leaf:
         try:
             fault = self._fault_by_pieces(folder, tick)
         except StorageError as error:
-            cause = error.__cause__
-            if is_missing(error):
-                return MISSING
-            if isinstance(cause, OSError) and cause.errno == errno.EIO:
-                return CHECKSUM
+            if fault := fault_by(error):
+                return fault
             if folder.size(self.name) == self.size:
                 raise
             fault = CHECKSUM
@@ -138,15 +136,22 @@ class Leaf:
             try:
                 data = folder.read_first(self.name, self.size + 1)
             except StorageError as error:
-                if not is_missing(error):
+                if not (fault := fault_by(error)):
                     raise
-                fault = MISSING
                 break
             if not (fault := self.fault(data)):
                 return data
             if len(data) > self.size:
                 fault = self.fault_of_size(folder.size(self.name)) or fault
         raise damage_error(folder.path(self.name), "", fault, hint)
+
+
+def fault_by(error: StorageError) -> str:
+    """Describe the fault of an object by the error of reading it; empty if it may be none."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno == errno.EIO:
+        return FAILING
+    return MISSING if is_missing(error) else ""
 
 
 def damage_error(where: str, place: str, fault: str, hint: str) -> DamageError:
@@ -168,6 +173,13 @@ def damage_error(where: str, place: str, fault: str, hint: str) -> DamageError:
         f"{where} is missing{place}: its version has lost it, or is being removed; open the "
         f"store's current version, or, if this is the one, {hint}"
     )
+
+
+def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
+    """Describe how what was read differs from an object; raises other errors of the storage."""
+    if isinstance(data, StorageError):
+        return fault_by(data) or leaf.fault(required(data))
+    return leaf.fault(data)
 
 
 # --- the root -----------------------------------------------------------------------------------
@@ -261,7 +273,8 @@ def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator
         yield Flaw(SPARE_COPY, fault)
         return
     for leaf in parts:
-        if leaf.fault(required(*folder.read_ranges([(SPARE_COPY, start, leaf.size)]))):
-            yield Flaw(SPARE_COPY, CHECKSUM)
+        [data] = folder.read_ranges([(SPARE_COPY, start, leaf.size)])
+        if fault := fault_of(leaf, data):
+            yield Flaw(SPARE_COPY, fault)
             return
         start += leaf.size

@@ -32,7 +32,7 @@ from precache.errors import (
 from precache.recipe.recipe import FieldKind, Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
-from precache.storage.base import Folder, is_missing, required
+from precache.storage.base import Folder, required
 from precache.store.arrays import (
     CHECKS,
     SHAPES,
@@ -58,9 +58,9 @@ from precache.store.small_arrays import (
 )
 from precache.store.tree import (
     CHECKSUM,
-    MISSING,
     Flaw,
     Leaf,
+    fault_of,
     seal_of,
     spare_flaws,
     spare_of,
@@ -325,10 +325,14 @@ class Version:
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, Hole]]:
         """Row -> (key, kind and reason of the hole)."""
+        where = f"{self.path}/{HOLES}"
         try:
-            return _HOLES.validate_json(self.read_checked(HOLES))
+            holes = _HOLES.validate_json(self.read_checked(HOLES))
         except ValidationError as error:
-            raise document_error(error, f"{self.path}/{HOLES}") from None
+            raise document_error(error, where) from None
+        if wrong := [row for row in holes if row not in range(self.rows)]:
+            raise StoreError(f"{where} is damaged or forged: {self} has no row {wrong[0]}")
+        return holes
 
     @property
     def failures(self) -> dict[int, tuple[str, Hole]]:
@@ -597,15 +601,6 @@ def read_ahead(
     rest = [name for name in names if name not in read]
     read.update(zip(rest, folder.read_small(rest), strict=True))
     return [read[name] for name in names]
-
-
-def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
-    """Describe how what was read differs from an object; raises errors of the storage."""
-    if isinstance(data, StorageError):
-        if is_missing(data):
-            return MISSING
-        raise data
-    return leaf.fault(data)
 
 
 def require_row_shapes(

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 from PIL import Image
 
 import precache
-from precache.errors import FetchError
+from precache.errors import BuildError, FetchError
 from precache_workers.cluster.executor import run_serial
+from precache_workers.cluster.ray_session import joined_ray
 from tests.support.building import (
     HELD,
     build_here,
@@ -297,6 +299,24 @@ def test_no_cluster_to_join_is_a_clear_error(address: str, tmp_path: Path) -> No
     assert f"cannot reach the Ray cluster at {address}" in ran.stderr
     assert "start one with `ray start --head`, or use --address local" in ran.stderr
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("kind", ["of Ray's server", "of a channel", "of a call"])
+def test_a_cluster_that_ends_while_it_is_joined_is_lost(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grpc
+    import ray
+
+    errors = {
+        "of Ray's server": AssertionError(),
+        "of a channel": ValueError("Cannot invoke RPC on closed channel!"),
+        "of a call": grpc.RpcError(),
+    }
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", mock.Mock(side_effect=errors[kind]))
+    with pytest.raises(BuildError, match=r"lost the connection to auto: .* same command again"):
+        joined_ray("auto").__enter__()
 
 
 @pytest.mark.heavy

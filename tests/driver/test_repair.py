@@ -1,5 +1,6 @@
 """Repairs: of shards that several versions share, and of small objects and documents."""
 
+import errno
 import functools
 import json
 import os
@@ -14,7 +15,8 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache.errors import DamageError, GoneError, StoreError
+from precache.errors import DamageError, FetchError, GoneError, StoreError
+from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import arrays
 from precache.store import open as opening
@@ -22,6 +24,7 @@ from precache.store.commit_log import ROOT
 from precache.store.small_arrays import small_array
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.stored_rows import StoredObject
+from precache_workers.sources.folder import FolderSource
 from tests.support import building
 from tests.support.building import (
     build_here,
@@ -154,6 +157,26 @@ def test_a_shard_is_repaired_of_rows_that_lie_elsewhere(
     assert (again.version, path.read_bytes(), sum(copied)) == (second.version, data, 4)
 
 
+def test_what_was_a_hole_stays_one_though_its_sample_can_be_fetched_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, missing = FolderSource.fetch, sorted(source.glob("*/*.jpg"))[9].name
+
+    def fetched(self: FolderSource, keys: Any, *how: Any) -> Any:
+        samples = zip(keys, fetch(self, keys, *how), strict=True)
+        return [FetchError("gone") if missing in key else sample for key, sample in samples]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSource, "fetch", fetched)
+        first = build(source, tmp_path / "store", accept_missing=True)
+    before = contents(tmp_path / "store")
+    for path in shard_files(tmp_path / "store").values():
+        path.unlink()
+    again = build(source, tmp_path / "store")
+    assert (again.version, again.holes) == (first.version, first.holes)
+    assert contents(tmp_path / "store") == before
+
+
 def test_in_a_bucket_damage_of_another_version_is_not_copied(s3: S3Server, source: Path) -> None:
     options = s3.options()
     first = build(source, "s3://bucket/repaired", storage_options=options)
@@ -216,6 +239,54 @@ def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
     said = capfd.readouterr().err
     assert re.search(r"Nothing to do: version .{8} is complete; [0-9.]+ KB checked", said)
     assert identities(shard_files(store)) == shards
+    (store / version / ROOT).unlink()
+    for name in ("label/c/0", "image/c/1/0/0/0"):
+        flip(store / version / name, 0.5, 0x55)
+    mend(source, store)
+    assert contents(store) == before
+
+
+def test_what_a_failing_disk_cannot_read_is_mended(
+    built: tuple[Path, Path, str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, version = built
+    before, failing, opened = contents(store), set[int](), LocalFolder._open
+
+    def open_(self: LocalFolder, path: Path) -> tuple[int, int]:
+        descriptor, nbytes = opened(self, path)
+        if os.fstat(descriptor).st_ino in failing:
+            os.close(descriptor)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return descriptor, nbytes
+
+    monkeypatch.setattr(LocalFolder, "_open", open_)
+    for name in ("label/c/0", "holes/c/0", "image/zarr.json", "_spare/c/0", "image/c/1/0/0/0"):
+        failing.add((store / version / name).stat().st_ino)
+        [damage] = precache.verify(store).damage
+        assert (damage.shard, damage.reason) == (name, "its disk fails to read it")
+        mend(source, store)
+        assert precache.verify(store).ok
+        assert contents(store) == before
+
+
+def test_records_of_the_only_version_are_mended_though_they_alone_know_its_order(
+    source: Path, tmp_path: Path
+) -> None:
+    """Rows of a source that changed are in another order than those of a new store."""
+    store = tmp_path / "store"
+    build(source, store)
+    grown(source)
+    (source / "cat/0004.jpg").unlink()
+    version = Path(build(source, store).path)
+    precache.gc(store, keep=0, older_than=0)
+    before = contents(version)
+    for name in small_names(version):
+        flip(version / name, 0.5, 0x55)
+        result = build(source, store)
+        assert (result.path, contents(version)) == (str(version), before), name
+    (version / ROOT).unlink()
+    assert build(source, store).path == str(version)
+    assert contents(version) == before
 
 
 def test_a_root_that_is_lost_with_others_leaves_its_place_to_the_next_generation(

@@ -536,8 +536,9 @@ class History:
 
     def _spoil(self, version: str) -> str:
         paths = sorted(path for path in (self.store / version).rglob("*") if path.is_file())
-        if self.draw.random() < 0.15:
-            paths = sorted(path for path in (self.store / "_listings").rglob("*") if path.is_file())
+        records = sorted(path for path in (self.store / "_listings").rglob("*") if path.is_file())
+        if self.draw.random() < 0.15 and records:
+            paths = records
         path = self.draw.choice(paths)
         act = self.draw.choice(["lose", "flip", "cut", "empty"])
         self.unsure.add(version)

@@ -207,6 +207,18 @@ def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path
     assert (again.samples, again.rows_reused) == (47, 46)
 
 
+def test_rows_of_a_copy_are_found_by_contents_that_versions_of_other_ops_know(
+    source: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    build(source, store)
+    (source / "cat/001.jpg").write_bytes(padded(900))
+    build(source, store, recipe=recipe_of(40))
+    build(copied(source, tmp_path / "b"), store)
+    last = build(source, store)
+    assert (last.rows_reused, CALLS) == (30, [])
+
+
 def test_a_short_or_missing_object_is_made_anew(kept: Kept) -> None:
     one, other = (kept.version_folder / f"image/c/{shard}/0/0/0" for shard in (1, 2))
     one.unlink()
@@ -247,12 +259,16 @@ def test_an_object_that_goes_before_it_is_linked_is_made_anew(kept: Kept) -> Non
     assert_as_if_built_anew(second, kept.source, recipe=recipe)
 
 
-@pytest.mark.parametrize("name", ["zarr.json", "rows/size/c/0", "holes/c/0", "shards/image/c/0/0"])
-def test_a_version_whose_records_are_damaged_offers_nothing(name: str, kept: Kept) -> None:
-    path = kept.version_folder / name
-    path.write_bytes(path.read_bytes()[:-7])
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_a_version_whose_records_are_damaged_offers_rows_by_their_copies_alone(
+    has_copies: bool, kept: Kept
+) -> None:
+    names = ["zarr.json", "rows/size/c/0", "holes/c/0", "shards/image/c/0/0"]
+    for name in names if has_copies else [*names, "_spare/c/0"]:
+        path = kept.version_folder / name
+        path.write_bytes(path.read_bytes()[:-7])
     second = build(kept.copy, kept.store)
-    assert second.shards_reused == 0
+    assert second.shards_reused == (second.shards if has_copies else 0)
     assert_same(second, kept.of_copy)
 
 

@@ -186,6 +186,8 @@ FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
     "field with a path": lambda own: own["fields"].update(
         {"../" + own["version"] + "/image": own["fields"].pop("image")}
     ),
+    "means of no array": lambda own: own["mean"].update({"image.x": [1.0] * 3}),
+    "means of other channels": lambda own: own["std"].update(image=[1.0]),
 }
 
 

@@ -105,8 +105,12 @@ def test_documents_of_small_arrays_are_for_other_software(
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"1": ["a", ["lost", ""]]}']
-)
+    "data",
+    [
+        b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"1": ["a", ["lost", ""]]}',
+        b'{"-1": ["a", ["failed", ""]]}', b'{"9999999999999999999999": ["a", ["failed", ""]]}',
+    ],
+)  # fmt: skip
 def test_a_forged_list_of_holes_names_its_file(
     data: bytes, stores: dict[str, BuiltStore], copy_store: CopyStore
 ) -> None:

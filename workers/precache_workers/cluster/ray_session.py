@@ -44,19 +44,32 @@ def joined_ray(address: str) -> Iterator[None]:
                 "--head`, or use --address local; one with tokens needs RAY_AUTH_MODE=token here, "
                 "and its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
             ) from None
+        except Exception as error:
+            if not (isinstance(error, AssertionError) or _is_of_grpc(error)):
+                raise
+            raise _lost(address, error) from None  # while it was joined
         try:
             yield
         except (ConnectionError, ValueError) as error:
-            of_rays_channel = "closed channel" in str(error)  # a ValueError of gRPC
-            if type(error) is not ConnectionError and not of_rays_channel:
+            if type(error) is not ConnectionError and not _is_of_grpc(error):
                 raise
-            raise BuildError(
-                f"lost the connection to {address}: {error}; once the cluster answers again, run "
-                "the same command again: it continues"
-            ) from None
+            raise _lost(address, error) from None
         finally:
             if not already:
                 ray.shutdown()
+
+
+def _is_of_grpc(error: Exception) -> bool:
+    """Return whether an error is that of a call which gRPC could not make."""
+    return "closed channel" in str(error) or type(error).__module__.startswith("grpc")
+
+
+def _lost(address: str, error: Exception) -> BuildError:
+    """Make the error for a cluster that ended while it was used."""
+    return BuildError(
+        f"lost the connection to {address}: {str(error) or 'it ended'}; once the cluster answers "
+        "again, run the same command again: it continues"
+    )
 
 
 def _without_current_folder() -> Any:

@@ -59,6 +59,7 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
+from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.stored_versions import stored_versions
@@ -71,9 +72,9 @@ from precache_workers.planning.target_version import (
     find_target,
     is_committed,
     is_recomputed,
-    is_restorable,
     is_whole,
     new_target,
+    restore_roots,
 )
 from precache_workers.planning.work_plan import (
     Work,
@@ -172,6 +173,7 @@ class Build(SampleProbe):
         self.before: LogEntry | None = None
 
     def run(self) -> BuildResult:
+        restore_roots(self.store)
         self.before = read_log(self.store, newest=True, appends=True).current
         self.listed = listed = self._list()
         spec = listed.spec
@@ -413,11 +415,14 @@ class Build(SampleProbe):
             lease.end()
             remove_folder(self.store, target.version)
             anew = new_target(self.store, target, recompute=recompute)
-            work = replace(work, target=anew, lost=None)
+            found = (
+                work.found
+                if work.lost is None
+                else StoredRows.empty(target.shapes, len(target.table))
+            )
+            work = replace(work, target=anew, found=found, lost=None)
         if work.lost is not None:
             return lease, work
-        if target.folder.size(ROOT) is None and is_restorable(log, target.folder):
-            target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None

@@ -370,6 +370,14 @@ class Catalogue:
             return cls.empty(spec)
         versions = [*_samples(stored, spec, made)]
         listed = _contents(spec, versions, pinned, labels_with_samples)
+        if (versions or pinned) and not (listed.known | spec.table.is_removed).all():
+            # Versions that have no rows for the recipe know contents, too.
+            order = {each.folder.name: number for number, each in enumerate(stored)}
+            others = order.keys() - {samples.version.id for samples in versions}
+            rest = (each for each in stored if each.folder.name in others)
+            every = [*versions, *_samples(rest, spec, made, of_source=True)]
+            every.sort(key=lambda samples: order[samples.version.id])
+            listed = _contents(spec, every, pinned, labels_with_samples)
         return cls(spec, versions, listed, retries or pinned is not None)
 
     @functools.cached_property
@@ -532,21 +540,31 @@ def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) 
 
 
 def _samples(
-    versions: Iterable[StoredVersion], spec: VersionSpec, made: str | None
+    versions: Iterable[StoredVersion],
+    spec: VersionSpec,
+    made: str | None,
+    *,
+    of_source: bool = False,
 ) -> Iterator[StoredSamples]:
     """Read the versions that have rows of some field, or samples that ended workers: the committed,
     the latest first, then the finished shards of those that were begun; damaged ones are left out.
+
+    Parameters
+    ----------
+    of_source
+        Also the other versions of the source.
     """
     wanted = _wanted_digests(spec)
     for stored in versions:
         attributes = stored.attributes
         matches = match_arrays(spec.recipe, wanted, stored.folder, attributes)
-        if not (matches or attributes.holes) or stored.folder.name == made:
+        is_wanted = bool(matches) or (of_source and attributes.source == spec.table.source)
+        if not (is_wanted or attributes.holes) or stored.folder.name == made:
             continue
         with contextlib.suppress(*UNREADABLE, ValueError):  # `verify` says why
             version = stored.version
             ended = any(hole.ended_worker for _, hole in version.holes.values())
-            if not (matches or ended):
+            if not (is_wanted or ended):
                 continue
             table, content, of_parts, finished = stored.read_rows()
             rows, starts = table.keys.find(spec.table.keys), all_starts(attributes.recipe)

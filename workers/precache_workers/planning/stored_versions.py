@@ -44,8 +44,8 @@ class StoredVersion:
 
     @functools.cached_property
     def version(self) -> Version:
-        """The version; raises one of `UNREADABLE`, as `read_rows` does."""
-        return open_own(self.folder) if self.begun is None else self.begun
+        """The version, if need be by its copies; raises one of `UNREADABLE`, as `read_rows`."""
+        return open_own(self.folder, mends=True) if self.begun is None else self.begun
 
     def read_rows(self) -> tuple[RowTable, np.ndarray, list[np.ndarray], np.ndarray]:
         """Read the row table, the contents of each row's sample and of its parts, none of these if
@@ -149,7 +149,7 @@ def open_finished(folder: Folder) -> Version:
     if folder.size(ROOT) is None and (begun := open_begun(folder)) is not None:
         add_receipts(begun)
         return begun
-    return open_own(folder)
+    return open_own(folder, mends=True)
 
 
 def receipts_of(folder: Folder) -> Iterator[Receipt]:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precache.errors import GoneError, StoreError
+from precache.errors import GoneError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.process_id import process_of
 from precache.runtime.threads import prefetch
-from precache.storage.base import Folder
+from precache.storage.base import Folder, is_missing
 from precache.store.build_status import DESCRIPTION, FROZEN_ROWS, read_description
 from precache.store.commit_log import (
     BUILD,
@@ -260,25 +260,29 @@ def new_target(store: Folder, like: TargetVersion, *, recompute: bool = False) -
 
 def _is_open(log: Log, target: TargetVersion, *, recompute: bool) -> bool:
     """Return whether a build may go on with a version: nothing else was or will be its bytes."""
-    if target.version in log.removed or target.folder.size(ROOT) is not None:
+    is_used = target.version in log.removed or target.version in log.versions
+    if is_used or target.folder.size(ROOT) is not None:
         return False
-    if target.version in log.versions:  # its root was lost
-        return is_restorable(log, target.folder)
     is_begun = target.folder.size(DESCRIPTION) is not None
     return not is_begun or not (recompute or is_recomputed(target))
 
 
-def is_restorable(log: Log, folder: Folder) -> bool:
-    """Return whether the lost root of a committed version has a copy, and its shards are there."""
-    committed = log.root_of(folder.name)
-    root = spare_root(folder) if committed else None
-    if root is None or seal_of(root) != committed:
-        return False
-    version, sizes = open_own(folder, root), folder.sizes()
-    leaves = (leaf for name in version.stored for leaf in version.shard_leaves(name))
-    with contextlib.suppress(StoreError):  # the table of its shards was lost, too
-        return all(sizes.get(leaf.name) == leaf.size for leaf in leaves)
-    return False
+def restore_roots(store: Folder) -> None:
+    """Put back lost roots of committed versions, from their copies, where all shards are there."""
+    log = read_log(store, appends=True)
+    names = [f"{version}/{ROOT}" for version in log.versions if version not in log.removed]
+    for name, data in zip(names, store.read_small(names), strict=True):
+        if not isinstance(data, StorageError) or not is_missing(data):
+            continue
+        folder = store.folder(name.partition("/")[0])
+        root, sizes = spare_root(folder), folder.sizes()
+        with contextlib.suppress(StoreError):  # the tables of its shards were lost, too
+            if root is None or seal_of(root) != log.root_of(folder.name):
+                continue
+            version = open_own(folder, root)
+            leaves = [leaf for array in version.stored for leaf in version.shard_leaves(array)]
+            if all(sizes.get(leaf.name) == leaf.size for leaf in leaves):
+                folder.put(ROOT, [root], scratch=SCRATCH)
 
 
 def description_of(target: TargetVersion) -> Identity | None:

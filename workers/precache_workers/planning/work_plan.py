@@ -155,13 +155,16 @@ def find_work(
             store,
             spec,
             retries=request.retry_failed,
-            pinned=listed.refreshes,
+            pinned=target.version if target is not None and lost else listed.refreshes,
             labels_with_samples=listed.fetches_labels,
             made=None if target is None or lost else target.version,
         )
     if target is not None and lost:
         gone = [((target.version, name), shard) for name, shard in lost]
         found = replace(catalogue, lost=gone).find(target.rows_per_shard, target.shapes)
+        holes = {row: hole for row, (_, hole) in target.committed().failures.items()}
+        found.known[list(holes)] = True  # as holes, whatever their samples are now
+        found = replace(found, holes=holes)
         return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
     if target is None:
         found = catalogue.find()

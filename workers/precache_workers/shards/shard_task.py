@@ -144,7 +144,7 @@ def _build(task: ShardTask) -> Receipt:
         except OtherBytesError:  # other versions may have been encoded by another release
             if not stored.has_rows.any():
                 raise
-            stored = StoredRows.empty(fields, len(task.keys))
+            stored = replace(stored, fields=StoredRows.empty(fields, len(task.keys)).fields)
 
 
 def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> Receipt:
