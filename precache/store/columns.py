@@ -97,7 +97,7 @@ def texts_or_nulls(values: Sequence[str | None]) -> Any:
     return _with_nulls(values, _encoded([value or "" for value in values]))
 
 
-def numbers_or_nulls(values: Sequence[float | None], dtype: type[np.number[Any]]) -> Any:
+def numbers_or_nulls(values: Sequence[Any], dtype: type[np.number[Any]]) -> Any:
     """Return numbers as an Arrow array, of nulls for None."""
     numbers = np.array([0 if value is None else value for value in values], dtype)
     return _with_nulls(values, arrow_of(numbers))

@@ -254,6 +254,7 @@ def list_rows(
         table, record = recalled.table, None
         if not isinstance(source, DatasetSource) or listing.file_states is not None:
             record = recalled.new_record()  # of a dataset without files, the versions say all
+        listing = replace(listing, file_states=None)  # a listing of millions takes memory
         del recalled
         if isinstance(source, DatasetSource) and not request.compare:
             changed = note_of_held_data(store, source, table)
