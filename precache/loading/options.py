@@ -254,7 +254,9 @@ class LoaderOptions(BaseModel):
         if name == "output" and isinstance(value, Mapping):
             forms = get_args(Form)
             return {str(n): require_choice(f"output[{n!r}]", v, forms) for n, v in value.items()}
-        choices = choices_of(cls, name)
+        kind: Any = cls.model_fields[name].annotation
+        literals = (part for part in (kind, *get_args(kind)) if get_origin(part) is Literal)
+        choices = get_args(next(literals, None))
         if not choices or isinstance(value, Block | Buckets | Weighted):
             return value
         return require_choice(name, value, choices)
@@ -308,13 +310,6 @@ def explained(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate
         init(self, *values, **options)
 
     return checked
-
-
-def choices_of(model: type[BaseModel], name: str) -> tuple[Any, ...]:
-    """Return the values that an option may have; empty if they are not a few."""
-    annotation: Any = model.model_fields[name].annotation
-    parts = [annotation, *get_args(annotation)]
-    return next((get_args(part) for part in parts if get_origin(part) is Literal), ())
 
 
 def require_path(uri: Any) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
 from precache.codecs import kernels
-from precache.codecs.windows import Windows, pick_pixels, resize_window
+from precache.codecs.windows import Windows, resize_window
 from precache.transforms import _nearest_pixels
 from tests.conftest import photo
 
@@ -143,12 +143,3 @@ def test_nearest_pixels_are_those_of_torch(count: int) -> None:
     np.testing.assert_array_equal(seen.nearest(1, count), turned + 5)
     on_device = _nearest_pixels(torch.from_numpy(sizes)[:, None], count)
     np.testing.assert_array_equal(on_device, wanted)
-
-
-def test_picked_pixels_are_mirrored_and_of_any_dtype() -> None:
-    pixels = np.arange(2 * 10 * 20, dtype=np.uint16).reshape(2, 10, 20) * 150
-    for mirrored in (False, True):
-        out = np.zeros((1, 2, 3, 4), np.uint16)
-        pick_pixels(pixels, window((2, 4, 6, 8), (3, 4), mirrored), out)
-        wanted = pixels[:, 2:7:2, 4:11:2]
-        np.testing.assert_array_equal(out[0], wanted[:, :, ::-1] if mirrored else wanted)

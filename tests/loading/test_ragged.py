@@ -100,19 +100,6 @@ def test_crops_without_a_resize_are_those_of_dense_rows(
             torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
 
 
-def test_resized_crops_have_the_boxes_of_dense_rows(alike: tuple[Path, Path]) -> None:
-    for transform in (
-        RandomResizedCrop(24),
-        Compose([RandomResizedCrop((24, 30), (0.3, 1)), HorizontalFlip()]),
-        Compose([HorizontalFlip(), RandomResizedCrop(24)]),
-    ):
-        dense, ragged = (batches(store, transform, 2) for store in alike)
-        for one, other in zip(dense, ragged, strict=True):
-            # Dense rows are not antialiased.
-            error = (one["image"].float() - other["image"].float()).abs()
-            assert float(error.mean()) < 2.5
-
-
 def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
     """Rows of a batch by `RandomResizedCrop(size)` alone, from a reader of whole rows."""
     dataset = precache.CachedDataset(store)
