@@ -52,8 +52,7 @@ def joined_ray(address: str) -> Iterator[None]:
             yield
         except Exception as error:
             # A call without a connection has Ray join or start another cluster, and fail at that.
-            client: Any = ray.util.client.ray
-            is_cut_off = address.startswith("ray://") and not client.is_connected()
+            is_cut_off = address.startswith("ray://") and not _is_connected()
             if isinstance(error, PrecacheError) or not (
                 is_cut_off or type(error) is ConnectionError or _is_of_grpc(error)
             ):
@@ -62,6 +61,13 @@ def joined_ray(address: str) -> Iterator[None]:
         finally:
             if not already:
                 ray.shutdown()
+
+
+def _is_connected() -> bool:
+    """Return whether this process is the client of a cluster."""
+    from ray.util.client import ray
+
+    return bool(ray.is_connected())  # type: ignore[no-untyped-call]
 
 
 def _is_of_grpc(error: Exception) -> bool:
