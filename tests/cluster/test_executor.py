@@ -319,6 +319,19 @@ def test_a_cluster_that_ends_while_it_is_joined_is_lost(
         joined_ray("auto").__enter__()
 
 
+def test_whatever_fails_once_a_client_has_no_connection_is_due_to_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", mock.Mock())
+    with (
+        pytest.raises(BuildError, match="lost the connection to ray://there: it ended; once"),
+        joined_ray("ray://there"),
+    ):
+        raise AssertionError
+
+
 @pytest.mark.heavy
 def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -> None:
     """As a notebook does."""

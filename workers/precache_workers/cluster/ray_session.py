@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precache.errors import BuildError
+from precache.errors import BuildError, PrecacheError
 
 JOINED = {
     # Ray prints deaths of workers on standard output even without log_to_driver.
@@ -50,13 +50,24 @@ def joined_ray(address: str) -> Iterator[None]:
             raise _lost(address, error) from None  # while it was joined
         try:
             yield
-        except (ConnectionError, ValueError) as error:
-            if type(error) is not ConnectionError and not _is_of_grpc(error):
+        except Exception as error:
+            # A call without a connection has Ray join or start another cluster, and fail at that.
+            is_cut_off = address.startswith("ray://") and not _is_connected()
+            if isinstance(error, PrecacheError) or not (
+                is_cut_off or type(error) is ConnectionError or _is_of_grpc(error)
+            ):
                 raise
             raise _lost(address, error) from None
         finally:
             if not already:
                 ray.shutdown()
+
+
+def _is_connected() -> bool:
+    """Return whether this process is the client of a cluster."""
+    from ray.util.client import ray
+
+    return bool(ray.is_connected())  # type: ignore[no-untyped-call]
 
 
 def _is_of_grpc(error: Exception) -> bool:

@@ -415,11 +415,8 @@ class Build(SampleProbe):
             lease.end()
             remove_folder(self.store, target.version)
             anew = new_target(self.store, target, recompute=recompute)
-            found = (
-                work.found
-                if work.lost is None
-                else StoredRows.empty(target.shapes, len(target.table))
-            )
+            nothing = StoredRows.empty(target.shapes, len(target.table))
+            found = work.found if work.lost is None else nothing
             work = replace(work, target=anew, found=found, lost=None)
         if work.lost is not None:
             return lease, work

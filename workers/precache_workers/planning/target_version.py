@@ -276,9 +276,9 @@ def restore_roots(store: Folder) -> None:
             continue
         folder = store.folder(name.partition("/")[0])
         root, sizes = spare_root(folder), folder.sizes()
+        if root is None or seal_of(root) != log.root_of(folder.name):
+            continue
         with contextlib.suppress(StoreError):  # the tables of its shards were lost, too
-            if root is None or seal_of(root) != log.root_of(folder.name):
-                continue
             version = open_own(folder, root)
             leaves = [leaf for array in version.stored for leaf in version.shard_leaves(array)]
             if all(sizes.get(leaf.name) == leaf.size for leaf in leaves):
