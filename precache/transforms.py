@@ -1022,7 +1022,7 @@ class Resize(_Resampling):
         return view.resized_to(size, sizes)
 
     def shown(self, images: torch.Tensor, view: View) -> torch.Tensor:
-        pixels = images.float()
+        pixels = _floats(images)
         resized = functional.interpolate(pixels, view.size, mode="bilinear", antialias=True)
         return _like(resized, images)
 
@@ -1079,8 +1079,8 @@ class RandomResizedCrop(_Resampling):
         (top, left), (h, w) = view.corners.unbind(1), view.parts.unbind(1)
         across = _grid(left, w, self.size[1], width)[:, None, :].expand(-1, self.size[0], -1)
         down = _grid(top, h, self.size[0], height)[:, :, None].expand(-1, -1, self.size[1])
-        grid = torch.stack([across, down], 3)
-        sampled = functional.grid_sample(images.float(), grid, align_corners=False)
+        pixels, grid = _floats(images), torch.stack([across, down], 3)
+        sampled = functional.grid_sample(pixels, grid.to(pixels.dtype), align_corners=False)
         return _like(sampled, images)
 
 
@@ -1130,6 +1130,12 @@ class HorizontalFlip(WindowStep):
 # --- colour and values --------------------------------------------------------------------------
 
 
+def _floats(images: torch.Tensor) -> torch.Tensor:
+    """Convert to float32, or float64 where that cannot hold all values."""
+    is_wide = images.dtype.itemsize > (4 if images.is_floating_point() else 2)
+    return images.double() if is_wide else images.float()
+
+
 def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Convert to the dtype of `before`; integers are rounded and clipped to its range."""
     if before.is_floating_point():
@@ -1137,7 +1143,9 @@ def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     if before.dtype == torch.bool:
         return images.round_().bool()
     limits = torch.iinfo(before.dtype)
-    return images.round_().clamp_(limits.min, limits.max).to(before.dtype)
+    # The greatest of 64 bits is no float64: the next one up would wrap around.
+    most = limits.max if limits.bits < 64 else limits.max - 2047
+    return images.round_().clamp_(limits.min, most).to(before.dtype)
 
 
 def _top(images: torch.Tensor, name: str) -> float:
@@ -1521,8 +1529,9 @@ class MixUp(Mixing):
         return share, {name: self._blended(values, share) for name, values in fields.items()}
 
     def _blended(self, images: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        pixels = images.float()
-        return _like(torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None]), images)
+        pixels = _floats(images)
+        weights = share.to(pixels.dtype)[:, None, None, None]
+        return _like(torch.lerp(pixels.roll(1, 0), pixels, weights), images)
 
 
 class CutMix(Mixing):

@@ -464,6 +464,23 @@ def test_a_flip_takes_every_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(found.to(torch.uint8), expected)
 
 
+@pytest.mark.parametrize("value", [2**24 + 1, 2**31 - 1])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32, torch.int64, torch.float64])
+def test_a_blend_of_one_value_is_that_value(dtype: torch.dtype, value: int) -> None:
+    images = torch.full((24, 3, 20, 26), value, dtype=dtype)
+    labels = torch.zeros(24, dtype=torch.int64)
+    for step in (Resize((7, 9)), RandomResizedCrop(12), MixUp(10)):
+        found = step.apply({"image": images, "label": labels}, _draw())["image"]
+        assert found.dtype == dtype
+        assert (found.double() - value).abs().max() < 1e-6
+
+
+def test_a_blend_of_64_bits_does_not_wrap_around() -> None:
+    for dtype in (torch.int64, torch.uint64):
+        images = torch.full((2, 1, 20, 26), torch.iinfo(dtype).max, dtype=dtype)
+        assert changed(Resize((7, 9)), images, _draw()).double().min() > 2.0**62
+
+
 class _Watched(Transform):
     """Says which thread it runs on, and of which batch."""
 
