@@ -223,6 +223,9 @@ def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
     (store / version / ROOT).unlink()
     with pytest.raises(GoneError, match="run the same precache build command again"):
         precache.open(store)
+    given = {"shard_samples": 8, "timing": False, "address": "serial", "progress": True}
+    precache.plan(source, store, MENDED, **given)
+    assert f"{store / version} lost its {ROOT}, which a build puts back" in capfd.readouterr().err
     assert mend(source, store).cpu_seconds == 0
     assert contents(store) == before
     for name in small_names(store / version):

@@ -31,7 +31,7 @@ from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
 from precache_workers.planning.stored_versions import UNREADABLE, stored_versions
-from precache_workers.planning.target_version import find_target
+from precache_workers.planning.target_version import find_target, lost_roots
 from precache_workers.planning.work_plan import (
     Work,
     compact_shards,
@@ -179,6 +179,11 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         planner = _Planner(request, progress, stack, timing)
         store, source = planner.store, planner.source
+        for folder, _ in lost_roots(store):
+            progress.note(
+                f"{folder.path('')} lost its {ROOT}, which a build puts back before all else; here "
+                "it counts as not built, so that a build makes less than this plan says"
+            )
         listed = planner.listed = list_rows(request, store, source, progress.listed, progress.say)
         listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")

@@ -269,6 +269,12 @@ def _is_open(log: Log, target: TargetVersion, *, recompute: bool) -> bool:
 
 def restore_roots(store: Folder) -> None:
     """Put back lost roots of committed versions, from their copies, where all shards are there."""
+    for folder, root in lost_roots(store):
+        folder.put(ROOT, [root], scratch=SCRATCH)
+
+
+def lost_roots(store: Folder) -> Iterator[tuple[Folder, bytes]]:
+    """Yield the versions that `restore_roots` mends, and their roots."""
     log = read_log(store, appends=True)
     names = [f"{version}/{ROOT}" for version in log.versions if version not in log.removed]
     for name, data in zip(names, store.read_small(names), strict=True):
@@ -282,7 +288,7 @@ def restore_roots(store: Folder) -> None:
             version = open_own(folder, root)
             leaves = [leaf for array in version.stored for leaf in version.shard_leaves(array)]
             if all(sizes.get(leaf.name) == leaf.size for leaf in leaves):
-                folder.put(ROOT, [root], scratch=SCRATCH)
+                yield folder, root
 
 
 def description_of(target: TargetVersion) -> Identity | None:
