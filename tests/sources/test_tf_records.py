@@ -1,6 +1,7 @@
 """TFRecord files: features, labels, checksums, and hostile files."""
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ TEXT = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
          "'label' is .0.5, 1.5.; a list has class names"),
         ([{**TEXT, "label": ([1, -2], "int")}], (), "has the class number -2; .* from 0 to"),
         ([{**TEXT, "label": (float("inf"), "float")}], (), "is inf, which is no finite"),
+        ([example(name="image/encoded") | example()], (), "several images: image, image/encoded;"),
+        ([{**TEXT, "label": (PHOTO, "byte")}], (), "'label' has bytes that are no text; give"),
     ],
 )  # fmt: skip
 def test_features_that_do_not_fit_are_refused(
@@ -95,6 +98,33 @@ def test_features_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(SourceError, match=why):
         listed(write(tmp_path / "a.tfrecord", *records), *columns)
+
+
+SPLITS = [{**TEXT, "image/split": (name, "byte")} for name in (b"train", b"val")]
+
+
+@pytest.mark.parametrize(
+    ("records", "columns", "what", "ways"),
+    [
+        ([{**example(), "labels": (n, "int")} for n in (1, 2)], (), "'label', 'labels' of .* other",
+         [("--label-column", "label"), ("--label-column", "labels")]),
+        ([example(), {**example(), "image/class/label": (3, "int")}], (), "'label', 'image/class/l",
+         [("--label-column", "label"), ("--label-column", "image/class/label")]),
+        (SPLITS, (None, "label"), "'image/split' .* look like splits", [("--all-splits",)]),
+    ],
+)  # fmt: skip
+def test_features_that_leave_two_readings_are_doubts(
+    tmp_path: Path, records: Any, columns: Any, what: str, ways: Any
+) -> None:
+    [doubt] = listed(write(tmp_path / "a.tfrecord", *records), *columns).doubts
+    assert re.search(what, doubt.what)
+    assert [way for way, _ in doubt.choices if way] == ways
+
+
+def test_equal_labels_of_two_features_leave_no_doubt(tmp_path: Path) -> None:
+    records = [{**example(label=n), "labels": (n, "int")} for n in (1, 2)]
+    listing = listed(write(tmp_path / "a.tfrecord", *records))
+    assert (listing.doubts, listing.table.labels.tolist()) == ((), [1, 2])
 
 
 def test_records_may_be_images(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class ColumnEvidence:
     def joined(cls, files: Sequence[Self]) -> Self:
         """Return what is known of the columns of several files."""
         common = set.intersection(*(set(file.bits) for file in files))
-        whole = cls(files[0].label, {n: set[int]() for n in files[0].bits if n in common})
+        label = next((file.label for file in files if file.label), "")
+        whole = cls(label, {n: set[int]() for n in files[0].bits if n in common})
         for file in files:
             for name in whole.bits:
                 whole.bits[name] |= file.bits[name]

@@ -14,10 +14,11 @@ https://protobuf.dev/programming-guides/encoding/.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -51,12 +52,13 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.labels import Label, label_of
-from precache_workers.sources.listings import Members
+from precache_workers.sources.listings import ColumnEvidence, Members
 from precache_workers.sources.sample_parts import joined
+from precache_workers.sources.splits import names_splits
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
-"""Usual names of features; the first that an example has is used."""
+"""Usual names of features. All records of a file have labels of the feature that is found first."""
 
 _BYTES, _FLOATS, _NUMBERS = 1, 2, 3
 
@@ -91,20 +93,24 @@ class TFRecordFormat:
 
         A record that cannot be used is listed, and will be a hole.
         """
-        columns, first, has_labels = self.columns, None, False
+        columns, first, has_labels, seen = self.columns, None, False, set[str]()
         named, lacking = columns.inputs.names, {*columns.inputs.names}
         for number, (record, place) in enumerate(_records(stream, where)):
             parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
             if record is not None:
                 try:
                     parts = parts_of(record, columns)
+                    if columns.label is None and parts.label_name:
+                        columns = replace(columns, label=parts.label_name)
+                        members.evidence.label = parts.label_name
+                    self._look(members.evidence, parts, seen)
                 except ValueError as error:
                     if not number:
                         raise SourceError(f"{where}: in its first record, {error}") from None
             first = first or parts
             has_labels = has_labels or parts.label is not None
-            lacking.difference_update(parts.names)
-            if parts.names or parts.image:
+            lacking.difference_update(parts.features)
+            if parts.features or parts.image:
                 members.notes[parts.note] += 1
             unit, etag = place["offset"] // UNIT_BYTES, f"crc32c:{place['crc']:08x}"
             size = -1 if named else len(parts.image)
@@ -112,15 +118,37 @@ class TFRecordFormat:
         if first is None:
             return
         if lacking:
-            raise SourceError(f"{where}: in its records, {_lacks(min(lacking), first.names)}")
-        if columns.label is None and (taken := [n for n in LABEL_FEATURES if n in named]):
+            raise SourceError(f"{where}: in its records, {_lacks(min(lacking), first.features)}")
+        if self.columns.label is None and (taken := [n for n in LABEL_FEATURES if n in named]):
             members.notes[f"{quoted(taken)} are inputs of fields, and no labels"] += 1
-        used = {columns.key, first.image_name, first.label_name, *named}
-        others = sorted({*first.names} - used)
-        if others:
+        if others := sorted(self._unused(first)):
             members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
-        if columns.label and not has_labels and columns.label not in first.names:
-            raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
+        label = self.columns.label
+        if label and not has_labels and label not in first.features:
+            raise SourceError(f"{where}: in its first record, {_lacks(label, first.features)}")
+
+    def _unused(self, parts: Parts) -> set[str]:
+        used = self.columns.key, parts.image_name, parts.label_name, *self.columns.inputs.names
+        return {*parts.features}.difference(used)
+
+    def _look(self, evidence: ColumnEvidence, parts: Parts, seen: set[str]) -> None:
+        """Note what features that are not used say of labels and splits."""
+        features, new = parts.features, self._unused(parts) - seen
+        seen |= new
+        evidence.splits.update({name: [] for name in new if names_splits(name)})
+        if self.columns.label is None:
+            # The text of TensorFlow's own examples names the class, and two may share one.
+            named = "image/class/text" if parts.label_name == "image/class/label" else ""
+            rivals = [name for name in LABEL_FEATURES if name in new and name != named]
+            evidence.rivals.update({name: set() for name in rivals})
+
+        def values(name: str) -> list[str]:
+            with contextlib.suppress(ValueError):
+                if name in features and (label := _label(name, features)) is not None:
+                    return [str(label)]
+            return [""]
+
+        evidence.look(values, values)
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [place for _, place in wanted]
@@ -204,8 +232,8 @@ class Parts:
         Values of the features that fields name; None of those that the record lacks.
     image_name, label_name
         Names of the features that were used; empty if the record is the image itself.
-    names
-        Names of all features.
+    features
+        All features of the record.
     """
 
     image: bytes | memoryview = b""
@@ -213,12 +241,12 @@ class Parts:
     key: str = ""
     image_name: str = ""
     label_name: str = ""
-    names: tuple[str, ...] = ()
+    features: Features = field(default_factory=dict)
     inputs: dict[Part, Any] = field(default_factory=dict)
 
     @property
     def note(self) -> str:
-        if not self.names:
+        if not self.features:
             return "Each record is an image, without a label"
         labels = f"labels from {self.label_name!r}" if self.label_name else "no labels"
         images = f"Images from the feature {self.image_name!r}, " if self.image_name else ""
@@ -260,7 +288,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     key = _key(columns.key, features) if columns.key else ""
     inputs: dict[Part, Any] = {name: _input(name, features) for name in named}
     image = images[0] if len(images) else b""
-    return Parts(image, label, key, image_name, label_name, tuple(features), inputs)
+    return Parts(image, label, key, image_name, label_name, features, inputs)
 
 
 def _input(name: str, features: Features) -> bytes | np.ndarray | SampleError | None:
@@ -277,7 +305,8 @@ def _guess_image(features: Features, inputs: Collection[str]) -> str:
     able = [name for name, (kind, _) in features.items() if kind == _BYTES]
     able = [name for name in able if name not in inputs] or able
     images = [name for name in able if any(map(starts_as_image, _values(name, features)[:1]))]
-    candidates = [name for name in IMAGE_FEATURES if name in able][:1] or images
+    usual = [name for name in IMAGE_FEATURES if name in able]
+    candidates = [name for name in usual if name in images] or usual[:1] or images
     if not candidates:
         raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
     if len(candidates) > 1:
@@ -302,7 +331,11 @@ def _label(name: str, features: Features) -> Label | None:
     if isinstance(found, np.ndarray):
         values = found.tolist()
     else:
-        values = [bytes(value).decode() for value in found]
+        try:
+            values = [bytes(value).decode() for value in found]
+        except UnicodeDecodeError:
+            none = "give --label-column '' for no label, or the feature that has it"
+            raise ValueError(f"its feature {name!r} has bytes that are no text; {none}") from None
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:
