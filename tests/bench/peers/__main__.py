@@ -25,6 +25,7 @@ PEERS = (
     _peer("ffcv-jpg", "FFCV, jpg (lossy)", "ffcv_beton:JPG", "ffcv"),
     _peer("mosaic", "MosaicML Streaming, MDS", "mosaic_mds:PEER", "mosaic"),
     _peer("litdata", "LitData", "litdata_chunks:PEER", "litdata"),
+    _peer("lancedb", "LanceDB, StreamingDataset", "lance_streaming:PEER", "lancedb"),
     _peer("webdataset", "WebDataset", "webdataset_tars:PEER", "webdataset"),
     _peer("grain", "Grain, ArrayRecord", "grain_arrayrecord:PEER", "grain"),
     _peer("tensorstore", "TensorStore, Zarr v3", "tensorstore_zarr:PEER"),

@@ -22,6 +22,7 @@ ENVIRONMENTS: dict[str, Requirements] = {
     # The torchvision that belongs to this torch.
     "mosaic": (TORCH, "torchvision==0.28.0", "mosaicml-streaming==0.13.0"),
     "litdata": (TORCH, "litdata==0.2.76"),
+    "lancedb": (TORCH, "lancedb==0.40.0"),
     "webdataset": (TORCH, "webdataset==1.0.2"),
     # torch only because the others hold it in memory, too.
     "grain": (TORCH, "grain==0.2.18", "array-record==0.8.6"),

@@ -1,4 +1,4 @@
-"""LitData: rows as bytes in chunks of 64 MB, its default size.
+"""LitData: rows as bytes in chunks of 64 MB, its default size, which it maps where they lie.
 
 Bytes cost a quarter less than tensors and half of what arrays do. `batch_decode` is off: under a
 shuffle its windows are decoded again and again, at three to twenty times the cost. Chunks are
