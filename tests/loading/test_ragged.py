@@ -193,7 +193,7 @@ def test_rows_without_a_crop_are_refused_with_the_step_that_is_missing(
         (None, "CachedDataset"),
         (HorizontalFlip(), "begins with HorizontalFlip"),
         (Resize(32), r"begins with Resize\(32\)"),
-        (RandomCrop(32, padding=2), "begins with RandomCrop"),
+        (RandomCrop(32, padding=2), "begins with RandomCrop, whose padding"),
         (Compose([Normalize([1.0] * 3, [1.0] * 3), RandomCrop(32)]), "begins with Normalize"),
     ]
     for (transform, begins), output in itertools.product(first, ("tuple", "dict")):

@@ -409,7 +409,7 @@ BEHIND: list[tuple[Any, str]] = [
      "HorizontalFlip changes image alone, and mask would stay behind"),
     (RandomCrop(16, fields=("image",)), "fields=('image', 'mask')"),
     (None, "RandomResizedCrop(224, fields={'image': 'bilinear', 'mask': 'nearest'})"),
-    (RandomCrop(16, padding=2, fields=NAMES), "begins with RandomCrop"),
+    (RandomCrop(16, padding=2, fields=NAMES), "begins with RandomCrop, whose padding"),
     (RandomResizedCrop(16, fields=dict.fromkeys(NAMES, "bilinear")),
      "give fields={'mask': 'nearest'}"),
     (RandomCrop(16, fields=(*NAMES, "depth")), "changes 'depth', and the batch has image"),
