@@ -309,8 +309,8 @@ def test_damage_is_told_and_the_other_rows_are_shown(
     precache.pull(built.path, url, **options)
     damaged.shard_path(0).write_bytes(b"")
     open_folder(url, s3.options()).put(f"{built.result.version}/image/c/0/0/0/0", [b""])
-    for store, given in ((str(damaged.path), {}), (url, options)):
-        with served(store, **given) as server:
+    for store, more in ((str(damaged.path), {}), (url, options)):
+        with served(store, **more) as server:
             read = page(server)
             assert "is damaged" in read.text
             assert len(read.all("img")) > 4
