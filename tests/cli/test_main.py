@@ -378,15 +378,15 @@ def test_a_terminal_shows_a_bar_with_the_rate_and_the_time_left(tmp_path: Path) 
 
 
 def test_a_result_is_printed_as_in_python(
-    run: Run, tiles: Path, tmp_path: Path, make_store: Callable[..., BuiltStore]
+    run: Run, photos: Path, tmp_path: Path, make_store: Callable[..., BuiltStore]
 ) -> None:
-    """As text and as JSON; foreign text in it is escaped."""
-    store = make_store(tiles, precache.Recipe.image(codec="raw"), shard_samples=32)
+    """As text and as JSON; foreign text in it is escaped, and damage is exit status 1."""
+    store = make_store(photos, precache.Recipe.image(codec="raw"), shard_samples=8)
     first, path, here = store.result.version, str(store.path), tmp_path / "here"
     recipe = precache.Recipe.image(codec="zstd")
-    built = precache.build(tiles, path, recipe, address="serial", shard_samples=32)
+    built = precache.build(photos, path, recipe, address="serial", shard_samples=8)
     assert str(built).startswith(f"version          {built.version}\n")
-    plan = precache.plan(tiles, path, recipe, timing=False, address="serial")
+    plan = precache.plan(photos, path, recipe, timing=False, address="serial")
     precache.pull(path, here)
     results: dict[str, tuple[list[object], Any]] = {
         "info": ([f"{path}@{built.version[:5]}"], precache.info(path)),
@@ -394,7 +394,7 @@ def test_a_result_is_printed_as_in_python(
         "ls": ([path], precache.versions(path)),
         "diff": ([f"{path}@{first}", path], precache.diff(f"{path}@{first}", path)),
         "gc": ([path, "--dry-run"], precache.gc(path, dry_run=True)),
-        "plan": ([tiles, path, "--codec=zstd", "--no-timing", "--address=serial"], plan),
+        "plan": ([photos, path, "--codec=zstd", "--no-timing", "--address=serial"], plan),
         "pull": ([path, here], precache.pull(path, here)),
         "push": ([here, here], precache.push(here, here)),
         "use": ([f"{path}@{built.version}"], precache.use(f"{path}@{built.version}")),
@@ -408,18 +408,11 @@ def test_a_result_is_printed_as_in_python(
     assert run("info", path, "--json").json == to_json(results["info"][1])
     assert f"version {built.version[:8]} is at {here}" in str(results["pull"][1])
     assert results["push"][1].skipped == built.shards
-    versions = results["ls"][1]
+    versions, whole = results["ls"][1], results["verify"][1]
     assert "\x1b" not in str(type(versions)("\x1b[2J", (), (), 0))
-
-
-def test_damage_is_status_1_with_the_shard_and_the_key(
-    run: Run, image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore]
-) -> None:
-    damaged = copy_store(image_store)
-    assert "is whole: 3 shards, 23 rows" in run("verify", damaged.path).out
-    assert run("verify", damaged.path, "--json").json["way_out"] == ""
-    flip(damaged.shard_path(1), 1 / 3)
-    ran, found = run("verify", damaged.path), run("verify", damaged.path, "--json")
+    assert ("is whole: 3 shards, 23 rows" in str(whole), to_json(whole)["way_out"]) == (True, "")
+    flip(Path(built.path, "image/c/1/0/0/0"), 1 / 3)
+    ran, found = run("verify", path), run("verify", path, "--json")
     assert (ran.status, found.status, found.json["ok"]) == (1, 1, False)
     [damage] = found.json["damage"]
     [key] = damage["keys"]

@@ -242,7 +242,7 @@ def test_what_is_said_at_a_time_is_what_the_simulation_has(
     assert f"; {found.done} batches done." in tab.text("#now")
 
 
-def test_it_is_worked_by_keys_alone(opened: Opened) -> None:
+def test_it_is_worked_by_keys_and_clicks_and_stops_at_the_end(opened: Opened) -> None:
     """From the top of the page by Tab: play, back, next, speed, time."""
     tab, names = opened(), []
     for _ in range(5):
@@ -259,11 +259,6 @@ def test_it_is_worked_by_keys_alone(opened: Opened) -> None:
     for key, text in ((" ", "Pause"), ("Enter", "Play")):
         tab.press(key)
         assert tab.text("#play") == text
-
-
-def test_it_plays_pauses_stops_at_the_end_and_goes_where_one_clicks(
-    opened: Opened,
-) -> None:
     tab = opened()
     assert _now(tab) == 0
     tab.click("#play")

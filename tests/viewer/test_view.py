@@ -103,13 +103,11 @@ Reply = tuple[int, dict[str, str], bytes]
 def ask(server: ViewServer, path: str, host: str | None = None, method: str = "GET") -> Reply:
     """The reply to a request for a path below the server's root, or for one from "/" on."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    try:
+    with contextlib.closing(connection):
         headers = {} if host is None else {"Host": host}
         connection.request(method, urljoin(server.root, path), headers=headers)
         reply = connection.getresponse()
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read()
-    finally:
-        connection.close()
 
 
 def page(server: ViewServer, path: str = "") -> Page:
