@@ -23,7 +23,7 @@ from precache.diagnosis import loop_probes
 from precache.runtime.usage import Usage
 from tests.conftest import BuiltStore
 from tests.support import loops as support_loops
-from tests.support.building import DEADLINE, own_threads
+from tests.support.building import own_threads, poll
 from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
 
 TRIES = 3
@@ -38,35 +38,24 @@ def loader(work: Callable[[int], Any], **options: Any) -> DataLoader[torch.Tenso
     return DataLoader(Samples(work), **settings)
 
 
-def succeeds(attempt: Callable[[], tuple[bool, object]]) -> None:
-    """Fail with what was tried unless an attempt succeeds."""
-    tried = []
-    for _ in range(TRIES):
-        good, found = attempt()
-        if good:
-            return
-        tried.append(str(found))
-    raise AssertionError("\n".join(tried))
-
-
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     """No worker and no thread is left over."""
     threads = set(own_threads())
     yield
     gc.collect()
-    deadline = time.monotonic() + DEADLINE
-    while multiprocessing.active_children() or set(own_threads()) - threads:
-        assert time.monotonic() < deadline, "something was left over"
-        time.sleep(0.05)  # between looks at what ends by itself
+    poll(
+        lambda: not multiprocessing.active_children() and set(own_threads()) <= threads,
+        "nothing is left over",
+    )
 
 
 @heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted(kind: str) -> None:
     """Within a quarter, of the speed that the same loop has without it."""
-
-    def attempt() -> tuple[bool, object]:
+    tried = list[str]()
+    for _ in range(TRIES):
         loop, gain = draw_loop(kind, np.random.default_rng()), 1.0
         with loop.resources:
             found = diagnose(loop.loader(), loop.step, seconds=3)
@@ -75,10 +64,10 @@ def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted
                 gain = (
                     rate(loop, remedied(loop, best), 4) / rate(loop, loop.loader(), 4) / best.gain
                 )
-        right = found.verdict == loop.verdict and 0.8 < gain < 1.33
-        return right, f"expected {loop.verdict} of {loop}, and {gain} times the gain:\n{found}"
-
-    succeeds(attempt)
+        if found.verdict == loop.verdict and 0.8 < gain < 1.33:
+            return
+        tried.append(f"expected {loop.verdict} of {loop}, and {gain} times the gain:\n{found}")
+    raise AssertionError("\n".join(tried))
 
 
 def test_rare_slow_samples_are_seen_often_enough_to_know_their_share_of_the_time(

@@ -140,9 +140,8 @@ def test_rows_of_different_shapes_have_no_store_and_random_ops_are_named(tmp_pat
     assert {why for _, why in found.misfits} == {reason}
     assert found.cores == found.host.cores == usage.cores() >= 1
     assert 0 < found.host.memory_free <= found.host.memory
-    names = {"decode": {}, "resize": {"size": [40, 40]}, "random_resized_crop": {"size": 32}}
-    ops = [{"op": name, **settings} for name, settings in names.items()]
-    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+    crop = {"op": "random_resized_crop", "size": 32}
+    recipe = recipe_of(image=[{"op": "decode"}, {"op": "resize", "size": [40, 40]}, crop])
     assert examine(tmp_path, recipe).random == "random_resized_crop"
 
 

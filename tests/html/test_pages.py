@@ -27,14 +27,14 @@ from tests.diagnosis.test_verdict import made, measured
 from tests.doctor.test_report import FOUND, HOSTILE, NOTHING
 from tests.support.browser import Tab
 
-TOGETHER = {"setup": {"workers": 4}, "single_worker": made(0.12, 0.9)}
+TOGETHER = measured(0.02, 0.03, 0.03, workers=4, single_worker=made(0.12, 0.9))
 PAGES: dict[str, Any] = {
     "varied": simulate(2000, 100, 7, load_cv=0.4),
     "no workers": simulate(200, 100, 0, seconds=5),
     "nothing came": simulate(2000, 100, 7, seconds=1),
     "many workers": simulate(4000, 10, 200, load_cv=0.3, seconds=20),
     "diagnosis": Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0)),
-    "diagnosis of workers": Diagnosis.of(measured(0.02, 0.03, 0.03, **TOGETHER)),
+    "diagnosis of workers": Diagnosis.of(TOGETHER),
     "doctor": FOUND,
     "hostile": NOTHING,
 }

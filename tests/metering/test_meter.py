@@ -133,18 +133,6 @@ class _OwnKeys(precache.CachedDataset):
         return {"key": f"own {index}", "row": 1 << 40}
 
 
-def slow_down(loader: Any, late: dict[int, float], to: pytest.MonkeyPatch, clock: Clock) -> None:
-    """Hold up some batches, of any loader."""
-    made = type(loader).__iter__
-
-    def delayed(loader: Any) -> Iterator[Any]:
-        for position, batch in enumerate(made(loader)):
-            clock.move(late.get(position, 0.0005))
-            yield batch
-
-    to.setattr(type(loader), "__iter__", delayed)
-
-
 @pytest.mark.parametrize("kind", ["dict", "tuple", "dataset", "subclass"])
 def test_rare_slow_samples_are_named(
     kind: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch, clock: Clock
@@ -158,7 +146,14 @@ def test_rare_slow_samples_are_named(
         with precache.Loader(path, 2, seed=5, device="cpu") as plain:
             expected = tuple(plain.keys(list(plain)[4]["row"]))
         loader = precache.Loader(path, 2, seed=5, device="cpu", output=kind)
-    slow_down(loader, {4: 0.6, 2: 0.3}, monkeypatch, clock)
+    iterate = type(loader).__iter__
+
+    def delayed(loader: Any) -> Iterator[Any]:
+        for position, batch in enumerate(iterate(loader)):
+            clock.move({4: 0.6, 2: 0.3}.get(position, 0.0005))
+            yield batch
+
+    monkeypatch.setattr(type(loader), "__iter__", delayed)
     list(meter(loader, to=[reports.append], device="cpu"))
     first, second = reports[0].slow
     assert (first.step, first.keys, second.step) == (5, expected, 3)
