@@ -67,14 +67,10 @@ def run_submit(name: str, options: argparse.Namespace) -> int:
 def run_refresh(name: str, options: argparse.Namespace) -> int:
     """Refresh, and say which variants are new."""
     from precache.recipe.variants import variants_text
-    from precache.storage.environment import with_environment
 
     keywords = arguments(name, options)
     result: BuildResult = precache.refresh(**keywords)
-    stored = with_environment(
-        dict(keywords.get("storage_options", ())), keywords.get("storage_options_env")
-    )
-    version = precache.open(result.path, stored)
+    version = precache.open(result.path, keywords.get("storage_options"))
     fields = {name: field for name, field in version.fields.items() if field.variants > 1}
     lines = [
         f"variant {field.first_variant + field.variants - 1} of {name} is new; there are variants "

@@ -18,8 +18,6 @@ class Command(NamedTuple):
         Arguments of an example.
     function
         Name of the function in `precache`, if it is not that of the command.
-    optional
-        Positional argument that may be left out.
     model
         Model of `precache_workers.planning.options` that declares the function's other keywords.
     flags
@@ -31,7 +29,6 @@ class Command(NamedTuple):
     help: str
     example: str = ""
     function: str = ""
-    optional: str = ""
     model: str = ""
     flags: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     tick: str = ""
@@ -62,7 +59,6 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "plan": Command(
             "report what a build would do, why, how long it would take, and what it would gain",
             "photos/ photos.store --resize 256 --crop 224 --rate 4000",
-            optional="store",
             model="BuildOptions",
             flags=_PAGE,
             tick="Measuring",

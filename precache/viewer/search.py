@@ -150,23 +150,19 @@ class Catalogue:
 
     def _candidates(self, query: Query) -> np.ndarray:
         """Mark the rows that have the class and state: (rows,) bool."""
-        valid = self.version.valid
-        wanted = np.ones(len(valid), bool) if query.state == "all" else valid.copy()
-        if query.state == "holes":
-            np.logical_not(valid, out=wanted)
-        if query.label:
-            is_number = re.fullmatch(r"\s*[+-]?\d+\s*", query.label)
-            named = query.label in self.version.classes or not is_number
-            number = None if named else int(query.label)
-            if number == -1:
-                wanted &= ~has_label(self.version.labels)
-                return wanted
-            if self.version.labels.dtype.kind == "f":
-                wanted &= self.version.labels == _parse_number(query.label)
-                return wanted
-            of_class = np.zeros(len(valid), bool)
-            of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
-            wanted &= of_class
+        valid, labels = self.version.valid, self.version.labels
+        wanted = {"all": np.ones(len(valid), bool), "valid": valid, "holes": ~valid}[query.state]
+        if not query.label:
+            return wanted
+        is_number = re.fullmatch(r"\s*[+-]?\d+\s*", query.label)
+        named = query.label in self.version.classes or not is_number
+        label = query.label if named else int(query.label)
+        if label == -1:
+            wanted = wanted & ~has_label(labels)
+        elif labels.dtype.kind == "f":
+            wanted = wanted & (labels == _parse_number(query.label))
+        else:
+            wanted = wanted & np.isin(np.arange(len(valid)), self.version.rows_of_classes(label))
         return wanted
 
     # --- reading --------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ HOST_NAMES = frozenset(("127.0.0.1", "localhost"))
 CONNECTION_SECONDS = 60
 """Time after which an idle connection is closed."""
 
-Answer = tuple[bytes, str]
-"""Body and media type."""
+HTML = "text/html; charset=utf-8"
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -96,20 +95,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         inner = path[len(root) :]
         try:
-            body, media = _answer(self.server.pages, inner, query)
+            self._send(HTTPStatus.OK, *_answer(self.server.pages, inner, query))
         except PrecacheError as error:
             missing = isinstance(error, UsageError)
             status = HTTPStatus.NOT_FOUND if missing else HTTPStatus.INTERNAL_SERVER_ERROR
-            page = error_page(str(error), "../" * inner.count("/") or ".")
-            self._send(status, _encoded(page), "text/html; charset=utf-8")
-            return
-        self._send(HTTPStatus.OK, body, media)
+            self._send(status, error_page(str(error), "../" * inner.count("/") or "."), HTML)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self.close_connection = True
-        self._send(status, f"precache view: {why}\n".encode(), "text/plain; charset=utf-8")
+        self._send(status, f"precache view: {why}\n", "text/plain; charset=utf-8")
 
-    def _send(self, status: HTTPStatus, body: bytes, media: str) -> None:
+    def _send(self, status: HTTPStatus, text: str, media: str) -> None:
+        body = text.encode("utf-8", errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", media)
         self.send_header("Content-Length", str(len(body)))
@@ -138,15 +135,15 @@ def _is_allowed_host(host: str) -> bool:
     return name.lower() in HOST_NAMES and (port.isdecimal() or not port)
 
 
-def _answer(pages: Pages, path: str, query: str) -> Answer:
-    """Return the body and media type at a path below the server's root."""
+def _answer(pages: Pages, path: str, query: str) -> tuple[str, str]:
+    """Return the text and media type at a path below the server's root."""
     match [unquote(part) for part in path.split("/")]:
         case [""]:
-            return _encoded(pages.grid(*_asked(query))), "text/html; charset=utf-8"
+            return pages.grid(*_asked(query)), HTML
         case ["rows.json"]:
-            return _encoded(pages.data(*_asked(query))), "application/json"
+            return pages.data(*_asked(query)), "application/json"
         case ["row", row]:
-            return _encoded(pages.sample(_number(row))), "text/html; charset=utf-8"
+            return pages.sample(_number(row)), HTML
     raise UsageError("there is nothing at this address")
 
 
@@ -157,11 +154,8 @@ def _asked(query: str) -> tuple[Query, int]:
     except ValueError:
         raise UsageError("the address has too many parts") from None
     values = {name: entries[-1] for name, entries in parsed.items()}
-    rows = Query(
-        values.get("q", ""),
-        values.get("class", "").strip(),
-        values.get("rows", "all"),
-    )
+    label = values.get("class", "").strip()
+    rows = Query(values.get("q", ""), label, values.get("rows", "all"))
     return rows, _number(values.get("from", "0"))
 
 
@@ -169,7 +163,3 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise UsageError(f"{text!r} is not a row number")
     return int(text)
-
-
-def _encoded(page: str) -> bytes:
-    return page.encode("utf-8", errors="replace")

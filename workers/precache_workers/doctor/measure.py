@@ -22,7 +22,7 @@ from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
 from precache_workers.doctor.report import CodecFigures, DoctorReport, Host, predict_build
 from precache_workers.doctor.source_throughput import probe_source
-from precache_workers.doctor.stages import StageTimes, codec_for, measure_stages, random_step
+from precache_workers.doctor.stages import StageTimes, codec_for, measure_stages
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.ops.identity import function_digests
 from precache_workers.planning.request import Request, source_of
@@ -135,7 +135,7 @@ class Examination:
             failures=stages.failures,
             misfits=stages.misfits(),
             stages=[stages.stage(name) for name in ("fetch", *stages.steps, "encode")],
-            random=random_step(self.request.recipe),
+            random=next((name for name, random in stages.steps.items() if random), ""),
             codecs=codecs,
             rate=self.rate,
             cores=self.cores,

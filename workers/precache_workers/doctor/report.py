@@ -328,11 +328,9 @@ def predict_build(
         Seconds to list the source, and from the start of a worker to its first sample.
     """
     full, rest = divmod(samples, per_shard)
+    rows = [per_shard] * full + [rest] * (rest > 0)
     return estimate(
-        [
-            ShardWork.new(count, times.computed)
-            for count in [per_shard] * full + [rest] * (rest > 0)
-        ],
+        [ShardWork.new(count, times.computed) for count in rows],
         times,
         cores,
         listing=listing,
