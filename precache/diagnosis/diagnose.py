@@ -11,18 +11,12 @@ from typing import Any
 
 import torch
 
-from precache.diagnosis.judgement import (
-    Remedy,
-    Verdict,
-    find_flags,
-    find_remedies,
-    find_verdict,
-)
+from precache.diagnosis.judgement import Remedy, Verdict, find_flags, find_remedies, find_verdict
 from precache.diagnosis.loop_model import LoopModel
 from precache.diagnosis.loop_probes import Limits, Probes
 from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.errors import UsageError
-from precache.loading.options import named_device
+from precache.loading.options import find_device
 from precache.messages import Table, as_text
 from precache.runtime.integers import whole
 from precache.runtime.spread import Spread
@@ -207,18 +201,11 @@ def diagnose(
         loader=loader,
         step=step,
         limits=Limits(seconds, steps),
-        device=_device(device),
+        device=None if device is None else find_device(device),
         restore=restore,
         tick=lambda name: console.print(f"measuring {name} …"),
     )
     return Diagnosis.of(probes.run())
-
-
-def _device(device: str | torch.device | None) -> torch.device | None:
-    chosen = None if device is None else named_device(device)
-    if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch finds no CUDA device; give cpu")
-    return chosen
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:

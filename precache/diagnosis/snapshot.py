@@ -38,17 +38,16 @@ def restored(loader: Any, objects: Sequence[Any]) -> Iterator[None]:
     owners = (loader, batch_sampler, *samplers)
     candidates = [getattr(owner, "generator", None) for owner in owners]
     generators = [(one, one.get_state()) for one in candidates if isinstance(one, torch.Generator)]
-    of_python, of_torch = random.getstate(), torch.get_rng_state()
+    of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002  # users draw from it
     on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
-    of_cuda = torch.cuda.get_rng_state_all() if on_cuda else []
+    devices = range(torch.cuda.device_count() if on_cuda else 0)
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002  # as above
-        torch.set_rng_state(of_torch)
-        torch.cuda.set_rng_state_all(of_cuda)
         for generator, state in generators:
             generator.set_state(state)
         for item, state in states:

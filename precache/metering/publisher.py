@@ -13,19 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from precache.errors import UsageError
+from precache.loading.job_store import job_store
 from precache.loading.options import named_device
-from precache.loading.ranks import find_rank
 from precache.metering.rank_kv import RankKeyValue
-from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
+from precache.metering.report import RankStalls, SampleKeys, SlowStep, StallReport, rare
 from precache.outputs import Output, terminal
 from precache.runtime.machine import Machine, MachineReader
 from precache.runtime.step_clock import Counters, Steps
@@ -39,44 +38,37 @@ LOOK_SECONDS = 0.1
 EXIT_SECONDS = 2.0
 """Seconds that the exit of the process waits for reports that are due."""
 
-SampleKeys = tuple[str | int, ...]
 
-
-@dataclass(frozen=True)
 class MeterSettings:
-    """Validated options of a meter.
+    """Options of a meter.
 
     Attributes
     ----------
     steps, seconds
         Interval between reports; the one that is not used is infinite.
+
+    Raises
+    ------
+    UsageError
+        An option of `precache.meter` is invalid.
     """
 
-    name: str
-    steps: float
-    seconds: float
-    threshold: float
-    to: tuple[Output, ...]
-    device: torch.device | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         name: str,
         every: int | str,
         threshold: Any,  # unchecked user input, as `to` is
         to: Any,
         device: str | torch.device | None,
-    ) -> MeterSettings:
-        """Check the options of `precache.meter`; raises `UsageError`."""
-        steps = seconds = math.inf
+    ) -> None:
+        self.steps = self.seconds = math.inf
         if isinstance(every, str):
             with contextlib.suppress(UsageError):
-                seconds = parse_age(every)
+                self.seconds = parse_age(every)
         elif not isinstance(every, bool):
             with contextlib.suppress(TypeError):
-                steps = operator.index(every)
-        if not (seconds > 0 and steps >= 1) or steps == seconds:
+                self.steps = operator.index(every)
+        if not (self.seconds > 0 and self.steps >= 1) or self.steps == self.seconds:
             raise UsageError(
                 f"every is {every!r}; give steps such as 100, or a time such as '30s' or '5m'"
             )
@@ -89,12 +81,11 @@ class MeterSettings:
             raise UsageError(
                 f"to has {wrong[0]!r}; give a list of callables such as [outputs.log()]"
             )
-        chosen = None if device is None else named_device(device)
-        return cls(name, steps, seconds, float(threshold), tuple(to), chosen)
+        self.name, self.threshold, self.to = name, float(threshold), tuple[Output, ...](to)
+        self.device = None if device is None else named_device(device)
 
 
-@dataclass(frozen=True, order=True)
-class Wait:
+class Wait(NamedTuple):
     """A long wait of the host, and a function that returns the keys of its samples."""
 
     seconds: float
@@ -103,14 +94,15 @@ class Wait:
     keys: Callable[[], SampleKeys]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The measurements for one report.
 
     Attributes
     ----------
     made
         What the loader did to make its batches.
+    waits
+        The longest ones, in ascending order.
     number, step
         Of the report, and of its last step.
     rank, world_size
@@ -130,8 +122,8 @@ class Window:
         stats = self.steps.stats(made=self.made)
         slow: tuple[SlowStep, ...] = ()
         if rare(stats.data, stats.stall_ratio, settings.threshold):
-            waits = [SlowStep(w.step, w.seconds, w.first, w.keys()) for w in self.waits]
-            slow = slowest(stats.data, waits)
+            long = [wait for wait in reversed(self.waits) if wait.seconds > stats.data.mean]
+            slow = tuple(SlowStep(w.step, w.seconds, w.first, w.keys()) for w in long)
         own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio)
         return StallReport(
             name=settings.name,
@@ -150,20 +142,6 @@ class Window:
             time=time.time(),
             stalls=stats.stall_ratio > settings.threshold,
         )
-
-
-@functools.cache
-def _warn_once(error: str) -> None:
-    log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
-
-
-def reporting_rank() -> tuple[int, int]:
-    """Return rank and world size; 0 and 1 if they are unclear, since no meter ends a training."""
-    try:
-        return find_rank()
-    except UsageError as error:
-        _warn_once(str(error))
-        return 0, 1
 
 
 class Publisher:
@@ -239,7 +217,8 @@ class Publisher:
         """Share the figures with the other ranks; on rank 0 add theirs to the report."""
         ranks = report.rank, report.world_size
         if ranks != self._ranks:
-            self._ranks, self._store = ranks, RankKeyValue.connect(report.name, *ranks)
+            self._ranks, store = ranks, job_store(report.world_size)
+            self._store = None if store is None else RankKeyValue(store, report.name, *ranks)
         # The store may end with the process group.
         if self._store is None or not dist.is_initialized():
             return report

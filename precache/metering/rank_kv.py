@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from precache.loading.job_store import job_store, key_prefix
+from precache.loading.job_store import key_prefix
 from precache.metering.report import RankStalls
 
 GATHER_SECONDS = 1.0
@@ -28,12 +28,6 @@ class RankKeyValue:
         self._rank = rank
         self._reporting: set[int] = set()
         self._silent: set[int] = set()
-
-    @classmethod
-    def connect(cls, name: str, rank: int, world_size: int) -> RankKeyValue | None:
-        """Connect; None if there is only one rank, or no store."""
-        store = job_store(world_size)
-        return None if store is None else cls(store, name, rank, world_size)
 
     def put(self, stalls: RankStalls) -> None:
         """Publish the figures of this rank."""
@@ -67,7 +61,5 @@ class RankKeyValue:
             new = [rank for rank in new if self._store.check([self._keys[rank]])]
         self._reporting.update(new)
         ranks = sorted(self._reporting)
-        if not ranks:
-            return []
         values = self._store.multi_get([self._keys[rank] for rank in ranks])
         return [RankStalls(**json.loads(value)) for value in values]

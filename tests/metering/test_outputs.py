@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from precache import outputs
 from precache.errors import UsageError
+from precache.loading.job_store import job_store
 from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare
 from precache.runtime.machine import Machine
@@ -174,12 +175,12 @@ def test_a_store_that_is_not_there_is_said_once(
     """Ranks that found each other by a file, with a stray address in the environment."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert RankKeyValue.connect("train", 0, 1) is RankKeyValue.connect("train", 0, 2) is None
+    assert job_store(1) is job_store(2) is None
     monkeypatch.setattr("precache.loading.job_store.TIMEOUT", timedelta(seconds=1))
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with caplog.at_level(logging.INFO, "precache"):
-            assert RankKeyValue.connect("train", 0, 2) is None
+            assert job_store(2) is None
     finally:
         dist.destroy_process_group()
     assert caplog.messages[0].startswith("ranks exchange nothing: the store of their job")
