@@ -21,7 +21,6 @@ from precache.messages import plain_data, printable
 from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
-    from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
 
 
@@ -69,7 +68,7 @@ def run_refresh(name: str, options: argparse.Namespace) -> int:
     from precache.recipe.variants import variants_text
 
     keywords = arguments(name, options)
-    result: BuildResult = precache.refresh(**keywords)
+    result = precache.refresh(**keywords)
     version = precache.open(result.path, keywords.get("storage_options"))
     fields = {name: field for name, field in version.fields.items() if field.variants > 1}
     lines = [

@@ -84,10 +84,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "ls": Command("list the versions of a store", function="versions"),
         "diff": Command("compare two versions", "photos.store@3f2a photos.store"),
         "use": Command("make a version current"),
-        "refresh": Command(
-            "compute fresh variants of a store's samples",
-            model="RunOptions",
-        ),
+        "refresh": Command("compute fresh variants of a store's samples", model="RunOptions"),
         "verify": Command("check every checksum of a version", tick="Verifying"),
         "gc": Command("remove old versions", "photos.store --keep 2 --older-than 7d --dry-run"),
     },

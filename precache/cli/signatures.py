@@ -95,33 +95,26 @@ def headings_of(name: str) -> Mapping[str, str]:
 
 @functools.cache
 def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a function, and of each parameter, from its NumPy docstring."""
-    head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", _with_flags(function))
+    """Return the description of a function, and of each parameter, from its NumPy docstring.
+
+    The flags of optional parameters stand in place of their names.
+    """
+    own = inspect.signature(function).parameters
+    flags = {name: flag_of(name) for name, each in own.items() if each.default is not each.empty}
+    plain = inspect.getdoc(function) or ""
+    spelled = re.sub(r"(?<!`)`(\w+)`", lambda match: flags.get(match[1], match[0]), plain)
+    head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", spelled)
     texts: dict[str, str] = {}
-    declared = inspect.signature(function).parameters
     for section in sections:
         title, _, body = section.partition("\n")
         for names, lines in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n)+)", body, re.MULTILINE):
             if title == "Parameters":
                 text = _without_marks(" ".join(lines.split()))
                 first, *others = names.split(", ")
-                flag = first in declared and declared[first].default is not inspect.Parameter.empty
-                refer = flag and not _ELSEWHERE.match(text)
-                texts |= {first: text} | dict.fromkeys(
-                    others, f"See {flag_of(first)}." if refer else text
-                )
+                refer = first in flags and not _ELSEWHERE.match(text)
+                same = f"See {flags[first]}." if refer else text
+                texts |= {first: text} | dict.fromkeys(others, same)
     return _without_marks(head.strip()), texts
-
-
-def _with_flags(function: Callable[..., Any]) -> str:
-    """Return a function's docstring, with flags in place of the names of optional parameters."""
-    optional = {
-        f"`{name}`": flag_of(name)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    text = inspect.getdoc(function) or ""
-    return re.sub(r"(?<!`)`\w+`", lambda match: optional.get(match[0], match[0]), text)
 
 
 def _without_marks(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from precache.diagnosis.loop_probes import Limits, Probes
 from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.errors import UsageError
 from precache.loading.options import find_device
-from precache.messages import Table, as_text
+from precache.messages import Table, as_text, plain_data
 from precache.runtime.integers import whole
 from precache.runtime.spread import Spread
 from precache.runtime.terminal import Terminal
@@ -90,16 +89,10 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement, the setup and the figures of each run, for JSON."""
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "remedies": list(map(vars, self.remedies)),
-            "flags": list(self.flags),
-            "batches_per_s": self.batches_per_s,
-            "without_waiting": self.without_waiting,
-            "runs": {name: run_figures(run) for name, run in self.measurements.runs.items()},
-            "setup": dataclasses.asdict(self.measurements.setup),
-        }
+        names = "verdict", "reason", "remedies", "flags", "batches_per_s", "without_waiting"
+        data = {name: plain_data(getattr(self, name)) for name in names}
+        runs = {name: run_figures(run) for name, run in self.measurements.runs.items()}
+        return {**data, "runs": runs, "setup": plain_data(self.measurements.setup)}
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.

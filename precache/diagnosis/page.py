@@ -14,22 +14,16 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
     played, stall = diagnosis.simulation.stall_share, diagnosis.measurements.together.stall
     names, shares, rates = zip(*loops(diagnosis), strict=True)
+    free = diagnosis.without_waiting, "without waiting"
     panels = [
         Panel("lost to data", shares, [f"{share:.0%}" for share in shares], top=1),
-        Panel(
-            "batches/s",
-            rates,
-            [*map(number, rates)],
-            (diagnosis.without_waiting, "without waiting"),
-        ),
+        Panel("batches/s", rates, [*map(number, rates)], free),
     ]
     colours = ["blue"] + ["green"] * (len(names) - 1)
     note = "Predictions, in green, are of the loop with a remedy."
     times = {name: 1e3 * run.times for name, run in diagnosis.measurements.runs.items()}
     return render(
         "diagnosis.html",
-        styles="player.css",
-        script="player.js",
         title=f"{diagnosis.verdict}: {diagnosis.reason}",
         tiles=[
             ("batches/s", number(diagnosis.batches_per_s)),

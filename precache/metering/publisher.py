@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import operator
@@ -21,9 +22,8 @@ import torch
 import torch.distributed as dist
 
 from precache.errors import UsageError
-from precache.loading.job_store import job_store
+from precache.loading.job_store import job_store, key_prefix
 from precache.loading.options import named_device
-from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SampleKeys, SlowStep, StallReport, rare
 from precache.outputs import Output, terminal
 from precache.runtime.machine import Machine, MachineReader
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks of the thread for reports that are due."""
+GATHER_SECONDS = 1.0
+"""Time that rank 0 waits for the figures of other ranks."""
 EXIT_SECONDS = 2.0
 """Seconds that the exit of the process waits for reports that are due."""
 
@@ -142,6 +144,56 @@ class Window(NamedTuple):
             time=time.time(),
             stalls=stats.stall_ratio > settings.threshold,
         )
+
+
+class RankKeyValue:
+    """The last figures of each rank, one key per rank, in the store at ``MASTER_ADDR``.
+
+    It is the store of the job's rendezvous (torchrun's, or that of rank 0). A separate connection
+    keeps our requests from delaying others.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
+        self._keys = [f"{key_prefix(name)}/{number}" for number in range(world_size)]
+        self._store = store
+        self._rank = rank
+        self._reporting: set[int] = set()
+        self._silent: set[int] = set()
+
+    def put(self, stalls: RankStalls) -> None:
+        """Publish the figures of this rank."""
+        self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
+
+    def gather(self, window: int, is_last: Callable[[], bool]) -> list[RankStalls]:
+        """Return the last figures of every rank that has published any, in order of ranks.
+
+        It waits up to `GATHER_SECONDS` for figures of `window`, but not for ranks that have never
+        published any by the end of an earlier call.
+
+        Parameters
+        ----------
+        is_last
+            Returns False if a later window is due, so that there is no time for this one.
+        """
+        until, seconds = time.monotonic() + GATHER_SECONDS, 0.01
+        ranks = set(range(len(self._keys)))
+        while True:
+            figures = self._read()
+            awaited = ranks - self._silent - {s.rank for s in figures if s.window >= window}
+            if not awaited or time.monotonic() > until or not is_last():
+                self._silent = ranks - {stalls.rank for stalls in figures}
+                return figures
+            time.sleep(seconds)
+            seconds *= 2
+
+    def _read(self) -> list[RankStalls]:
+        new = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
+        if not new or not self._store.check([self._keys[rank] for rank in new]):
+            new = [rank for rank in new if self._store.check([self._keys[rank]])]
+        self._reporting.update(new)
+        ranks = sorted(self._reporting)
+        values = self._store.multi_get([self._keys[rank] for rank in ranks])
+        return [RankStalls(**json.loads(value)) for value in values]
 
 
 class Publisher:

@@ -94,10 +94,8 @@ class Pages:
     def _hole_table(self, served: bool) -> list[tuple[str, str]]:
         table = []
         for row in self._catalogue.version.hole_rows[:TABLE_ROWS].tolist():
-            key = self._catalogue.key(row)
-            table.append(
-                (hyperlink(key, f"row/{row}") if served else key, self._catalogue.hole(row))
-            )
+            key, reason = self._catalogue.key(row), self._catalogue.hole(row)
+            table.append((hyperlink(key, f"row/{row}") if served else key, reason))
         return table
 
     def sample(self, row: int) -> str:

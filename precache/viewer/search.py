@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -48,8 +49,7 @@ class Query:
         return "?" + urlencode(sorted(values.items() - _DEFAULTS.items()))
 
 
-@dataclass(frozen=True)
-class RowPage:
+class RowPage(NamedTuple):
     """A page of matching rows, in ascending order.
 
     Attributes
@@ -138,15 +138,11 @@ class Catalogue:
             first, stop = stop, min(stop - stop % KEYS_PER_CHUNK + KEYS_PER_CHUNK, len(candidates))
             matches = first + np.flatnonzero(candidates[first:stop])
             if query.text and len(matches):
-                matches = self._filter_keys(query, matches)
+                keys = self.version.key_chunk(first // KEYS_PER_CHUNK)
+                matches = matches[[query.text in key for key in keys[matches % KEYS_PER_CHUNK]]]
             rows += matches[: count + 1 - len(rows)].tolist()
         later = rows[count - 1] + 1 if len(rows) > count else None
         return RowPage(rows[:count], start, stop, later)
-
-    def _filter_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
-        """Keep the rows whose keys match; all lie in one chunk of keys."""
-        keys = self.version.key_chunk(int(rows[0]) // KEYS_PER_CHUNK)
-        return rows[[query.text in key for key in keys[rows % KEYS_PER_CHUNK]]]
 
     def _candidates(self, query: Query) -> np.ndarray:
         """Mark the rows that have the class and state: (rows,) bool."""

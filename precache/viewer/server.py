@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import secrets
 import sys
@@ -60,23 +59,6 @@ class ViewServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}{self.root}"
-
-
-def serve(pages: Pages, query: Query, port: int) -> None:
-    """Print the address and serve pages until Ctrl-C.
-
-    Parameters
-    ----------
-    query
-        Query of the printed address.
-    """
-    with contextlib.suppress(KeyboardInterrupt), ViewServer(pages, port) as server:
-        sys.stdout.write(f"{server.url}{query.link().rstrip('?')}\n")
-        sys.stdout.flush()
-        sys.stderr.write(
-            "precache: only this machine can open this address; press Ctrl-C to stop\n"
-        )
-        server.serve_forever()
 
 
 class _Handler(BaseHTTPRequestHandler):

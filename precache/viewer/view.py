@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,9 +53,14 @@ class View:
         UsageError
             The port is not free.
         """
-        from precache.viewer.server import serve
+        from precache.viewer.server import ViewServer
 
-        serve(self.pages, self.query, port)
+        with contextlib.suppress(KeyboardInterrupt), ViewServer(self.pages, port) as server:
+            sys.stdout.write(f"{server.url}{self.query.link().rstrip('?')}\n")
+            sys.stdout.flush()
+            note = "precache: only this machine can open this address; press Ctrl-C to stop\n"
+            sys.stderr.write(note)
+            server.serve_forever()
 
 
 def view(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from precache import outputs
 from precache.errors import UsageError
 from precache.loading.job_store import job_store
-from precache.metering.rank_kv import RankKeyValue
+from precache.metering.publisher import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare
 from precache.runtime.machine import Machine
 from precache.runtime.spread import Spread
@@ -148,7 +148,7 @@ def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spok
         ranks[rank].put(figures(rank, window))
 
     def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
-        monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", limit)
+        monkeypatch.setattr("precache.metering.publisher.GATHER_SECONDS", limit)
         found = ranks[0].gather(window, lambda: window != 3)  # a later report is due
         assert found == [figures(*one) for one in expected]
 

@@ -20,8 +20,6 @@ def render_doctor_report(report: DoctorReport) -> str:
     note = "CPU time; for fetch the time spent waiting. Each dot is a sample."
     return render(
         "doctor.html",
-        styles="player.css",
-        script="player.js",
         title=text.title(report),
         answers=list(text.answers(report)),
         charts=[_feeding(report, before), Dots("Time of each stage, per sample", times, note)],

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from precache.messages import Table, aligned, as_text
 from precache.units import counted, duration, number, plain, size
-
-if TYPE_CHECKING:
-    from precache_workers.doctor.report import DoctorReport
+from precache_workers.doctor.report import DoctorReport
 
 LISTED_FAILURES = 5
 """Failed samples that are listed for each stage."""
