@@ -10,11 +10,12 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from precache.cli import calls
+from precache.cli.main import parse
 from precache.cli.signatures import function_of
 from precache.errors import ChoiceError, PrecacheError, RecipeError, UsageError
 from precache.messages import printable, without_secrets
@@ -37,8 +38,6 @@ PUBLIC_OPTIONS = (
 )  # fmt: skip
 """Storage options whose values are no secrets."""
 
-Parse = Callable[[Sequence[str]], argparse.Namespace]
-
 
 class _Command(NamedTuple):
     """Words of a command, and those of commands that unpack its source before it."""
@@ -54,7 +53,6 @@ def remedies(
     error: PrecacheError,
     options: argparse.Namespace,
     given: Sequence[str],
-    parse: Parse,
     seconds: float,
 ) -> Iterator[str]:
     """Yield lines with the commands by which a refused source builds.
@@ -84,7 +82,7 @@ def remedies(
             if command is None or time.monotonic() + seconds > end:
                 break
             own, began = parse(command.words), time.monotonic()
-            refusal = _refusal(command, parse)
+            refusal = _refusal(command)
             seconds = time.monotonic() - began  # that of the next may take as long
             if isinstance(refusal, bool):
                 planned = refusal
@@ -121,7 +119,7 @@ def remedies(
         )
 
 
-def _refusal(command: _Command, parse: Parse) -> UsageError | bool:
+def _refusal(command: _Command) -> UsageError | bool:
     """Plan the build of a command, whose source is unpacked into a temporary folder.
 
     Returns why it is refused; True if it is not, or cannot be told; False if that was not tried.

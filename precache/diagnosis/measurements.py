@@ -10,7 +10,7 @@ import numpy as np
 
 from precache.runtime.spread import Spread
 from precache.runtime.usage import Usage
-from precache.simulation.loop import Times
+from precache.simulation.model import Times
 
 SLOW = 3
 """Multiple of the median from which a batch counts as slow."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 from collections.abc import Iterator
 
 from precache.errors import UsageError
-from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
+from precache.html.pages import TABLE_ROWS, bar, hyperlink, render, save
 from precache.maintenance.info import summarize
 from precache.messages import plain_data
 from precache.units import counted
@@ -19,20 +22,60 @@ MAX_SAMPLES = 1000
 """Samples per page."""
 
 
-class Pages:
-    """Pages about a version.
+class View:
+    """Pages about a version, as `precache.view` returns them.
 
     Parameters
     ----------
     count
         Samples per page.
+    query
+        The rows that the first page shows.
     """
 
-    def __init__(self, store: str, catalogue: Catalogue, count: int) -> None:
+    def __init__(self, store: str, catalogue: Catalogue, count: int, query: Query) -> None:
         self._store = store
         self._catalogue = catalogue
         self._count = count
+        self._query = query
         self._info = summarize(catalogue.version)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the first page as one HTML file that needs no other and no server.
+
+        A path that ends in ``.json`` gets what the page shows, without the pictures.
+
+        Raises
+        ------
+        StorageError
+            The file cannot be written.
+        """
+        name = os.fspath(path)
+        as_data = name.endswith(".json")
+        query = self._query
+        save(self.data(query) if as_data else self.grid(query, served=False), name)
+
+    def serve(self, port: int = 0) -> None:
+        """Print an address of this machine, and serve the pages there until Ctrl-C.
+
+        Parameters
+        ----------
+        port
+            0 for any that is free.
+
+        Raises
+        ------
+        UsageError
+            The port is not free.
+        """
+        from precache.viewer.server import ViewServer
+
+        with contextlib.suppress(KeyboardInterrupt), ViewServer(self, port) as server:
+            sys.stdout.write(f"{server.url}{self._query.link().rstrip('?')}\n")
+            sys.stdout.flush()
+            note = "precache: only this machine can open this address; press Ctrl-C to stop\n"
+            sys.stderr.write(note)
+            server.serve_forever()
 
     # --- pages ----------------------------------------------------------------------------------
 

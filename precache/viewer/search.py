@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -21,8 +20,7 @@ STATES = ("all", "valid", "holes")
 _DEFAULTS = {"q": "", "class": "", "rows": "all", "from": "0"}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """Conditions on rows, all of which must hold; by default every row matches.
 
     Attributes
@@ -38,10 +36,6 @@ class Query:
     text: str = ""
     label: str = ""
     state: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise UsageError(f"{self.state!r} is not one of {', '.join(STATES)}")
 
     def link(self, start: int = 0) -> str:
         """Return the part of an address that asks for these rows, from `start` on."""

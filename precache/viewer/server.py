@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import content_policy
-from precache.viewer.pages import STYLES, Pages, error_page
-from precache.viewer.search import Query
+from precache.viewer.pages import STYLES, View, error_page
+from precache.viewer.search import STATES, Query
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = frozenset(("127.0.0.1", "localhost"))
@@ -42,7 +42,7 @@ class ViewServer(ThreadingHTTPServer):
         The port cannot be used.
     """
 
-    def __init__(self, pages: Pages, port: int = 0) -> None:
+    def __init__(self, pages: View, port: int = 0) -> None:
         self.pages = pages
         self.root = f"/{secrets.token_urlsafe(12)}/"
         try:
@@ -117,7 +117,7 @@ def _is_allowed_host(host: str) -> bool:
     return name.lower() in HOST_NAMES and (port.isdecimal() or not port)
 
 
-def _answer(pages: Pages, path: str, query: str) -> tuple[str, str]:
+def _answer(pages: View, path: str, query: str) -> tuple[str, str]:
     """Return the text and media type at a path below the server's root."""
     match [unquote(part) for part in path.split("/")]:
         case [""]:
@@ -136,9 +136,10 @@ def _asked(query: str) -> tuple[Query, int]:
     except ValueError:
         raise UsageError("the address has too many parts") from None
     values = {name: entries[-1] for name, entries in parsed.items()}
-    label = values.get("class", "").strip()
-    rows = Query(values.get("q", ""), label, values.get("rows", "all"))
-    return rows, _number(values.get("from", "0"))
+    label, state = values.get("class", "").strip(), values.get("rows", "all")
+    if state not in STATES:
+        raise UsageError(f"{state!r} is not one of {', '.join(STATES)}")
+    return Query(values.get("q", ""), label, state), _number(values.get("from", "0"))
 
 
 def _number(text: str) -> int:

@@ -17,8 +17,8 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache_workers.doctor import measure as doctor
+from precache_workers.doctor.measure import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.source_throughput import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.doctor.stages import StageTimes, measure_stages, steps_of
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.driver.build_plan import BuildPlan

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.runtime.spread import Spread, relative_error
-from precache.simulation.loop import Setting
-from precache.simulation.model import Simulation
+from precache.simulation.model import Setting, Simulation
 from precache_workers.profiling.estimate import (
     FILE_SECONDS,
     Estimate,
