@@ -171,7 +171,8 @@ class Probes:
         single_worker = None
         if (self._workers or 0) > 1:
             self.tick("one worker alone")
-            self._batches.close()  # and no batch is loaded here: the dataset may not survive a fork
+            self._batches.close()
+            # Not in this process: a dataset that was read here might not survive a later fork.
             with contextlib.closing(batches_of(self.loader, workers=1)) as batches:
                 single_worker = self._run(batches, self.limits, self._prefetch)
             self._batches = batches_of(self.loader)
