@@ -87,6 +87,11 @@ class Diagnosis:
         """Share of its time that the loop would save if it never waited for data."""
         return max(0.0, 1 - self.batches_per_s / self.without_waiting)
 
+    @property
+    def helpful(self) -> list[Remedy]:
+        """Remedies that are worth the change, largest gain first."""
+        return [remedy for remedy in self.remedies if remedy.gain >= HELPFUL_GAIN]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement, the setup and the figures of each run, for JSON."""
         names = "verdict", "reason", "remedies", "flags", "batches_per_s", "without_waiting"
@@ -209,15 +214,13 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     )
     yield from waiting_notes(diagnosis)
     yield from ("", *runs_table(diagnosis.measurements).lines(), "")
-    helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
-    if helpful:
+    if diagnosis.helpful:
         yield "predicted gains"
-    for remedy in helpful:
+    for remedy in diagnosis.helpful:
         yield f"  {remedy.gain:.2f}x  {remedy.what} ({CONFIDENCE_TEXT[remedy.confidence]})"
         yield f"         {number(remedy.batches_per_s)} batches/s: {remedy.why}"
-    others = ", ".join(remedy.name for remedy in diagnosis.remedies if remedy.gain < HELPFUL_GAIN)
-    if others:
-        yield f"no gain from: {others}"
+    if others := diagnosis.remedies[len(diagnosis.helpful) :]:
+        yield f"no gain from: {', '.join(remedy.name for remedy in others)}"
     yield from (f"note: {flag}" for flag in diagnosis.flags)
 
 

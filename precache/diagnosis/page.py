@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precache.diagnosis.diagnose import CONFIDENCE_TEXT, HELPFUL_GAIN, Diagnosis, waiting_notes
+from precache.diagnosis.diagnose import CONFIDENCE_TEXT, Diagnosis, waiting_notes
 from precache.html.charts import Bars, Dots, Panel
 from precache.html.pages import render
 from precache.simulation.page import player_values
@@ -11,7 +11,6 @@ from precache.units import number
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Render a self-contained HTML page, for light and dark mode."""
-    best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
     played, stall = diagnosis.simulation.stall_share, diagnosis.measurements.together.stall
     names, shares, rates = zip(*loops(diagnosis), strict=True)
     free = diagnosis.without_waiting, "without waiting"
@@ -29,7 +28,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
             ("batches/s", number(diagnosis.batches_per_s)),
             ("without waiting", number(diagnosis.without_waiting)),
             ("lost to data", f"{diagnosis.lost_share:.0%}"),
-            *([("best remedy", f"{best:.2f} x")] if best >= HELPFUL_GAIN else []),
+            *(("best remedy", f"{best.gain:.2f} x") for best in diagnosis.helpful[:1]),
         ],
         charts=[
             Bars("Before and after", names, panels, colours, note),
@@ -51,8 +50,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 def loops(diagnosis: Diagnosis) -> list[tuple[str, float, float]]:
     """List the loop as it is, and with each helpful remedy: name, share lost to data, batches/s."""
     result = [("now, measured", diagnosis.lost_share, diagnosis.batches_per_s)]
-    for remedy in diagnosis.remedies:
-        if remedy.gain >= HELPFUL_GAIN:
-            lost = max(0.0, 1 - remedy.batches_per_s / diagnosis.without_waiting)
-            result.append((f"{remedy.name}, predicted", lost, remedy.batches_per_s))
+    for remedy in diagnosis.helpful:
+        lost = max(0.0, 1 - remedy.batches_per_s / diagnosis.without_waiting)
+        result.append((f"{remedy.name}, predicted", lost, remedy.batches_per_s))
     return result
