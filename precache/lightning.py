@@ -64,7 +64,7 @@ class StallMonitor(Callback):
         chosen = [outputs.terminal()] if to is None else to
         # The trainer's loggers belong to the loop's thread, and reports are made on another.
         all_outputs = [*chosen, self._reports.append]
-        self._settings = MeterSettings.of(name, every, threshold, all_outputs, device)
+        self._settings = MeterSettings(name, every, threshold, all_outputs, device)
         self._recorder = StallRecorder(self._settings, keys_in_batch)
         self._running = self._has_batch = self._has_length = False
 

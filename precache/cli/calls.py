@@ -21,7 +21,6 @@ from precache.messages import plain_data, printable
 from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
-    from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
 
 
@@ -67,14 +66,10 @@ def run_submit(name: str, options: argparse.Namespace) -> int:
 def run_refresh(name: str, options: argparse.Namespace) -> int:
     """Refresh, and say which variants are new."""
     from precache.recipe.variants import variants_text
-    from precache.storage.environment import with_environment
 
     keywords = arguments(name, options)
-    result: BuildResult = precache.refresh(**keywords)
-    stored = with_environment(
-        dict(keywords.get("storage_options", ())), keywords.get("storage_options_env")
-    )
-    version = precache.open(result.path, stored)
+    result = precache.refresh(**keywords)
+    version = precache.open(result.path, keywords.get("storage_options"))
     fields = {name: field for name, field in version.fields.items() if field.variants > 1}
     lines = [
         f"variant {field.first_variant + field.variants - 1} of {name} is new; there are variants "

@@ -18,8 +18,6 @@ class Command(NamedTuple):
         Arguments of an example.
     function
         Name of the function in `precache`, if it is not that of the command.
-    optional
-        Positional argument that may be left out.
     model
         Model of `precache_workers.planning.options` that declares the function's other keywords.
     flags
@@ -31,7 +29,6 @@ class Command(NamedTuple):
     help: str
     example: str = ""
     function: str = ""
-    optional: str = ""
     model: str = ""
     flags: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     tick: str = ""
@@ -62,7 +59,6 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "plan": Command(
             "report what a build would do, why, how long it would take, and what it would gain",
             "photos/ photos.store --resize 256 --crop 224 --rate 4000",
-            optional="store",
             model="BuildOptions",
             flags=_PAGE,
             tick="Measuring",
@@ -88,10 +84,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "ls": Command("list the versions of a store", function="versions"),
         "diff": Command("compare two versions", "photos.store@3f2a photos.store"),
         "use": Command("make a version current"),
-        "refresh": Command(
-            "compute fresh variants of a store's samples",
-            model="RunOptions",
-        ),
+        "refresh": Command("compute fresh variants of a store's samples", model="RunOptions"),
         "verify": Command("check every checksum of a version", tick="Verifying"),
         "gc": Command("remove old versions", "photos.store --keep 2 --older-than 7d --dry-run"),
     },

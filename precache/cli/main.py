@@ -120,12 +120,9 @@ def _with_flags(message: str, given: Sequence[str]) -> str:
     A name of one word is taken for a parameter only where a clause begins with it.
     """
     flags = {text.partition("=")[0] for text in given}
-
-    def spell(name: re.Match[str]) -> str:
-        flag = f"--{name[0].replace('_', '-')}"
-        return flag if flag in flags else name[0]
-
-    return re.sub(r"(?:^|(?<=; ))\w+\b(?! of )|\b[a-z]+_\w+", spell, message)
+    named = {flag[2:].replace("-", "_"): flag for flag in flags if flag.startswith("--")}
+    name = r"(?:^|(?<=; ))\w+\b(?! of )|\b[a-z]+_\w+"
+    return re.sub(name, lambda match: named.get(match[0], match[0]), message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = time.monotonic() - began
             waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
             with contextlib.suppress(KeyboardInterrupt), waits:
-                for line in remedies(error, options, given, parse, seconds):
+                for line in remedies(error, options, given, seconds):
                     waits.stop()
                     say(line, stderr=True)
                     waits.start()

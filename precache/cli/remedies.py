@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import shlex
 import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from precache.cli import calls
+from precache.cli.main import parse
 from precache.cli.signatures import function_of
 from precache.errors import ChoiceError, PrecacheError, RecipeError, UsageError
 from precache.messages import printable, without_secrets
+from precache.storage.environment import FromEnvironment
 
 SECONDS = 60.0
 """Time for plans; commands that are left are printed without one."""
@@ -37,8 +38,6 @@ PUBLIC_OPTIONS = (
 )  # fmt: skip
 """Storage options whose values are no secrets."""
 
-Parse = Callable[[Sequence[str]], argparse.Namespace]
-
 
 class _Command(NamedTuple):
     """Words of a command, and those of commands that unpack its source before it."""
@@ -54,7 +53,6 @@ def remedies(
     error: PrecacheError,
     options: argparse.Namespace,
     given: Sequence[str],
-    parse: Parse,
     seconds: float,
 ) -> Iterator[str]:
     """Yield lines with the commands by which a refused source builds.
@@ -84,10 +82,10 @@ def remedies(
             if command is None or time.monotonic() + seconds > end:
                 break
             own, began = parse(command.words), time.monotonic()
-            was_tried, refusal = _refusal(command, parse)
+            refusal = _refusal(command)
             seconds = time.monotonic() - began  # that of the next may take as long
-            if refusal is None:
-                planned = was_tried
+            if isinstance(refusal, bool):
+                planned = refusal
                 break
             others = [*_commands(refusal, own, command.words, command.unpack)]
             # A flag that is given twice would undo the way.
@@ -121,28 +119,27 @@ def remedies(
         )
 
 
-def _refusal(command: _Command, parse: Parse) -> tuple[bool, UsageError | None]:
+def _refusal(command: _Command) -> UsageError | bool:
     """Plan the build of a command, whose source is unpacked into a temporary folder.
 
-    Returns whether that was tried, and why it is refused; None if it is not, or cannot be told.
+    Returns why it is refused; True if it is not, or cannot be told; False if that was not tried.
     """
     options = parse(command.words)
     if not command.unpack:
-        return True, _refusal_of_plan(options)
-    *_, (*_, folder) = command.unpack
+        return _refusal_of_plan(options) or True
+    folder = command.unpack[-1][-1]
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary, Path(folder).name)
         unpacked.mkdir()
-        if not _unpack(command.unpack, unpacked):
-            return False, None
-        options.source = str(unpacked).join(options.source.split(folder, 1))
-        refusal = _refusal_of_plan(options)
-        if refusal is None:
-            return True, None
-        named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
-        ways = [[word.replace(str(unpacked), folder) for word in way] for way in _ways(refusal)]
-        return True, type(refusal)(*named, **({"ways": ways} if ways else {}))
-    return False, None
+        if _unpack(command.unpack, unpacked):
+            options.source = options.source.replace(folder, str(unpacked), 1)
+            refusal = _refusal_of_plan(options)
+            if refusal is None:
+                return True
+            named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
+            ways = [[word.replace(str(unpacked), folder) for word in way] for way in _ways(refusal)]
+            return type(refusal)(*named, **({"ways": ways} if ways else {}))
+    return False
 
 
 def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
@@ -161,14 +158,11 @@ def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
                     archive.extractall(folder)
             elif command[0] == "tar":
                 with tarfile.open(command[2]) as tar:
-                    for member in filter(lambda member: not member.isdir(), tar):
+                    for member in tar:
                         room -= member.size
-                        name = PurePosixPath(member.name)
-                        data = tar.extractfile(member) if member.isfile() else None
-                        if room < 0 or name.is_absolute() or ".." in name.parts or data is None:
+                        if room < 0 or not (member.isfile() or member.isdir()):
                             return False
-                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                        (folder / name).write_bytes(data.read())
+                        tar.extract(member, folder, filter="data")
             elif command[0] != "mkdir":
                 return False
         return True
@@ -192,7 +186,7 @@ def _refusal_of_plan(options: argparse.Namespace) -> UsageError | None:
     except UsageError as error:
         return error
     except Exception:  # of a service, or a sample that takes long: the build says it again
-        return None
+        pass
     return None
 
 
@@ -211,7 +205,11 @@ def _commands(
     """
     source = getattr(options, "source", None)
     ways = _ways(error)
-    if not ways or source is None or _has_secret(given):
+    secret = (
+        key not in PUBLIC_OPTIONS and not isinstance(value, FromEnvironment)
+        for key, value in getattr(options, "storage_options", ())
+    )
+    if not ways or source is None or any(secret):
         return
     if isinstance(error, RecipeError) and hasattr(options, "recipe"):
         return  # flags do not go with it
@@ -243,11 +241,3 @@ def _commands(
 
 def _is_flag(word: str) -> bool:
     return word.startswith("--")
-
-
-def _has_secret(given: Sequence[str]) -> bool:
-    """Return True for arguments with a storage option whose value may be one."""
-    flag = "--storage-options"
-    values = [text.removeprefix(f"{flag}=") for text in given if text.startswith(f"{flag}=")]
-    values += [text for before, text in itertools.pairwise(given) if before == flag]
-    return any(text.partition("=")[0] not in PUBLIC_OPTIONS for text in values)

@@ -1,7 +1,7 @@
 """Parsers of commands, made from the signatures and docstrings of public functions.
 
-A parameter without a default that can be text is positional; every other one is a flag of the same
-name. A flag that is absent sets nothing, so the function's own default applies.
+A parameter without a default that can be text, and `store`, are positional; others are flags of the
+same name. A flag that is absent sets nothing, so the function's own default applies.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.storage.environment import FromEnvironment
 
-POSITIONAL = {"uri": "STORE"}
-"""Placeholders of positional arguments that differ from the parameter's name."""
-
-METAVARS = {"older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE", "report": "FILE"}
-"""Placeholders of flags that are not the last word of their parameter."""
+METAVARS = {
+    "uri": "STORE", "older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE",
+    "report": "FILE",
+}  # fmt: skip
+"""Placeholders that are not the last word of their parameter."""
 
 _ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
 """Description of a parameter that is described by another function."""
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
             elif parameter.name == "storage_options":
                 _add_storage_options(to)
             else:
-                _add(to, function, parameter, command.optional == parameter.name)
+                _add(to, function, parameter)
     for flag, settings in command.flags.items():
         parser.add_argument(flag, **settings)
     parser.set_defaults(json=name == "job")
@@ -95,33 +95,26 @@ def headings_of(name: str) -> Mapping[str, str]:
 
 @functools.cache
 def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a function, and of each parameter, from its NumPy docstring."""
-    head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", _with_flags(function))
+    """Return the description of a function, and of each parameter, from its NumPy docstring.
+
+    The flags of optional parameters stand in place of their names.
+    """
+    own = inspect.signature(function).parameters
+    flags = {name: flag_of(name) for name, each in own.items() if each.default is not each.empty}
+    plain = inspect.getdoc(function) or ""
+    spelled = re.sub(r"(?<!`)`(\w+)`", lambda match: flags.get(match[1], match[0]), plain)
+    head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", spelled)
     texts: dict[str, str] = {}
-    declared = inspect.signature(function).parameters
     for section in sections:
         title, _, body = section.partition("\n")
         for names, lines in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n)+)", body, re.MULTILINE):
             if title == "Parameters":
                 text = _without_marks(" ".join(lines.split()))
                 first, *others = names.split(", ")
-                flag = first in declared and declared[first].default is not inspect.Parameter.empty
-                refer = flag and not _ELSEWHERE.match(text)
-                texts |= {first: text} | dict.fromkeys(
-                    others, f"See {flag_of(first)}." if refer else text
-                )
+                refer = first in flags and not _ELSEWHERE.match(text)
+                same = f"See {flags[first]}." if refer else text
+                texts |= {first: text} | dict.fromkeys(others, same)
     return _without_marks(head.strip()), texts
-
-
-def _with_flags(function: Callable[..., Any]) -> str:
-    """Return a function's docstring, with flags in place of the names of optional parameters."""
-    optional = {
-        f"`{name}`": flag_of(name)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    text = inspect.getdoc(function) or ""
-    return re.sub(r"(?<!`)`\w+`", lambda match: optional.get(match[0], match[0]), text)
 
 
 def _without_marks(text: str) -> str:
@@ -142,9 +135,7 @@ def _kinds(annotation: Any) -> list[Any]:
     return [kind for kind in get_args(annotation) if kind is not NoneType]
 
 
-def _add(
-    to: Any, function: Callable[..., Any], parameter: inspect.Parameter, optional: bool = False
-) -> None:
+def _add(to: Any, function: Callable[..., Any], parameter: inspect.Parameter) -> None:
     """Add the argument of a parameter."""
     name, default = parameter.name, parameter.default
     kinds = _kinds(eval(parameter.annotation, vars(sys.modules[function.__module__])))
@@ -157,9 +148,8 @@ def _add(
         "metavar": METAVARS.get(name, name.rpartition("_")[2].upper()),
     }
     required = default is parameter.empty
-    if optional or (required and str in kinds):
-        settings["metavar"] = POSITIONAL.get(name, name.upper())
-        to.add_argument(name, nargs="?" if optional else None, **settings)
+    if str in kinds and (required or name == "store"):
+        to.add_argument(name, nargs=None if required else "?", **settings)
         return
     if bool in kinds:
         del settings["metavar"]
@@ -217,25 +207,16 @@ def _pair(text: str, of: str = "KEY=VALUE", secret: bool = False) -> tuple[str, 
 
 
 def _add_storage_options(to: Any) -> None:
-    settings = {
-        "dest": "storage_options", "action": "append", "default": argparse.SUPPRESS
-    }  # fmt: skip
-    to.add_argument(
-        "--storage-options",
-        metavar="KEY=VALUE",
-        type=_storage_option,
-        help="Option of the file system of a URL, such as endpoint_url=http://host:9000; "
-        "repeatable.",
-        **settings,
+    add = functools.partial(
+        to.add_argument, dest="storage_options", action="append", default=argparse.SUPPRESS
     )
-    to.add_argument(
-        "--storage-options-env",
-        metavar="KEY=VARIABLE",
-        type=_storage_option_env,
-        help="The same, but the value is read from an environment variable (on a cluster: of each "
-        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable.",
-        **settings,
+    text = "Option of the file system of a URL, such as endpoint_url=http://host:9000; repeatable."
+    add("--storage-options", metavar="KEY=VALUE", type=_storage_option, help=text)
+    text = (
+        "The same, but the value is read from an environment variable (on a cluster: of each "
+        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable."
     )
+    add("--storage-options-env", metavar="KEY=VARIABLE", type=_storage_option_env, help=text)
 
 
 def _storage_option(text: str) -> tuple[str, Any]:

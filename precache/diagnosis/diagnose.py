@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +10,13 @@ from typing import Any
 
 import torch
 
-from precache.diagnosis.judgement import (
-    Remedy,
-    Verdict,
-    find_flags,
-    find_remedies,
-    find_verdict,
-)
+from precache.diagnosis.judgement import Remedy, Verdict, find_flags, find_remedies, find_verdict
 from precache.diagnosis.loop_model import LoopModel
 from precache.diagnosis.loop_probes import Limits, Probes
 from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.errors import UsageError
-from precache.loading.options import named_device
-from precache.messages import Table, as_text
+from precache.loading.options import find_device
+from precache.messages import Table, as_text, plain_data
 from precache.runtime.integers import whole
 from precache.runtime.spread import Spread
 from precache.runtime.terminal import Terminal
@@ -94,18 +87,17 @@ class Diagnosis:
         """Share of its time that the loop would save if it never waited for data."""
         return max(0.0, 1 - self.batches_per_s / self.without_waiting)
 
+    @property
+    def helpful(self) -> list[Remedy]:
+        """Remedies that are worth the change, largest gain first."""
+        return [remedy for remedy in self.remedies if remedy.gain >= HELPFUL_GAIN]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement, the setup and the figures of each run, for JSON."""
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "remedies": list(map(vars, self.remedies)),
-            "flags": list(self.flags),
-            "batches_per_s": self.batches_per_s,
-            "without_waiting": self.without_waiting,
-            "runs": {name: run_figures(run) for name, run in self.measurements.runs.items()},
-            "setup": dataclasses.asdict(self.measurements.setup),
-        }
+        names = "verdict", "reason", "remedies", "flags", "batches_per_s", "without_waiting"
+        data = {name: plain_data(getattr(self, name)) for name in names}
+        runs = {name: run_figures(run) for name, run in self.measurements.runs.items()}
+        return {**data, "runs": runs, "setup": plain_data(self.measurements.setup)}
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
@@ -207,18 +199,11 @@ def diagnose(
         loader=loader,
         step=step,
         limits=Limits(seconds, steps),
-        device=_device(device),
+        device=None if device is None else find_device(device),
         restore=restore,
         tick=lambda name: console.print(f"measuring {name} …"),
     )
     return Diagnosis.of(probes.run())
-
-
-def _device(device: str | torch.device | None) -> torch.device | None:
-    chosen = None if device is None else named_device(device)
-    if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch finds no CUDA device; give cpu")
-    return chosen
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -229,15 +214,13 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     )
     yield from waiting_notes(diagnosis)
     yield from ("", *runs_table(diagnosis.measurements).lines(), "")
-    helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
-    if helpful:
+    if diagnosis.helpful:
         yield "predicted gains"
-    for remedy in helpful:
+    for remedy in diagnosis.helpful:
         yield f"  {remedy.gain:.2f}x  {remedy.what} ({CONFIDENCE_TEXT[remedy.confidence]})"
         yield f"         {number(remedy.batches_per_s)} batches/s: {remedy.why}"
-    others = ", ".join(remedy.name for remedy in diagnosis.remedies if remedy.gain < HELPFUL_GAIN)
-    if others:
-        yield f"no gain from: {others}"
+    if others := diagnosis.remedies[len(diagnosis.helpful) :]:
+        yield f"no gain from: {', '.join(remedy.name for remedy in others)}"
     yield from (f"note: {flag}" for flag in diagnosis.flags)
 
 

@@ -136,7 +136,6 @@ def is_noisy(measured: Measurements) -> bool:
 
 def _predictions(model: LoopModel) -> Iterator[tuple[str, str, float, Confidence, str]]:
     measured, setup, setting = model.measured, model.measured.setup, model.setting
-    loads = f"one worker needs {in_ms(float(model.work.mean()))} per batch"
     if not setup.cached:
         most = setup.cores if model.computing > 0.5 else WORKERS[-1]
         counts = [n for n in WORKERS if setting.workers < n <= most] or [setting.workers + 1]
@@ -144,17 +143,19 @@ def _predictions(model: LoopModel) -> Iterator[tuple[str, str, float, Confidence
         what = f"num_workers={count}"
         if setup.workers is None:
             what = "prefetch batches during the step, in a DataLoader's worker or a thread"
-        yield "workers", what, rate, "medium", f"{loads}, {_load_of(model, count)}"
+        loads = f"one worker needs {in_ms(float(model.work.mean()))} per batch"
+        needs = f"{count} need {in_ms(float(model.load(count).mean()) / count)}, beside the step"
+        if model.contention > CONTENTION:
+            needs = f"and {model.contention:.1f} times as long beside the others"
+        yield "workers", what, rate, "medium", f"{loads}, {needs}"
         seconds = setup.batch_nbytes / CACHED_RATE
         threads = min(4, setup.cores)
         read = np.full(len(model.work), max(seconds / threads, 1e-6))
         rate = model.rate(read, workers=1, prefetch=2, startup=(0.0,))
+        sure: Confidence = "low" if seconds > model.step else "high"
+        what = "build a store with precache build, read it with precache.Loader"
         why = f"reading {setup.batch_nbytes / 1e6:.3g} MB of cached tensors costs {in_ms(seconds)}"
-        yield (
-            "precache", "build a store with precache build, read it with precache.Loader", rate,
-            "low" if seconds > model.step else "high",
-            f"{why}; random augmentations move to the device",
-        )  # fmt: skip
+        yield "precache", what, rate, sure, f"{why}; random augmentations move to the device"
     if setup.workers:
         window = f"{setting.window} batches are loaded ahead"
         factor, rate = _least(model, "prefetch", [n for n in PREFETCH if n > setup.prefetch])
@@ -190,13 +191,6 @@ def _least(model: LoopModel, name: str, values: list[int]) -> tuple[int, float]:
     """Return the least value with nearly the best predicted rate, and that rate."""
     rates = {value: model.rate(None, **{name: value}) for value in values} or {0: model.rate()}
     return next(one for one in rates.items() if one[1] >= NEARLY * max(rates.values()))
-
-
-def _load_of(model: LoopModel, workers: int) -> str:
-    mean = float(model.load(workers).mean())
-    if model.contention > CONTENTION:
-        return f"and {model.contention:.1f} times as long beside the others"
-    return f"{workers} need {in_ms(mean / workers)}, beside the step"
 
 
 def find_flags(model: LoopModel) -> Iterator[str]:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from precache.diagnosis.measurements import Measurements
-from precache.simulation.loop import Setting, Times
-from precache.simulation.model import Simulation
+from precache.simulation.model import Setting, Simulation, Times
 
 BATCHES = 1000
 """Batches of a prediction: the measured ones in their order, repeated."""

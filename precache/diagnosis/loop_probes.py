@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
+import itertools
 import pickle
+import random
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
 from precache.diagnosis.measurements import SLOW, Copies, Measurements, Setup, TimedRun
-from precache.diagnosis.snapshot import restored
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
@@ -43,60 +44,82 @@ READY_SECONDS = 30.0
 """Seconds after which that worker counts as unreachable."""
 
 
-@dataclass(frozen=True)
-class Limits:
+@contextlib.contextmanager
+def restored(loader: Any, objects: Sequence[Any]) -> Iterator[None]:
+    """Save states, and restore them after the block, so that a loader yields the same batches.
+
+    Parameters
+    ----------
+    objects
+        Objects with `state_dict` and `load_state_dict`: models, optimizers, schedulers.
+    """
+    for item in objects:
+        if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
+            raise UsageError(
+                f"restore has {item!r}, which has no state_dict and load_state_dict; give "
+                "models, optimizers and the like"
+            )
+    placed = [loader] if isinstance(loader, Loader | Mixture) else []
+    states = [(item, copy.deepcopy(item.state_dict())) for item in (*placed, *objects)]
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
+    owners = (loader, batch_sampler, *samplers)
+    candidates = [getattr(owner, "generator", None) for owner in owners]
+    generators = [(one, one.get_state()) for one in candidates if isinstance(one, torch.Generator)]
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # users draw from it
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
+    devices = range(torch.cuda.device_count() if on_cuda else 0)
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002  # as above
+        for generator, state in generators:
+            generator.set_state(state)
+        for item, state in states:
+            item.load_state_dict(state)
+
+
+class Limits(NamedTuple):
     """Limits of each run; a run ends at the first one that it reaches."""
 
     seconds: float
     steps: int
 
-    def halves(self) -> tuple[Limits, Limits]:
-        """Return the limits of two runs that together are within these."""
-        half = self.steps // 2
-        return Limits(self.seconds / 2, self.steps - half), Limits(self.seconds / 2, max(1, half))
 
-
-class LoaderBatches:
-    """Batches of a loader, one epoch after another, until closed.
+def batches_of(
+    loader: Any, workers: int | None = None
+) -> Generator[tuple[Any, bool], None, NoReturn]:
+    """Yield the batches of a loader, and whether one is the first of an epoch, until closed.
 
     Parameters
     ----------
     workers
         Overrides `num_workers` of a `DataLoader`.
+
+    Raises
+    ------
+    UsageError
+        There is no batch, or no other after the last one of an iterator.
     """
-
-    def __init__(self, loader: Iterable[Any], workers: int | None = None) -> None:
-        self._loader: Any = loader
-        if isinstance(loader, DataLoader):
-            self._loader = copy.copy(loader)  # the original keeps its persistent workers
-            self._loader._iterator = None
-            if workers is not None:
-                self._loader.num_workers = workers
-        self._iterator: Iterator[Any] | None = None
-        self._single_pass = isinstance(loader, Iterator)
-
-    def take(self) -> tuple[Any, bool]:
-        """Return the next batch, and whether it is the first of an epoch."""
-        if self._iterator is not None:
-            with contextlib.suppress(StopIteration):
-                return next(self._iterator), False
-            self.close()
-        self._iterator = iter(self._loader)
-        try:
-            return next(self._iterator), not self._single_pass
-        except StopIteration:
+    single_pass = isinstance(loader, Iterator)
+    if isinstance(loader, DataLoader):
+        loader = copy.copy(loader)  # the original keeps its persistent workers
+        loader._iterator = None
+        if workers is not None:
+            loader.num_workers = workers
+    while True:
+        iterator, taken = iter(loader), 0
+        with contextlib.suppress(StopIteration):
+            for taken in itertools.count():
+                yield next(iterator), taken == 0 and not single_pass
+        if not taken:
             raise UsageError(
-                f"{type(self._loader).__name__} has no batches left; give a loader that is not "
-                "empty, and that can be iterated repeatedly or has enough batches"
-            ) from None
-
-    def close(self) -> None:
-        """End the iteration and its workers."""
-        iterator, self._iterator = self._iterator, None
-        if isinstance(iterator, Generator) and not self._single_pass:
-            iterator.close()
-        if isinstance(self._loader, DataLoader):
-            self._loader._iterator = None  # ends persistent workers
+                f"{type(loader).__name__} has no batches left; give a loader that is not empty, "
+                "and that can be iterated repeatedly or has enough batches"
+            )
 
 
 @dataclass
@@ -124,30 +147,37 @@ class Probes:
 
     def run(self) -> Measurements:
         """Run all probes, then restore the saved states."""
-        self._batches = LoaderBatches(self.loader)
-        with (
-            restored(self.loader, self.restore),
-            contextlib.closing(self._batches),
-        ):
-            return self._measure().without_outlier()
+        self._batches = batches_of(self.loader)
+        with restored(self.loader, self.restore):
+            try:
+                return self._measure().without_outlier()
+            finally:
+                self._batches.close()
 
     def _measure(self) -> Measurements:
         self.tick("the step alone")
         began = time.perf_counter()
-        batch, _ = self._batches.take()
+        batch, _ = next(self._batches)
         start = time.perf_counter() - began
         step, copies, setup = self._measure_step(batch)
         take = self._handover(batch)
         del batch
         # In two parts, far apart: what others do on this machine changes from second to second.
-        first, second = self.limits.halves()
+        seconds, half = self.limits.seconds / 2, self.limits.steps // 2
         self.tick("both together")
-        together = self._train(self._batches, first, self._ahead)
+        together = self._loop(Limits(seconds, self.limits.steps - half), self.step)
         self.tick("the loader alone")
-        loader = self._load(self._batches, self._ahead, self._stride)
-        single_worker = self._load_with_one_worker()
+        loader = self._loop(self.limits)
+        single_worker = None
+        if (self._workers or 0) > 1:
+            self.tick("one worker alone")
+            self._batches.close()
+            # Not in this process: a dataset that was read here might not survive a later fork.
+            with contextlib.closing(batches_of(self.loader, workers=1)) as batches:
+                single_worker = self._run(batches, self.limits, self._prefetch)
+            self._batches = batches_of(self.loader)
         self.tick("both together, again")
-        together += self._train(self._batches, second, self._ahead)
+        together += self._loop(Limits(seconds, max(1, half)), self.step)
         return Measurements(
             step=step,
             loader=loader,
@@ -167,9 +197,19 @@ class Probes:
         for _ in range(WARMUP):
             self._run_step(on_device)
         step = _time(lambda: self._run_step(on_device), self.limits)
-        copies = self._copies(batch, device, step)
-        setup = self._setup(device, sum(array.nbytes for array in _arrays(batch)))
-        return step, copies, setup
+        setup = Setup(
+            workers=self._workers,
+            prefetch=self._prefetch,
+            in_order=getattr(self.loader, "in_order", True),
+            pin_memory=bool(getattr(self.loader, "pin_memory", False)),
+            persistent=bool(getattr(self.loader, "persistent_workers", False)),
+            epoch=_length(self.loader),
+            cached=_reads_store(self.loader),
+            cuda=device.type == "cuda",
+            cores=cores(),
+            batch_nbytes=sum(array.nbytes for array in _arrays(batch)),
+        )
+        return step, self._copies(batch, device, step), setup
 
     def _run_step(self, batch: Any) -> tuple[bool, float]:
         self.step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
@@ -188,86 +228,53 @@ class Probes:
             multiprocessing_context=self.loader.multiprocessing_context or "fork",
         )
         limits = Limits(self.limits.seconds / 2, min(READY, self.limits.steps))
-        with contextlib.closing(LoaderBatches(ready)) as batches:
+        with contextlib.closing(batches_of(ready)) as batches:
             try:
-                batches.take()
+                next(batches)
             except (AssertionError, OSError, RuntimeError):  # no process can be started or reached
                 return 0.0
-            return Spread.of(self._train(batches, limits, WARMUP).waits).mean
+            return Spread.of(self._run(batches, limits, WARMUP, step=self.step).waits).mean
 
-    def _load(self, batches: LoaderBatches, lead: int, stride: int = 1) -> TimedRun:
-        def once() -> tuple[bool, float]:
-            _, fresh = batches.take()
-            return self._counts(fresh), 0.0
+    def _loop(self, limits: Limits, step: Callable[[Any], Any] = lambda batch: None) -> TimedRun:
+        """Time the loader, in rounds in which workers deliver, and a `Loader` of small batches."""
+        ahead = 2 * self._together if self._workers is None else self._workers * self._prefetch
+        stride = max(self._together, self._workers or 0)
+        return self._run(self._batches, limits, ahead, stride, step)
 
-        return _time(once, self.limits, lead, stride)
-
-    def _train(self, batches: LoaderBatches, limits: Limits, lead: int) -> TimedRun:
+    def _run(
+        self,
+        batches: Iterator[tuple[Any, bool]],
+        limits: Limits,
+        lead: int,
+        stride: int = 1,
+        step: Callable[[Any], Any] = lambda batch: None,
+    ) -> TimedRun:
         waits: list[float] = []
 
         def once() -> tuple[bool, float]:
             started = time.perf_counter()
-            batch, fresh = batches.take()
+            batch, fresh = next(batches)
             waits.append(time.perf_counter() - started)
-            self.step(batch)
-            return self._counts(fresh), waits[-1]
+            step(batch)
+            # The first of an epoch may also start workers.
+            return not fresh or self._workers == 0, waits[-1]
 
         before = counters_of(self.loader)
-        run = _time(once, limits, lead, self._stride)
+        run = _time(once, limits, lead, stride)
         waited = sum(waits)
         transforms = counters_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
 
-    def _counts(self, fresh: bool) -> bool:
-        """Return whether a batch's time counts; the first of an epoch may also start workers."""
-        return not fresh or self._workers == 0
-
-    @property
-    def _stride(self) -> int:
-        """Batches of a round, in which workers deliver, and a `Loader` of small batches."""
-        return max(self._together, self._workers or 0)
-
-    @property
-    def _ahead(self) -> int:
-        """Batches that are prefetched; a run is timed after them."""
-        return 2 * self._together if self._workers is None else self._workers * self._prefetch
-
-    def _load_with_one_worker(self) -> TimedRun | None:
-        """Time one worker process.
-
-        The dataset is not read in this process, because it might not survive a later fork.
-        """
-        if (self._workers or 0) < 2:
-            return None
-        self._batches.close()
-        self.tick("one worker alone")
-        with contextlib.closing(LoaderBatches(self.loader, workers=1)) as batches:
-            return self._load(batches, self._prefetch)
-
-    def _setup(self, device: torch.device, nbytes: int) -> Setup:
-        return Setup(
-            workers=self._workers,
-            prefetch=self._prefetch,
-            in_order=getattr(self.loader, "in_order", True),
-            pin_memory=bool(getattr(self.loader, "pin_memory", False)),
-            persistent=bool(getattr(self.loader, "persistent_workers", False)),
-            epoch=_length(self.loader),
-            cached=_reads_store(self.loader),
-            cuda=device.type == "cuda",
-            cores=cores(),
-            batch_nbytes=nbytes,
-        )
-
     def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
-        tensors = [array for array in _arrays(batch) if isinstance(array, torch.Tensor)]
-        tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+        arrays = [array for array in _arrays(batch) if isinstance(array, torch.Tensor)]
+        tensors = [tensor for tensor in arrays if tensor.device.type == "cpu"]
         if device.type != "cuda" or not tensors:
             return None
         self.tick("copies to the device")
         pinned = all(tensor.is_pinned() for tensor in tensors)
-        locked = [tensor.pin_memory() for tensor in tensors]
-        as_given = _copy_seconds(tensors, device)
-        from_pinned = as_given if pinned else _copy_seconds(locked, device)
+        as_given = from_pinned = _copy_seconds(tensors, device)
+        if not pinned:
+            from_pinned = _copy_seconds([tensor.pin_memory() for tensor in tensors], device)
         stepped = _time(lambda: self._run_step(batch), self.limits)
         return Copies(pinned, as_given, from_pinned, max(0.0, stepped.mean - step.mean))
 
@@ -289,33 +296,25 @@ def _time(
     counted: list[tuple[float, float]] = []
     uncounted: list[tuple[float, float]] = []
     started = now = time.perf_counter()
-    while True:
+
+    def is_enough() -> bool:
+        passed, count = now - started, max(len(counted), len(uncounted) // 2)
+        if passed > 3 * limits.seconds:
+            return True
+        if count < min(MIN_BATCHES, limits.steps) or count % stride:
+            return False
+        return count >= limits.steps or (passed > limits.seconds and not _is_unsettled(counted))
+
+    while not is_enough():
         counts, waited = once()
         last, now = now, time.perf_counter()
         (counted if counts else uncounted).append((now - last, waited))
-        count = max(len(counted), len(uncounted) // 2)
-        if _is_enough(counted, count, now - started, limits, stride):
-            break
     _synchronise()
     total = time.perf_counter() - started
     kept = counted or uncounted  # epochs of a single batch
     total -= sum(seconds for seconds, _ in uncounted) if counted else 0.0
     seconds, waits = zip(*kept, strict=True)
     return TimedRun(seconds, total, read_usage() - before, waits)
-
-
-def _is_enough(
-    counted: Sequence[tuple[float, float]],
-    count: int,
-    seconds: float,
-    limits: Limits,
-    stride: int,
-) -> bool:
-    if seconds > 3 * limits.seconds:
-        return True
-    if count < min(MIN_BATCHES, limits.steps) or count % stride:
-        return False
-    return count >= limits.steps or (seconds > limits.seconds and not _is_unsettled(counted))
 
 
 def _is_unsettled(counted: Sequence[tuple[float, float]]) -> bool:
@@ -348,15 +347,12 @@ def _synchronise() -> None:
 
 def _copy_seconds(tensors: Sequence[torch.Tensor], device: torch.device) -> float:
     """Return the time of the fastest of a few synchronous copies."""
-    best = math.inf
-    for _ in range(COPY_REPEATS):
+
+    def copy_all() -> None:
+        _copied = [tensor.to(device, non_blocking=True) for tensor in tensors]
         _synchronise()
-        started = time.perf_counter()
-        copied = [tensor.to(device, non_blocking=True) for tensor in tensors]
-        _synchronise()
-        best = min(best, time.perf_counter() - started)
-        del copied
-    return best
+
+    return min(timeit.repeat(copy_all, _synchronise, repeat=COPY_REPEATS, number=1))
 
 
 def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:

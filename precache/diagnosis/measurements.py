@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from precache.runtime.spread import Spread
 from precache.runtime.usage import Usage
-from precache.simulation.loop import Times
+from precache.simulation.model import Times
 
 SLOW = 3
 """Multiple of the median from which a batch counts as slow."""
@@ -30,7 +31,7 @@ class TimedRun:
     usage
         Resources used by this process and its descendants during the run.
     waits
-        Part of each of `seconds` spent in the loader; 0 unless loader and step run together.
+        Part of each of `seconds` spent in the loader; 0 of the step alone.
     transform_share
         Share of the waits spent on transforms on the CPU; 0 if the loader does not report it.
     """
@@ -43,17 +44,14 @@ class TimedRun:
 
     def __add__(self, other: TimedRun) -> TimedRun:
         """Return the run of both."""
-        usage = {
-            name: None if value is None or vars(other.usage)[name] is None
-            else value + vars(other.usage)[name]
-            for name, value in vars(self.usage).items()
-        }  # fmt: skip
+        pairs = zip(vars(self.usage).values(), vars(other.usage).values(), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
         waited = [sum(run.waits) for run in (self, other)]
         shares = np.array([self.transform_share, other.transform_share])
         return TimedRun(
             seconds=self.seconds + other.seconds,
             total=self.total + other.total,
-            usage=Usage(**usage),  # type: ignore[arg-type]  # wall is never None
+            usage=Usage(*sums),
             waits=self.waits + other.waits,
             transform_share=float(shares @ waited) / max(sum(waited), 1e-9),
         )
@@ -188,19 +186,15 @@ class Measurements:
 
     def without_outlier(self) -> Measurements:
         """Leave out a batch that is much slower than all others, of all runs of the loader."""
-        runs = {
-            "loader": self.loader,
-            "single_worker": self.single_worker,
-            "together": self.together,
-        }
-        slow = [(name, run, batch) for name, run in runs.items() if run for batch in run.slow]
+        runs = [(name, getattr(self, name)) for name in ("loader", "single_worker", "together")]
+        slow = [(name, run, batch) for name, run in runs if run for batch in run.slow]
         if len(slow) != 1:
             return self
         [(name, run, batch)] = slow
         seconds = run.seconds[batch]
         if seconds < max(OUTLIER * Spread.of(run.seconds).median, 0.1 * run.total):
             return self
-        return replace(self, **{name: run.without(batch), "outlier": seconds})  # type: ignore[arg-type]
+        return replace(self, **{name: run.without(batch), "outlier": seconds})
 
     @property
     def by_worker(self) -> TimedRun:

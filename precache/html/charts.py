@@ -111,10 +111,9 @@ class Dots:
 
     def text(self, row: str) -> str:
         """Return the figures of a row as text."""
-        median, mean, p95, most = (
-            in_ms(getattr(self.spread(row), name) / 1e3)
-            for name in ("median", "mean", "p95", "max")
-        )
+        spread = self.spread(row)
+        figures = spread.median, spread.mean, spread.p95, spread.max
+        median, mean, p95, most = (in_ms(ms / 1e3) for ms in figures)
         return f"median {median}, mean {mean}, 95th percentile {p95}, longest {most}"
 
     def dots(self, row: str) -> Iterator[tuple[float, float]]:

@@ -69,10 +69,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["size"] = size
-    environment.filters["duration"] = duration
-    environment.filters["percent"] = "{:.2f}%".format
-    environment.filters["integer"] = "{:,.0f}".format
+    numbers = {"percent": "{:.2f}%".format, "integer": "{:,.0f}".format}
+    environment.filters |= {"size": size, "duration": duration, **numbers}
     environment.globals["Table"] = Table
     return environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-@dataclass(frozen=True)
-class Preview:
+class Preview(NamedTuple):
     """An array for a screen.
 
     Attributes
@@ -98,8 +97,10 @@ def preview(array: np.ndarray | str | bytes, *, kind: str | None = None) -> Prev
     return Preview((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
 
 
-def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
+def overlay(mask: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, str]:
     """Colour the classes of a mask (1, H, W) other than 0 in an image (C, H, W), both uint8.
+
+    Returns (H, W, 3) uint8, and the values of the mask as text.
 
     The colours are those of Pascal VOC: three bits of a class number after another, from the lowest
     on, are bits of red, green and blue, from the highest on.
@@ -112,13 +113,14 @@ def overlay(mask: np.ndarray, image: np.ndarray) -> Preview:
     shown = np.where(classes[..., None] == 0, pixels, blended).astype(np.uint8)
     values = np.unique(classes).tolist()
     more = f" and {len(values) - SHOWN_CLASSES} more" if len(values) > SHOWN_CLASSES else ""
-    return Preview(shown, f"values {', '.join(map(str, values[:SHOWN_CLASSES]))}{more}")
+    return shown, f"values {', '.join(map(str, values[:SHOWN_CLASSES]))}{more}"
 
 
-def outline(kind: str, entries: np.ndarray, image: np.ndarray) -> Preview:
+def outline(kind: str, entries: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, str]:
     """Draw boxes (n, 4), or keypoints (n, …, 2 or more) as squares, into an image (C, H, W) uint8.
 
-    Lines are thick enough for `LINES_SIDE`.
+    Lines are thick enough for `LINES_SIDE`. Returns (H, W, 3) uint8, and the number of entries as
+    text.
     """
     pixels = _coloured(image).copy()
     thick = -(-max(pixels.shape[:2]) // LINES_SIDE)
@@ -132,7 +134,7 @@ def outline(kind: str, entries: np.ndarray, image: np.ndarray) -> Preview:
         inside = box[thick:-thick, thick:-thick].copy()
         box[:] = 255, 0, 0
         box[thick:-thick, thick:-thick] = inside
-    return Preview(pixels, f"{len(entries)} {kind}")
+    return pixels, f"{len(entries)} {kind}"
 
 
 def _coloured(image: np.ndarray) -> np.ndarray:

@@ -13,9 +13,9 @@ from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
 from precache.loading.loop import counters_of, end_all
-from precache.metering.publisher import MeterSettings, SampleKeys
+from precache.metering.publisher import MeterSettings
 from precache.metering.recorder import StallRecorder, keys_in_batch
-from precache.metering.report import StallReport
+from precache.metering.report import SampleKeys, StallReport
 from precache.outputs import Output
 
 Batch = TypeVar("Batch")
@@ -175,4 +175,4 @@ def meter(
         raise UsageError(
             f"loader is {loader!r}; give an iterable of batches, such as a Loader or a DataLoader"
         )
-    return Meter(loader, MeterSettings.of(name, every, threshold, to, device))
+    return Meter(loader, MeterSettings(name, every, threshold, to, device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import operator
@@ -13,19 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from precache.errors import UsageError
+from precache.loading.job_store import job_store, key_prefix
 from precache.loading.options import named_device
-from precache.loading.ranks import find_rank
-from precache.metering.rank_kv import RankKeyValue
-from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
+from precache.metering.report import RankStalls, SampleKeys, SlowStep, StallReport, rare
 from precache.outputs import Output, terminal
 from precache.runtime.machine import Machine, MachineReader
 from precache.runtime.step_clock import Counters, Steps
@@ -36,47 +35,42 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks of the thread for reports that are due."""
+GATHER_SECONDS = 1.0
+"""Time that rank 0 waits for the figures of other ranks."""
 EXIT_SECONDS = 2.0
 """Seconds that the exit of the process waits for reports that are due."""
 
-SampleKeys = tuple[str | int, ...]
 
-
-@dataclass(frozen=True)
 class MeterSettings:
-    """Validated options of a meter.
+    """Options of a meter.
 
     Attributes
     ----------
     steps, seconds
         Interval between reports; the one that is not used is infinite.
+
+    Raises
+    ------
+    UsageError
+        An option of `precache.meter` is invalid.
     """
 
-    name: str
-    steps: float
-    seconds: float
-    threshold: float
-    to: tuple[Output, ...]
-    device: torch.device | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         name: str,
         every: int | str,
         threshold: Any,  # unchecked user input, as `to` is
         to: Any,
         device: str | torch.device | None,
-    ) -> MeterSettings:
-        """Check the options of `precache.meter`; raises `UsageError`."""
-        steps = seconds = math.inf
+    ) -> None:
+        self.steps = self.seconds = math.inf
         if isinstance(every, str):
             with contextlib.suppress(UsageError):
-                seconds = parse_age(every)
+                self.seconds = parse_age(every)
         elif not isinstance(every, bool):
             with contextlib.suppress(TypeError):
-                steps = operator.index(every)
-        if not (seconds > 0 and steps >= 1) or steps == seconds:
+                self.steps = operator.index(every)
+        if not (self.seconds > 0 and self.steps >= 1) or self.steps == self.seconds:
             raise UsageError(
                 f"every is {every!r}; give steps such as 100, or a time such as '30s' or '5m'"
             )
@@ -89,12 +83,11 @@ class MeterSettings:
             raise UsageError(
                 f"to has {wrong[0]!r}; give a list of callables such as [outputs.log()]"
             )
-        chosen = None if device is None else named_device(device)
-        return cls(name, steps, seconds, float(threshold), tuple(to), chosen)
+        self.name, self.threshold, self.to = name, float(threshold), tuple[Output, ...](to)
+        self.device = None if device is None else named_device(device)
 
 
-@dataclass(frozen=True, order=True)
-class Wait:
+class Wait(NamedTuple):
     """A long wait of the host, and a function that returns the keys of its samples."""
 
     seconds: float
@@ -103,14 +96,15 @@ class Wait:
     keys: Callable[[], SampleKeys]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The measurements for one report.
 
     Attributes
     ----------
     made
         What the loader did to make its batches.
+    waits
+        The longest ones, in ascending order.
     number, step
         Of the report, and of its last step.
     rank, world_size
@@ -130,8 +124,8 @@ class Window:
         stats = self.steps.stats(made=self.made)
         slow: tuple[SlowStep, ...] = ()
         if rare(stats.data, stats.stall_ratio, settings.threshold):
-            waits = [SlowStep(w.step, w.seconds, w.first, w.keys()) for w in self.waits]
-            slow = slowest(stats.data, waits)
+            long = [wait for wait in reversed(self.waits) if wait.seconds > stats.data.mean]
+            slow = tuple(SlowStep(w.step, w.seconds, w.first, w.keys()) for w in long)
         own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio)
         return StallReport(
             name=settings.name,
@@ -152,18 +146,54 @@ class Window:
         )
 
 
-@functools.cache
-def _warn_once(error: str) -> None:
-    log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
+class RankKeyValue:
+    """The last figures of each rank, one key per rank, in the store at ``MASTER_ADDR``.
 
+    It is the store of the job's rendezvous (torchrun's, or that of rank 0). A separate connection
+    keeps our requests from delaying others.
+    """
 
-def reporting_rank() -> tuple[int, int]:
-    """Return rank and world size; 0 and 1 if they are unclear, since no meter ends a training."""
-    try:
-        return find_rank()
-    except UsageError as error:
-        _warn_once(str(error))
-        return 0, 1
+    def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
+        self._keys = [f"{key_prefix(name)}/{number}" for number in range(world_size)]
+        self._store = store
+        self._rank = rank
+        self._reporting: set[int] = set()
+        self._silent: set[int] = set()
+
+    def put(self, stalls: RankStalls) -> None:
+        """Publish the figures of this rank."""
+        self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
+
+    def gather(self, window: int, is_last: Callable[[], bool]) -> list[RankStalls]:
+        """Return the last figures of every rank that has published any, in order of ranks.
+
+        It waits up to `GATHER_SECONDS` for figures of `window`, but not for ranks that have never
+        published any by the end of an earlier call.
+
+        Parameters
+        ----------
+        is_last
+            Returns False if a later window is due, so that there is no time for this one.
+        """
+        until, seconds = time.monotonic() + GATHER_SECONDS, 0.01
+        ranks = set(range(len(self._keys)))
+        while True:
+            figures = self._read()
+            awaited = ranks - self._silent - {s.rank for s in figures if s.window >= window}
+            if not awaited or time.monotonic() > until or not is_last():
+                self._silent = ranks - {stalls.rank for stalls in figures}
+                return figures
+            time.sleep(seconds)
+            seconds *= 2
+
+    def _read(self) -> list[RankStalls]:
+        new = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
+        if not new or not self._store.check([self._keys[rank] for rank in new]):
+            new = [rank for rank in new if self._store.check([self._keys[rank]])]
+        self._reporting.update(new)
+        ranks = sorted(self._reporting)
+        values = self._store.multi_get([self._keys[rank] for rank in ranks])
+        return [RankStalls(**json.loads(value)) for value in values]
 
 
 class Publisher:
@@ -239,7 +269,8 @@ class Publisher:
         """Share the figures with the other ranks; on rank 0 add theirs to the report."""
         ranks = report.rank, report.world_size
         if ranks != self._ranks:
-            self._ranks, self._store = ranks, RankKeyValue.connect(report.name, *ranks)
+            self._ranks, store = ranks, job_store(report.world_size)
+            self._store = None if store is None else RankKeyValue(store, report.name, *ranks)
         # The store may end with the process group.
         if self._store is None or not dist.is_initialized():
             return report

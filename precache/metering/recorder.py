@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
+import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,19 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from precache.metering.publisher import (
-    MeterSettings,
-    Publisher,
-    SampleKeys,
-    Wait,
-    Window,
-    publisher_of,
-    reporting_rank,
-)
-from precache.metering.report import StallReport
+from precache.errors import UsageError
+from precache.loading.ranks import find_rank
+from precache.metering.publisher import MeterSettings, Publisher, Wait, Window, publisher_of
+from precache.metering.report import SampleKeys, StallReport
 from precache.runtime.machine import Machine
 from precache.runtime.step_clock import Counters, stall_clock
 from precache.runtime.threads import collected
+
+log = logging.getLogger(__name__)
 
 KEPT_WAITS = 5
 """Longest waits whose samples are kept for the report."""
@@ -62,6 +60,20 @@ def _key(value: Any) -> str | int | None:
     if isinstance(value, str):
         return str(value)
     return int(value) if isinstance(value, int | np.integer) else None
+
+
+@functools.cache
+def _warn_once(error: str) -> None:
+    log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
+
+
+def reporting_rank() -> tuple[int, int]:
+    """Return rank and world size; 0 and 1 if they are unclear, since no meter ends a training."""
+    try:
+        return find_rank()
+    except UsageError as error:
+        _warn_once(str(error))
+        return 0, 1
 
 
 class StallRecorder:
@@ -132,10 +144,8 @@ class StallRecorder:
         """Keep the samples of a long wait for the report."""
         if len(self._waits) < KEPT_WAITS or self._wait > self._waits[0].seconds:
             step = self.publisher.steps + self._arrived
-            wait = Wait(self._wait, step, self._first, self._locate(batch))
-            (heapq.heappush if len(self._waits) < KEPT_WAITS else heapq.heapreplace)(
-                self._waits, wait
-            )
+            bisect.insort(self._waits, Wait(self._wait, step, self._first, self._locate(batch)))
+            del self._waits[:-KEPT_WAITS]
         if self._first:
             # After the first batch, so that the loader has forked its processes before.
             self._first, self._running = False, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from precache.units import ms
 
 SHOWN_KEYS = 4
 SHOWN_STEPS = 3
+
+SampleKeys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class SlowStep:
     step: int
     seconds: float
     first: bool = False
-    keys: tuple[str | int, ...] = ()
+    keys: SampleKeys = ()
 
     def __str__(self) -> str:
         text = f"step {self.step} ({ms(self.seconds)} ms"
@@ -169,9 +171,3 @@ class StallReport:
 def rare(data: Spread, stall_ratio: float, threshold: float) -> bool:
     """Return whether few long waits cause the stall: a high mean with a low median."""
     return stall_ratio > threshold and data.mean > 2 * data.median
-
-
-def slowest(data: Spread, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
-    """Return the steps above the mean, longest first."""
-    slow = [step for step in steps if step.seconds > data.mean]
-    return tuple(sorted(slow, key=lambda step: -step.seconds))

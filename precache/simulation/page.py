@@ -19,8 +19,6 @@ def render_simulation(simulation: Simulation) -> str:
     """Render a self-contained HTML page that replays a simulation, for light and dark mode."""
     return render(
         "simulation.html",
-        styles="player.css",
-        script="player.js",
         title=simulation.title(),
         tiles=list(simulation.figures()),
         replay_note="",
@@ -29,7 +27,7 @@ def render_simulation(simulation: Simulation) -> str:
 
 
 def player_values(simulation: Simulation) -> dict[str, Any]:
-    """Return the values of the template ``player.html``."""
+    """Return the values of the template ``player.html``, its style sheet and its script."""
     batches = simulation.batches
     end = min([simulation.end, *batches.begun[MAX_BATCHES : MAX_BATCHES + 1].tolist()])
     played = ("worker", "begun", "ready", "taken", "done")
@@ -45,4 +43,5 @@ def player_values(simulation: Simulation) -> dict[str, Any]:
     # Only "<" could end the script element that holds the JSON.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     cut = f"Shown up to {end / 1e3:.3g} s of {simulation.end / 1e3:g} s."
-    return {"data": Markup(text), "cut": cut if end < simulation.end else ""}
+    values = {"data": Markup(text), "cut": cut if end < simulation.end else ""}
+    return {"styles": "player.css", "script": "player.js", **values}

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from precache.html.png import Preview, downsample, encode_png, outline, overlay, preview
+from precache.html.png import downsample, encode_png, outline, overlay, preview
+from precache.store.version import Version
 from precache.viewer.search import Catalogue
 
 SMALL_SIDE, LEAST_SIDE, FULL_ROWS = 128, 48, 64
@@ -32,18 +33,18 @@ class Picture:
     title, note
         Name of the image; its size, and what was done to its values.
     source
-        ``data:`` URL; empty if there is only the note.
+        ``data:`` URL.
     alt
         Text alternative.
     size
-        (width, height) in pixels, where known.
+        (width, height) in pixels.
     """
 
     title: str
-    note: str = ""
-    source: str = ""
-    alt: str = ""
-    size: tuple[int, int] | None = None
+    note: str
+    source: str
+    alt: str
+    size: tuple[int, int]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the pixels, for JSON."""
@@ -63,78 +64,69 @@ class Card:
     numbers: Sequence[tuple[str, str]]
 
 
-class Cards:
-    """Makes the cards of a version's rows."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-
-    def page(self, rows: Sequence[int]) -> list[Card]:
-        """Return the cards of rows as epoch 0 reads them, with small pictures."""
-        valid = [row for row in rows if not self._catalogue.hole(row)]
-        stored = dict(zip(valid, self._catalogue.read(valid) if valid else [], strict=True))
-        return [self._card(row, stored.get(row, {}), side_of(len(rows))) for row in rows]
-
-    def single(self, row: int) -> Card:
-        """Return the card of one row with all variants of its fields."""
-        stored = {} if self._catalogue.hole(row) else self._catalogue.variants(row)
-        return self._card(row, stored, None)
-
-    def _card(self, row: int, stored: dict[str, Any] | str, side: int | None) -> Card:
-        """Make the card of a row from its arrays, or from the reason why they cannot be read."""
-        key, version = self._catalogue.key(row), self._catalogue.version
-        arrays, problems = ({}, [stored]) if isinstance(stored, str) else (stored, [])
-        pictures, numbers = [], []
-        for name in version.recipe.fields:
-            for array in version.variants(name):
-                if array not in arrays:
-                    continue
-                stored_row = preview(arrays[array], kind=version.kind(array))
-                title = ", variant ".join(array.split("."))
-                if stored_row.pixels is None:
-                    numbers.append((title, stored_row.note))
-                    continue
-                alt = f"Stored {title} of {key}"
-                pictures.append(_picture(f"stored {title}", alt, stored_row, side))
-        pictures += self._overlays(key, arrays, side)
-        return Card(
-            row=row,
-            key=key,
-            labels=self._catalogue.labels(row),
-            hole=self._catalogue.hole(row),
-            problems=problems,
-            pictures=pictures,
-            numbers=numbers,
-        )
-
-    def _overlays(
-        self, key: str, arrays: Mapping[str, np.ndarray], side: int | None
-    ) -> Iterator[Picture]:
-        """Yield masks of epoch 0 over the first picture of their size, and entries over theirs."""
-        version, rows, masks = self._catalogue.version, dict[str, np.ndarray](), list[str]()
-        for name, field in version.recipe.fields.items():
-            row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
-            if row is not None and kind in ("image", "mask") and row.dtype == np.uint8:
-                rows[name] = row
-                masks += [name] if kind == "mask" else []
-        for mask in masks:
-            size = rows[mask].shape[1:]
-            for name in [n for n in rows if n not in masks and rows[n].shape[1:] == size][:1]:
-                shown = overlay(rows[mask], rows[name])
-                yield _picture(f"{mask} over {name}", f"{mask} over {name} of {key}", shown, side)
-        for name, field in version.recipe.fields.items():
-            entries, follow = arrays.get(version.array_at(name, 0)), field.follow
-            if entries is None or follow is None or field.kind not in ("boxes", "keypoints"):
-                continue
-            if (picture := rows.get(of := follow.names[-1])) is not None:
-                shown = outline(field.kind, entries, picture)
-                yield _picture(f"{name} over {of}", f"{name} over {of} of {key}", shown, side)
+def page_cards(catalogue: Catalogue, rows: Sequence[int]) -> list[Card]:
+    """Return the cards of rows as epoch 0 reads them, with small pictures."""
+    valid = [row for row in rows if not catalogue.hole(row)]
+    stored = dict(zip(valid, catalogue.read(valid) if valid else [], strict=True))
+    return [_card(catalogue, row, stored.get(row, {}), side_of(len(rows))) for row in rows]
 
 
-def _picture(title: str, alt: str, shown: Preview, side: int | None) -> Picture:
-    if shown.pixels is None:
-        return Picture(title, shown.note)
-    pixels = downsample(shown.pixels, side) if side else shown.pixels
+def full_card(catalogue: Catalogue, row: int) -> Card:
+    """Return the card of one row with all variants of its fields."""
+    return _card(catalogue, row, {} if catalogue.hole(row) else catalogue.variants(row), None)
+
+
+def _card(catalogue: Catalogue, row: int, stored: dict[str, Any] | str, side: int | None) -> Card:
+    """Make the card of a row from its arrays, or from the reason why they cannot be read."""
+    key, version = catalogue.key(row), catalogue.version
+    arrays, problems = ({}, [stored]) if isinstance(stored, str) else (stored, [])
+    pictures, numbers = [], []
+    for array in (array for name in version.recipe.fields for array in version.variants(name)):
+        if array not in arrays:
+            continue
+        pixels, note = preview(arrays[array], kind=version.kind(array))
+        title = ", variant ".join(array.split("."))
+        if pixels is None:
+            numbers.append((title, note))
+        else:
+            alt = f"Stored {title} of {key}"
+            pictures.append(_picture(f"stored {title}", alt, pixels, note, side))
+    for title, pixels, note in _overlays(version, arrays):
+        pictures.append(_picture(title, f"{title} of {key}", pixels, note, side))
+    return Card(
+        row=row,
+        key=key,
+        labels=catalogue.labels(row),
+        hole=catalogue.hole(row),
+        problems=problems,
+        pictures=pictures,
+        numbers=numbers,
+    )
+
+
+def _overlays(
+    version: Version, arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield titles, pixels and notes: masks of epoch 0 over the first picture of their size, and
+    entries over theirs."""
+    images, masks = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, field in version.recipe.fields.items():
+        row, kind = arrays.get(version.array_at(name, 0)), field.specs()[-1].kind
+        if row is not None and kind in ("image", "mask") and row.dtype == np.uint8:
+            (masks if kind == "mask" else images)[name] = row
+    for name, mask in masks.items():
+        for of in [n for n, image in images.items() if image.shape[1:] == mask.shape[1:]][:1]:
+            yield f"{name} over {of}", *overlay(mask, images[of])
+    for name, field in version.recipe.fields.items():
+        entries, follow = arrays.get(version.array_at(name, 0)), field.follow
+        if entries is None or follow is None or field.kind not in ("boxes", "keypoints"):
+            continue
+        if (picture := (images | masks).get(of := follow.names[-1])) is not None:
+            yield f"{name} over {of}", *outline(field.kind, entries, picture)
+
+
+def _picture(title: str, alt: str, pixels: np.ndarray, note: str, side: int | None) -> Picture:
+    pixels = downsample(pixels, side) if side else pixels
     height, width, _ = pixels.shape
     url = f"data:image/png;base64,{base64.b64encode(encode_png(pixels)).decode()}"
-    return Picture(title, shown.note, url, alt, (width, height))
+    return Picture(title, note, url, alt, (width, height))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -20,8 +20,7 @@ STATES = ("all", "valid", "holes")
 _DEFAULTS = {"q": "", "class": "", "rows": "all", "from": "0"}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """Conditions on rows, all of which must hold; by default every row matches.
 
     Attributes
@@ -38,18 +37,13 @@ class Query:
     label: str = ""
     state: str = "all"
 
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise UsageError(f"{self.state!r} is not one of {', '.join(STATES)}")
-
     def link(self, start: int = 0) -> str:
         """Return the part of an address that asks for these rows, from `start` on."""
         values = {"q": self.text, "class": self.label, "rows": self.state, "from": str(start)}
         return "?" + urlencode(sorted(values.items() - _DEFAULTS.items()))
 
 
-@dataclass(frozen=True)
-class RowPage:
+class RowPage(NamedTuple):
     """A page of matching rows, in ascending order.
 
     Attributes
@@ -138,35 +132,27 @@ class Catalogue:
             first, stop = stop, min(stop - stop % KEYS_PER_CHUNK + KEYS_PER_CHUNK, len(candidates))
             matches = first + np.flatnonzero(candidates[first:stop])
             if query.text and len(matches):
-                matches = self._filter_keys(query, matches)
+                keys = self.version.key_chunk(first // KEYS_PER_CHUNK)
+                matches = matches[[query.text in key for key in keys[matches % KEYS_PER_CHUNK]]]
             rows += matches[: count + 1 - len(rows)].tolist()
         later = rows[count - 1] + 1 if len(rows) > count else None
         return RowPage(rows[:count], start, stop, later)
 
-    def _filter_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
-        """Keep the rows whose keys match; all lie in one chunk of keys."""
-        keys = self.version.key_chunk(int(rows[0]) // KEYS_PER_CHUNK)
-        return rows[[query.text in key for key in keys[rows % KEYS_PER_CHUNK]]]
-
     def _candidates(self, query: Query) -> np.ndarray:
         """Mark the rows that have the class and state: (rows,) bool."""
-        valid = self.version.valid
-        wanted = np.ones(len(valid), bool) if query.state == "all" else valid.copy()
-        if query.state == "holes":
-            np.logical_not(valid, out=wanted)
-        if query.label:
-            is_number = re.fullmatch(r"\s*[+-]?\d+\s*", query.label)
-            named = query.label in self.version.classes or not is_number
-            number = None if named else int(query.label)
-            if number == -1:
-                wanted &= ~has_label(self.version.labels)
-                return wanted
-            if self.version.labels.dtype.kind == "f":
-                wanted &= self.version.labels == _parse_number(query.label)
-                return wanted
-            of_class = np.zeros(len(valid), bool)
-            of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
-            wanted &= of_class
+        valid, labels = self.version.valid, self.version.labels
+        wanted = {"all": np.ones(len(valid), bool), "valid": valid, "holes": ~valid}[query.state]
+        if not query.label:
+            return wanted
+        is_number = re.fullmatch(r"\s*[+-]?\d+\s*", query.label)
+        named = query.label in self.version.classes or not is_number
+        label = query.label if named else int(query.label)
+        if label == -1:
+            wanted = wanted & ~has_label(labels)
+        elif labels.dtype.kind == "f":
+            wanted = wanted & (labels == _parse_number(query.label))
+        else:
+            wanted = wanted & np.isin(np.arange(len(valid)), self.version.rows_of_classes(label))
         return wanted
 
     # --- reading --------------------------------------------------------------------------------

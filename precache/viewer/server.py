@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import secrets
 import sys
@@ -13,8 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import content_policy
-from precache.viewer.pages import STYLES, Pages, error_page
-from precache.viewer.search import Query
+from precache.viewer.pages import STYLES, View, error_page
+from precache.viewer.search import STATES, Query
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = frozenset(("127.0.0.1", "localhost"))
@@ -23,8 +22,7 @@ HOST_NAMES = frozenset(("127.0.0.1", "localhost"))
 CONNECTION_SECONDS = 60
 """Time after which an idle connection is closed."""
 
-Answer = tuple[bytes, str]
-"""Body and media type."""
+HTML = "text/html; charset=utf-8"
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -44,7 +42,7 @@ class ViewServer(ThreadingHTTPServer):
         The port cannot be used.
     """
 
-    def __init__(self, pages: Pages, port: int = 0) -> None:
+    def __init__(self, pages: View, port: int = 0) -> None:
         self.pages = pages
         self.root = f"/{secrets.token_urlsafe(12)}/"
         try:
@@ -63,23 +61,6 @@ class ViewServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}{self.root}"
 
 
-def serve(pages: Pages, query: Query, port: int) -> None:
-    """Print the address and serve pages until Ctrl-C.
-
-    Parameters
-    ----------
-    query
-        Query of the printed address.
-    """
-    with contextlib.suppress(KeyboardInterrupt), ViewServer(pages, port) as server:
-        sys.stdout.write(f"{server.url}{query.link().rstrip('?')}\n")
-        sys.stdout.flush()
-        sys.stderr.write(
-            "precache: only this machine can open this address; press Ctrl-C to stop\n"
-        )
-        server.serve_forever()
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: ViewServer
     protocol_version = "HTTP/1.1"
@@ -96,20 +77,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         inner = path[len(root) :]
         try:
-            body, media = _answer(self.server.pages, inner, query)
+            self._send(HTTPStatus.OK, *_answer(self.server.pages, inner, query))
         except PrecacheError as error:
             missing = isinstance(error, UsageError)
             status = HTTPStatus.NOT_FOUND if missing else HTTPStatus.INTERNAL_SERVER_ERROR
-            page = error_page(str(error), "../" * inner.count("/") or ".")
-            self._send(status, _encoded(page), "text/html; charset=utf-8")
-            return
-        self._send(HTTPStatus.OK, body, media)
+            self._send(status, error_page(str(error), "../" * inner.count("/") or "."), HTML)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self.close_connection = True
-        self._send(status, f"precache view: {why}\n".encode(), "text/plain; charset=utf-8")
+        self._send(status, f"precache view: {why}\n", "text/plain; charset=utf-8")
 
-    def _send(self, status: HTTPStatus, body: bytes, media: str) -> None:
+    def _send(self, status: HTTPStatus, text: str, media: str) -> None:
+        body = text.encode("utf-8", errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", media)
         self.send_header("Content-Length", str(len(body)))
@@ -138,15 +117,15 @@ def _is_allowed_host(host: str) -> bool:
     return name.lower() in HOST_NAMES and (port.isdecimal() or not port)
 
 
-def _answer(pages: Pages, path: str, query: str) -> Answer:
-    """Return the body and media type at a path below the server's root."""
+def _answer(pages: View, path: str, query: str) -> tuple[str, str]:
+    """Return the text and media type at a path below the server's root."""
     match [unquote(part) for part in path.split("/")]:
         case [""]:
-            return _encoded(pages.grid(*_asked(query))), "text/html; charset=utf-8"
+            return pages.grid(*_asked(query)), HTML
         case ["rows.json"]:
-            return _encoded(pages.data(*_asked(query))), "application/json"
+            return pages.data(*_asked(query)), "application/json"
         case ["row", row]:
-            return _encoded(pages.sample(_number(row))), "text/html; charset=utf-8"
+            return pages.sample(_number(row)), HTML
     raise UsageError("there is nothing at this address")
 
 
@@ -157,19 +136,13 @@ def _asked(query: str) -> tuple[Query, int]:
     except ValueError:
         raise UsageError("the address has too many parts") from None
     values = {name: entries[-1] for name, entries in parsed.items()}
-    rows = Query(
-        values.get("q", ""),
-        values.get("class", "").strip(),
-        values.get("rows", "all"),
-    )
-    return rows, _number(values.get("from", "0"))
+    label, state = values.get("class", "").strip(), values.get("rows", "all")
+    if state not in STATES:
+        raise UsageError(f"{state!r} is not one of {', '.join(STATES)}")
+    return Query(values.get("q", ""), label, state), _number(values.get("from", "0"))
 
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise UsageError(f"{text!r} is not a row number")
     return int(text)
-
-
-def _encoded(page: str) -> bytes:
-    return page.encode("utf-8", errors="replace")

@@ -3,57 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precache.errors import UsageError
 from precache.storage.open import StorageOptions
 
 if TYPE_CHECKING:
-    from precache.viewer.pages import Pages
-    from precache.viewer.search import Query
-
-
-@dataclass(frozen=True)
-class View:
-    """Pages about a version, and the rows that the first of them shows."""
-
-    pages: Pages
-    query: Query
-
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the first page as one HTML file that needs no other and no server.
-
-        A path that ends in ``.json`` gets what the page shows, without the pictures.
-
-        Raises
-        ------
-        StorageError
-            The file cannot be written.
-        """
-        from precache.html.pages import save
-
-        name = os.fspath(path)
-        as_data = name.endswith(".json")
-        pages, query = self.pages, self.query
-        save(pages.data(query) if as_data else pages.grid(query, served=False), name)
-
-    def serve(self, port: int = 0) -> None:
-        """Print an address of this machine, and serve the pages there until Ctrl-C.
-
-        Parameters
-        ----------
-        port
-            0 for any that is free.
-
-        Raises
-        ------
-        UsageError
-            The port is not free.
-        """
-        from precache.viewer.server import serve
-
-        serve(self.pages, self.query, port)
+    from precache.viewer.pages import View
 
 
 def view(
@@ -90,10 +46,10 @@ def view(
     UsageError
         `rows` is out of range, or a library of the ``report`` extra is missing.
     """
-    from precache.viewer.pages import MAX_SAMPLES, Pages
+    from precache.viewer.pages import MAX_SAMPLES, View
     from precache.viewer.search import Catalogue, Query
 
     if not 1 <= rows <= MAX_SAMPLES:
         raise UsageError(f"rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
     catalogue = Catalogue(os.fspath(store), storage_options)
-    return View(Pages(os.fspath(store), catalogue, rows), Query(find, label=label))
+    return View(os.fspath(store), catalogue, rows, Query(find, label=label))

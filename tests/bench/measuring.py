@@ -18,8 +18,7 @@ import torch.distributed as dist
 import precache
 from precache.diagnosis.judgement import Remedy
 from precache.runtime.machine import MachineReader
-from precache.simulation.loop import Setting
-from precache.simulation.model import Simulation
+from precache.simulation.model import Setting, Simulation
 from tests.bench.harness import (
     BATCH,
     CROP,

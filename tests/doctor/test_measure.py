@@ -17,9 +17,9 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache_workers.doctor import measure as doctor
+from precache_workers.doctor.measure import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.source_throughput import DEPTHS, REMOTE_DEPTHS, probe_source
-from precache_workers.doctor.stages import StageTimes, measure_stages, random_step, step_names
+from precache_workers.doctor.stages import StageTimes, measure_stages, steps_of
 from precache_workers.doctor.trials import rows_to_read, try_codec
 from precache_workers.driver.build_plan import BuildPlan
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
@@ -171,7 +171,7 @@ def test_stages_and_rows_are_those_of_a_build(tmp_path: Path) -> None:
     write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
     write(tmp_path / "cat/broken.jpg", b"none")
     found = through(tmp_path)
-    assert found.steps == ("decode", "resize", "center_crop")
+    assert tuple(found.steps) == ("decode", "resize", "center_crop")
     assert [key for key, _ in found.failures] == ["cat/broken.jpg"]
     for name in ("fetch", *found.steps, "encode"):
         stage = found.stage(name)
@@ -195,13 +195,13 @@ def test_fields_take_their_steps_together(tmp_path: Path) -> None:
     floats, flip = {"op": "to_dtype", "dtype": "float32"}, {"op": "horizontal_flip"}
     recipe = recipe_of(image=[decode, resize, flip], thumb=[decode, floats, resize, resize])
     names = ("decode", "resize+to_dtype", "horizontal_flip+resize", "resize")
-    assert step_names(recipe) == names
-    assert random_step(recipe) == "horizontal_flip+resize"
-    assert random_step(RAW) == ""
-    assert step_names(recipe_of(image=[decode, resize, resize]))[-1] == "resize 2"
+    assert tuple(steps_of(recipe)) == names
+    assert [name for name, random in steps_of(recipe).items() if random] == [names[2]]
+    assert not any(steps_of(RAW).values())
+    assert [*steps_of(recipe_of(image=[decode, resize, resize]))][-1] == "resize 2"
     found = through(tmp_path, recipe_of(image=[decode, resize], small=[decode, resize, floats]))
     assert [row.dtype for row in found.shapes.values()] == ["uint8", "float32"]
-    assert step_names(recipe_of(image=[])) == ("no op",)
+    assert tuple(steps_of(recipe_of(image=[]))) == ("no op",)
 
 
 def test_a_local_folder_is_read_at_several_depths(tmp_path: Path) -> None:

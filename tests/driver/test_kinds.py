@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 import precache
 from precache.errors import BuildError, RecipeError, SourceError, UsageError
 from precache.recipe.recipe import Field
-from precache.viewer.cards import Cards
+from precache.viewer.cards import page_cards
 from precache.viewer.search import Catalogue
 from tests.support import kinds
 from tests.support.building import ask, flip
@@ -237,7 +237,7 @@ def test_damage_is_found_and_repaired(built: Path, tmp_path: Path) -> None:
 
 
 def test_the_viewer_and_info_show_kinds_texts_and_lengths(built: Path) -> None:
-    [card] = Cards(Catalogue(str(built))).page([2])
+    [card] = page_cards(Catalogue(str(built)), [2])
     given = row(int(card.key.split()[1]))
     shown = dict(card.numbers)
     assert shown["caption"] == given["caption"]

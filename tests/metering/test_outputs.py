@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from precache import outputs
 from precache.errors import UsageError
-from precache.metering.rank_kv import RankKeyValue
+from precache.loading.job_store import job_store
+from precache.metering.publisher import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare
 from precache.runtime.machine import Machine
 from precache.runtime.spread import Spread
@@ -147,7 +148,7 @@ def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spok
         ranks[rank].put(figures(rank, window))
 
     def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
-        monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", limit)
+        monkeypatch.setattr("precache.metering.publisher.GATHER_SECONDS", limit)
         found = ranks[0].gather(window, lambda: window != 3)  # a later report is due
         assert found == [figures(*one) for one in expected]
 
@@ -174,12 +175,12 @@ def test_a_store_that_is_not_there_is_said_once(
     """Ranks that found each other by a file, with a stray address in the environment."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert RankKeyValue.connect("train", 0, 1) is RankKeyValue.connect("train", 0, 2) is None
+    assert job_store(1) is job_store(2) is None
     monkeypatch.setattr("precache.loading.job_store.TIMEOUT", timedelta(seconds=1))
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with caplog.at_level(logging.INFO, "precache"):
-            assert RankKeyValue.connect("train", 0, 2) is None
+            assert job_store(2) is None
     finally:
         dist.destroy_process_group()
     assert caplog.messages[0].startswith("ranks exchange nothing: the store of their job")

@@ -85,7 +85,7 @@ def test_a_dataset_a_version_and_a_recipe_take_any_integer(stores: dict[str, Bui
     assert ensured._seconds(np.int64(5)) == ensured._seconds(np.float32(5)) == 5
     simulated = precache.simulate(100, 100, np.int64(2), seed=np.int64(3))  # type: ignore[arg-type]
     assert simulated.to_dict() == precache.simulate(100, 100, 2, seed=3).to_dict()
-    assert MeterSettings.of("data", np.int64(7), 0.1, (), None).steps == 7  # type: ignore[arg-type]
+    assert MeterSettings("data", np.int64(7), 0.1, (), None).steps == 7  # type: ignore[arg-type]
 
 
 def test_a_build_takes_any_integer(photos: Path, tmp_path: Path) -> None:

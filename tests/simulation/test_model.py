@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from precache.simulation.loop import Batches, Setting
-from precache.simulation.model import SCENARIOS, Simulation, simulate
+from precache.simulation.model import SCENARIOS, Batches, Setting, Simulation, simulate
 from precache.simulation.page import MAX_BATCHES, render_simulation
 from tests.support.browser import Tab
 from tests.support.command_line import Run

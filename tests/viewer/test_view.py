@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[..., Bu
 
 @contextlib.contextmanager
 def served(*args: Any, **options: Any) -> Iterator[ViewServer]:
-    with ViewServer(precache.view(*args, **options).pages) as server:
+    with ViewServer(precache.view(*args, **options)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -391,9 +391,9 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path, run: Run) -> 
     with pytest.raises(UsageError, match="has no class 'dgo'; did you mean dog"):
         precache.view(built.path, label="dgo").write(tmp_path / "x.html")
     with pytest.raises(UsageError, match="cannot listen on port 99999"):
-        ViewServer(view.pages, 99999)
-    with ViewServer(view.pages) as other, pytest.raises(UsageError, match="give another"):
-        ViewServer(view.pages, other.server_port)
+        ViewServer(view, 99999)
+    with ViewServer(view) as other, pytest.raises(UsageError, match="give another"):
+        ViewServer(view, other.server_port)
     ran = run("view", tmp_path / "none.store")
     assert (ran.status, ran.out) == (2, "")
     assert "there is no store at" in ran.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from precache.html.charts import Bars, Chart, Dots, Panel
+from precache.html.charts import Bars, Dots, Panel
 from precache.html.pages import render
 from precache.simulation.model import Simulation
 from precache.simulation.page import player_values
@@ -16,29 +16,19 @@ from precache_workers.doctor.report import BATCH_SAMPLES, DoctorReport, feed
 def render_doctor_report(report: DoctorReport) -> str:
     """Render a page: one file, no network, light and dark."""
     before = simulate_without_cache(report)
+    times = {stage.name: np.array(stage.each_ms) for stage in report.stages}
+    note = "CPU time; for fetch the time spent waiting. Each dot is a sample."
     return render(
         "doctor.html",
-        styles="player.css",
-        script="player.js",
         title=text.title(report),
         answers=list(text.answers(report)),
-        charts=_charts(report, before),
+        charts=[_feeding(report, before), Dots("Time of each stage, per sample", times, note)],
         tables=list(text.tables(report, slow_ratio=0)),
         listing=number(1e3 * report.listing_seconds / report.samples),
         remarks=list(text.remarks(report)),
         replay_note=_replay_note(report, before),
         **player_values(before),
     )
-
-
-# --- charts -------------------------------------------------------------------------------------
-
-
-def _charts(report: DoctorReport, before: Simulation) -> list[Chart]:
-    """List the charts, the answer first."""
-    rows = {stage.name: np.array(stage.each_ms) for stage in report.stages}
-    note = "CPU time; for fetch the time spent waiting. Each dot is a sample."
-    return [_feeding(report, before), Dots("Time of each stage, per sample", rows, note)]
 
 
 def simulate_without_cache(report: DoctorReport) -> Simulation:
@@ -60,7 +50,7 @@ def _replay_note(report: DoctorReport, before: Simulation) -> str:
     return f"{note}."
 
 
-def _feeding(report: DoctorReport, before: Simulation) -> Chart:
+def _feeding(report: DoctorReport, before: Simulation) -> Bars:
     needed = [report.cores_without_cache, *map(report.cores_at_rate, report.codecs)]
     loops = before, *map(report.simulate_reading, report.codecs)
     stalls = [loop.stall_share for loop in loops]

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.runtime.spread import Spread, relative_error
-from precache.simulation.loop import Setting
-from precache.simulation.model import Simulation
+from precache.simulation.model import Setting, Simulation
 from precache_workers.profiling.estimate import (
     FILE_SECONDS,
     Estimate,
@@ -328,11 +327,9 @@ def predict_build(
         Seconds to list the source, and from the start of a worker to its first sample.
     """
     full, rest = divmod(samples, per_shard)
+    rows = [per_shard] * full + [rest] * (rest > 0)
     return estimate(
-        [
-            ShardWork.new(count, times.computed)
-            for count in [per_shard] * full + [rest] * (rest > 0)
-        ],
+        [ShardWork.new(count, times.computed) for count in rows],
         times,
         cores,
         listing=listing,

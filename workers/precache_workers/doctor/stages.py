@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.codecs.chunk import encoder
 from precache.errors import SampleError
-from precache.recipe.ops import Function, Op
+from precache.recipe.ops import Function
 from precache.recipe.recipe import Codec, ImageCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
 from precache_workers.doctor.report import Stage
@@ -27,7 +27,6 @@ from precache_workers.sources.base import Sample
 
 KEPT_NBYTES = 256 << 20
 """Bytes of rows that are kept in memory for the trials that follow."""
-_Encoder = Callable[[np.ndarray], None]
 NO_OP = "no op"
 """Name of the only step of a recipe without ops."""
 
@@ -39,14 +38,14 @@ class StageTimes:
     Attributes
     ----------
     steps
-        Names of the steps.
+        Names of the steps, and whether one has a random op.
     samples
         Those that have rows.
     failures
         (key, reason) of the others.
     """
 
-    steps: tuple[str, ...]
+    steps: Mapping[str, bool]
     samples: Sequence[SampleRun]
     failures: Sequence[tuple[str, str]]
 
@@ -83,27 +82,17 @@ def _shown(shapes: Mapping[str, RowShape]) -> str:
     return ", ".join(f"{row.dtype} {row.shape}" for row in shapes.values())
 
 
-def step_names(recipe: Recipe) -> tuple[str, ...]:
-    """Return unique names of the steps: their ops, those of several fields joined."""
-    columns = itertools.zip_longest(*(spec.ops for spec in recipe.fields.values()))
-    plain = ["+".join(dict.fromkeys(_name(op) for op in ops if op)) for ops in columns]
-    seen: Counter[str] = Counter()
-    names = []
-    for name in plain or [NO_OP]:
+def steps_of(recipe: Recipe) -> dict[str, bool]:
+    """Return unique names of the steps, ops of several fields joined, and whether one is random."""
+    steps, seen = dict[str, bool](), Counter[str]()
+    for column in itertools.zip_longest(*(spec.ops for spec in recipe.fields.values())):
+        ops = [op for op in column if op]
+        names = (op.function if isinstance(op, Function) else op.op for op in ops)
+        name = "+".join(dict.fromkeys(names))
         seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
-    return tuple(names)
-
-
-def _name(op: Op) -> str:
-    return op.function if isinstance(op, Function) else op.op
-
-
-def random_step(recipe: Recipe) -> str:
-    """Return the name of the first step with a random op; empty if there is none."""
-    columns = itertools.zip_longest(*(spec.ops for spec in recipe.fields.values()))
-    steps = zip(step_names(recipe), columns, strict=False)
-    return next((name for name, ops in steps if any(op and op.is_random for op in ops)), "")
+        unique = name if seen[name] == 1 else f"{name} {seen[name]}"
+        steps[unique] = any(op.is_random for op in ops)
+    return steps or {NO_OP: False}
 
 
 def codec_for(codec: Codec, row: RowShape) -> Codec:
@@ -139,11 +128,23 @@ def measure_stages(
 def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) -> StageTimes:
     """Measure all samples, or as many as there is time and memory for."""
     recipe, recipes = task.job.recipe, recipes_of(task.job)
-    steps = step_names(recipe)
-    encoders = functools.lru_cache(16)(_encoder)
-    work = partial(_measure_sample, steps, recipe, recipes, encoders)
+    steps, encoder_of = steps_of(recipe), functools.lru_cache(16)(_encoder)
+
+    def measure(run: SampleRun, sample: Sample) -> None:
+        values: dict[str, np.ndarray] = {}
+        running = {name: _steps(ops, sample, run.key) for name, ops in recipes.items()}
+        for step in steps:
+            for name, outputs in running.items():
+                value = run.time(step, partial(next, outputs, None))
+                if value is not None:
+                    values[name] = recipes[name].row(value)
+        run.rows = {name: value.copy() for name, value in values.items()}
+        for name, shape in _shapes(run).items():
+            encode = encoder_of(codec_for(recipe.fields[name].stored_as, shape), shape)
+            run.time("encode", partial(encode, run.rows[name]))
+
     barred = task.barred
-    runs = run_samples(task.fetch(), work, barred=barred, warm_up=recipes, seconds=seconds)
+    runs = run_samples(task.fetch(), measure, barred=barred, warm_up=recipes, seconds=seconds)
     samples, failures, held = list[SampleRun](), list[tuple[str, str]](), 0
     with contextlib.closing(runs):
         for number, (run, error) in enumerate(runs, 1):
@@ -162,28 +163,7 @@ def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) ->
     return StageTimes(steps, samples, failures)
 
 
-def _measure_sample(
-    names: Sequence[str],
-    recipe: Recipe,
-    recipes: Mapping[str, FieldRecipe],
-    encoders: Callable[[Codec, RowShape], _Encoder],
-    run: SampleRun,
-    sample: Sample,
-) -> None:
-    running = {field_name: _steps(ops, sample, run.key) for field_name, ops in recipes.items()}
-    values: dict[str, np.ndarray] = {}
-    for name in names:
-        for field_name, steps in running.items():
-            value = run.time(name, partial(next, steps, None))
-            if value is not None:
-                values[field_name] = recipes[field_name].row(value)
-    run.rows = {name: value.copy() for name, value in values.items()}
-    for name, shape in _shapes(run).items():
-        encode = encoders(codec_for(recipe.fields[name].stored_as, shape), shape)
-        run.time("encode", partial(encode, run.rows[name]))
-
-
-def _encoder(codec: Codec, shape: RowShape) -> _Encoder:
+def _encoder(codec: Codec, shape: RowShape) -> Callable[[np.ndarray], None]:
     """Return a function that encodes a row from reused memory, as builds do."""
     encode_chunk, chunk = encoder(codec, shape.dtype), np.zeros((1, *shape.shape), shape.dtype)
 
@@ -196,11 +176,9 @@ def _encoder(codec: Codec, shape: RowShape) -> _Encoder:
 
 
 def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> Iterator[np.ndarray]:
-    """Yield the value after each op of a recipe, or its row if it has no ops."""
-    none = True
+    """Yield the value after each op of a recipe, or its input if it has no ops."""
     for op, value in recipe.steps(sample, key):
         if op is not None:
-            none = False
             yield np.asarray(value)
-    if none:
-        yield recipe(sample, key)
+    if op is None:
+        yield np.asarray(value)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from precache.messages import Table, aligned, as_text
 from precache.units import counted, duration, number, plain, size
+from precache_workers.doctor.report import DoctorReport
 
-if TYPE_CHECKING:
-    from precache_workers.doctor.report import CodecFigures, DoctorReport
-
-TEXT_COLUMNS = ("key", "slowest stage")
-"""Headings of columns that hold text."""
 LISTED_FAILURES = 5
 """Failed samples that are listed for each stage."""
 BUSY_LOAD = 1.25
@@ -50,13 +44,18 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
     limit = ", waiting for the source" if waiting else ""
     now = f"{count_cores(report.cores)} would load {number(rate)}/s{limit}"
     yield "without a cache", f"{target} need {count_cores(report.cores_without_cache)}; {now}"
+    ratio = report.cores_without_cache / max(report.cores_with_cache, 1e-9)
+    less = f"{number(ratio)} times less work per epoch"
+    savings = less if ratio > 1 else "more work per epoch than without"
     needed = count_cores(report.cores_with_cache)
-    yield "with a cache", f"{target} need {needed}, {_savings(report)}"
+    yield "with a cache", f"{target} need {needed}, {savings}"
     yield "time to build", _build(report)
     stored, raw = size(own.stored * report.samples), size(own.raw * report.samples)
     yield "store size", f"{stored} with codec {own.codec}; {raw} uncompressed"
     yield "store rows", _stored(report)
-    yield "broken files", _broken(report)
+    share = report.failed / max(1, report.sampled)
+    failed = f"{report.failed:,} of {report.sampled:,}; about {share * report.samples:,.0f} of all"
+    yield "broken files", failed if report.failed else f"none of {report.sampled:,}"
     if report.misfits:
         count = len(report.misfits)
         others = "a build would store photos in their own shapes, and other rows as holes"
@@ -70,13 +69,6 @@ def _build(report: DoctorReport) -> str:
     wall = f"{duration(build.seconds)} on {count_cores(report.cores)}"
     before = f" ({duration(build.before_seconds)} to list and start)"
     return f"{wall}{before}{fetch}; CPU time {duration(build.cpu_seconds)}{spread}"
-
-
-def _savings(report: DoctorReport) -> str:
-    ratio = report.cores_without_cache / max(report.cores_with_cache, 1e-9)
-    if ratio <= 1:
-        return "more work per epoch than without"
-    return f"{number(ratio)} times less work per epoch"
 
 
 def _stored(report: DoctorReport) -> str:
@@ -95,72 +87,51 @@ def _stored(report: DoctorReport) -> str:
     return f"the result of {report.stages[-2].name}{frozen}"
 
 
-def _broken(report: DoctorReport) -> str:
-    if not report.failed:
-        return f"none of {report.sampled:,}"
-    share = report.failed / max(1, report.sampled)
-    return f"{report.failed:,} of {report.sampled:,}; about {share * report.samples:,.0f} of all"
-
-
 def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tuple[str, Table]]:
     """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
-    stages, codecs, at = report.stages, report.codecs, f"{report.rate:,.0f}/s"
+    stages, at = report.stages, f"{report.rate:,.0f}/s"
     total = sum(stage.cpu_ms for stage in stages)
     rest = 1e3 * report.build.cpu_seconds / report.samples - total
-    columns = {
-        "": [*(stage.name for stage in stages), "other build work"],
-        "mean": [*(number(stage.ms.mean) for stage in stages), number(max(0.0, rest))],
-        "median": [number(stage.ms.median) for stage in stages],
-        "p95": [number(stage.ms.p95) for stage in stages],
-        "max": [number(stage.ms.max) for stage in stages],
-        "CPU share": [f"{stage.cpu_ms / max(total, 1e-9):.0%}" for stage in stages],
-    }
-    yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _table(columns)
-    columns = {
-        "": [codec.codec for codec in codecs],
-        "bytes": [size(codec.stored * report.samples) for codec in codecs],
-        "raw /\nstored": [f"{codec.raw / max(codec.stored, 1e-9):.2f}" for codec in codecs],
-        "build\nCPU time": [duration(_build_cpu(report, codec)) for codec in codecs],
-        "samples/s": [f"{codec.samples_per_s:,.0f}" for codec in codecs],
-        "CPU-ms\nper 1,000": [number(codec.cpu_ms_per_1000) for codec in codecs],
-        f"cores at\n{at}": [f"{report.cores_at_rate(codec):.2f}" for codec in codecs],
-        f"MB/s at\n{at}": [f"{report.rate * codec.stored / 1e6:,.0f}" for codec in codecs],
-    }
+    table = Table(("", "mean", "median", "p95", "max", "CPU share"), [])
+    for stage in stages:
+        ms = stage.ms.mean, stage.ms.median, stage.ms.p95, stage.ms.max
+        table.add_row(stage.name, *map(number, ms), f"{stage.cpu_ms / max(total, 1e-9):.0%}")
+    table.add_row("other build work", number(max(0.0, rest)))
+    yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", table
+    of_build = ("bytes", "raw /\nstored", "build\nCPU time")
+    of_reading = ("samples/s", "CPU-ms\nper 1,000", f"cores at\n{at}", f"MB/s at\n{at}")
+    table = Table(("", *of_build, *of_reading), [])
+    for codec in report.codecs:
+        more = report.samples * (codec.write_cpu - report.codecs[0].write_cpu)
+        table.add_row(
+            codec.codec,
+            size(codec.stored * report.samples),
+            f"{codec.raw / max(codec.stored, 1e-9):.2f}",
+            duration(max(0.0, report.build.cpu_seconds + more)),
+            f"{codec.samples_per_s:,.0f}",
+            number(codec.cpu_ms_per_1000),
+            f"{report.cores_at_rate(codec):.2f}",
+            f"{report.rate * codec.stored / 1e6:,.0f}",
+        )
     here = count_cores(report.host.cores)
-    yield f"Reading a store from memory, measured on {here} here", _table(columns)
-    if slow := [sample for sample in report.slowest if sample.times_median >= slow_ratio]:
-        columns = {
-            "key": [sample.key for sample in slow],
-            "bytes": [size(sample.nbytes) for sample in slow],
-            "ms": [number(sample.ms) for sample in slow],
-            "x median": [f"{sample.times_median:.1f}" for sample in slow],
-            "slowest stage": [sample.stage for sample in slow],
-        }
-        yield "Slowest samples", _table(columns)
-    if trials := report.storage:
+    yield f"Reading a store from memory, measured on {here} here", table
+    table = Table(("key", "bytes", "ms", "x median", "slowest stage"), [], ("key", "slowest stage"))
+    for slow in report.slowest:
+        if slow.times_median >= slow_ratio:
+            figures = size(slow.nbytes), number(slow.ms), f"{slow.times_median:.1f}"
+            table.add_row(slow.key, *figures, slow.stage)
+    if table.rows:
+        yield "Slowest samples", table
+    table = Table(("at a time", "requests/s", "MB/s", "median ms", "p95"), [])
+    for trial in report.storage:
+        read = trial.bytes_per_s / 1e6, trial.median_ms, trial.p95_ms
+        table.add_row(f"{trial.depth}", f"{trial.requests_per_s:,.0f}", *map(number, read))
+    if table.rows:
         share = report.host.io_wait
         io_wait = "" if share is None else f"; I/O wait {share:.0%}"
-        columns = {
-            "at a time": [f"{trial.depth}" for trial in trials],
-            "requests/s": [f"{trial.requests_per_s:,.0f}" for trial in trials],
-            "MB/s": [number(trial.bytes_per_s / 1e6) for trial in trials],
-            "median ms": [number(trial.median_ms) for trial in trials],
-            "p95": [number(trial.p95_ms) for trial in trials],
-        }
         # A bucket's are in no memory of this machine.
         cold = "" if "://" in report.source else ", dropped from memory before"
-        yield f"Reading whole files of the source at random{cold}{io_wait}", _table(columns)
-
-
-def _build_cpu(report: DoctorReport, codec: CodecFigures) -> float:
-    more = report.samples * (codec.write_cpu - report.codecs[0].write_cpu)
-    return max(0.0, report.build.cpu_seconds + more)
-
-
-def _table(columns: Mapping[str, Sequence[str]]) -> Table:
-    """Make a table of columns, the last of which may be shorter."""
-    rows = zip_longest(*columns.values(), fillvalue="")
-    return Table(list(columns), [*rows], TEXT_COLUMNS)
+        yield f"Reading whole files of the source at random{cold}{io_wait}", table
 
 
 def remarks(report: DoctorReport) -> Iterator[str]:

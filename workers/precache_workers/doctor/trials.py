@@ -126,17 +126,10 @@ def _write(
     store, job = LocalFolder(folder), Job(source, recipe)
     spec = VersionSpec(recipe, "", table, table.digest)
     target = TargetVersion.of(store, spec, per_shard, shapes)
+    where = {"folder": target.folder, "shapes": shapes, "rows_per_shard": per_shard}
     receipts = {}
     for shard in range(target.shards):
-        task = ShardTask.of(
-            job,
-            table,
-            target.rows_of(shard),
-            folder=target.folder,
-            shapes=shapes,
-            rows_per_shard=per_shard,
-            shard=shard,
-        )
+        task = ShardTask.of(job, table, target.rows_of(shard), shard=shard, **where)
         receipts[shard] = run_shard(task)
     commit(target, receipts)
     make_current(store, target.version)
