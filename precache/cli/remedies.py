@@ -11,7 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from precache.cli import calls
@@ -158,11 +158,14 @@ def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
                     archive.extractall(folder)
             elif command[0] == "tar":
                 with tarfile.open(command[2]) as tar:
-                    for member in tar:
+                    for member in filter(lambda member: not member.isdir(), tar):
                         room -= member.size
-                        if room < 0 or not (member.isfile() or member.isdir()):
+                        name = PurePosixPath(member.name)
+                        data = tar.extractfile(member) if member.isfile() else None
+                        if room < 0 or name.is_absolute() or ".." in name.parts or data is None:
                             return False
-                        tar.extract(member, folder, filter="data")
+                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                        (folder / name).write_bytes(data.read())
             elif command[0] != "mkdir":
                 return False
         return True
