@@ -871,7 +871,7 @@ def split_windows(
         if [*ragged] != ["image"]:
             fields, names = f", {_fields_of((*ragged,))}", f", fields={(*ragged,)}"
         begins = f", and this one begins with {_named(steps[0][1])}" if steps else ""
-        if steps and getattr(steps[0][1], "padding", 0):
+        if steps and isinstance(steps[0][1], RandomCrop) and steps[0][1].padding:
             begins += ", whose padding takes images of one size"
         raise UsageError(
             f"rows of {' and '.join(ragged)} of {where} have shapes of their own, and a batch has "
