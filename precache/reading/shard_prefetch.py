@@ -193,8 +193,6 @@ class ShardPrefetcher:
         Names of the arrays whose objects make up a shard; others are left out.
     """
 
-    waits = True
-
     def __init__(self, shards: CachedShards, arrays: Iterable[str]) -> None:
         self._arrays = [shards.arrays[array] for array in arrays if array in shards.arrays]
         self._shards, self._rows = shards, shards.version.attributes.rows_per_shard
@@ -207,9 +205,7 @@ class ShardPrefetcher:
         self._stopped = False
         self._pool = Threads(CONCURRENT_FETCHES, "precache-fetch")
 
-    def around(
-        self, batches: Iterable[np.ndarray], ahead: int = 0
-    ) -> Generator[np.ndarray, None, None]:
+    def around(self, batches: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
         """Yield the batches, whose shards are fetched from some time before on.
 
         For each, `wait` is called before it is read, and `release` once after.
@@ -345,7 +341,7 @@ class ShardPrefetcher:
             log.warning("%s is damaged; it is fetched again", objects.path(number))
         return sound
 
-    def renew(self, rows: np.ndarray) -> bool:
+    def renew(self, rows: np.ndarray) -> None:
         """Check the cached shards of a batch being read, and fetch damaged ones again."""
         for number in self._numbers(rows):
             with self._lock:
@@ -356,7 +352,6 @@ class ShardPrefetcher:
                         objects.checked[number] = False
                     shard.fetched = self._pool.submit(self._obtain, shard, number, True)
             self._await(number)
-        return True
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
