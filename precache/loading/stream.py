@@ -335,7 +335,7 @@ class BatchStream:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
         rows, draw = batch.rows[part], batch.draw
         if own.shards:
-            own.shards.wait(rows)
+            own.shards.wait(batch.rows)
         slot = self._slot(batch)
         if draw is not None:
             draw = draw.part(part.start, part.stop)
@@ -354,7 +354,7 @@ class BatchStream:
         except DamageError:
             if not own.shards:
                 raise
-            own.shards.renew(rows)
+            own.shards.renew(batch.rows)
             fill()
 
     def _slot(self, batch: _Batch) -> np.ndarray:
