@@ -402,12 +402,11 @@ class CachedDataset(Dataset[Batch]):
         known = len(reader.valid)
         if type(self).__getitem__ is _ROW:  # else its indices are of its own
             known = min(known, len(self))
-        numbers = np.array([i if type(i) is int else _number(i) for i in indices], np.int64)
-        numbers[numbers < 0] += known
-        outside = np.flatnonzero((numbers < 0) | (numbers >= known))
-        if len(outside):
-            raise IndexError(f"{indices[outside[0]]} is outside of the {known} samples")
-        rows = reader.valid(numbers)
+        numbers = [i if type(i) is int else _number(i) for i in indices]
+        if numbers and not -known <= min(numbers) <= max(numbers) < known:
+            outside = next(number for number in numbers if not -known <= number < known)
+            raise IndexError(f"{outside} is outside of the {known} samples")
+        rows = reader.valid(np.array(numbers, np.int64) % max(1, known))
         if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch: dict[str, Any] = {
