@@ -217,9 +217,8 @@ class VersionReader:
         }
         self.read(rows, out)
         ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
-        return {
-            name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
-        }
+        values: dict[str, Any] = out | ragged
+        return {name: values[name] for name in [*self.arrays, "row"]}
 
     def read(
         self,
