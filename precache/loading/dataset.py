@@ -66,10 +66,11 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
     def __init__(self, *, batch: dict[str, Any], sequences: Collection[str] = ()) -> None:
         self.batch = batch
         self.sequences = sequences
+        self._numbers = range(len(batch["row"]))
         self._rows: dict[int, tuple[RowOfBatch, dict[str, Any]]] = {}
 
     def __len__(self) -> int:
-        return len(self.batch["row"])
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, index: int) -> RowOfBatch: ...
@@ -77,8 +78,8 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
     def __getitem__(self, index: slice) -> list[RowOfBatch]: ...
     def __getitem__(self, index: int | slice) -> RowOfBatch | list[RowOfBatch]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+            return [self[number] for number in self._numbers[index]]
+        number = self._numbers[index]
         if number not in self._rows:
             views = {name: values[number] for name, values in self.batch.items()}
             self._rows[number] = RowOfBatch(views), views
@@ -91,11 +92,13 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
             if type(values) is list and name not in self.sequences:
                 return None
         for number, (row, views) in self._rows.items():
-            if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
+            if row.keys() != views.keys():
                 return None
-            tensors = {n: view for n, view in views.items() if torch.is_tensor(view)}
-            if any(_layout(view) != _layout(self.batch[n][number]) for n, view in tensors.items()):
-                return None  # changed by `.data =`, or in its shape
+            for name, view in views.items():
+                if row[name] is not view:
+                    return None
+                if torch.is_tensor(view) and _layout(view) != _layout(self.batch[name][number]):
+                    return None  # changed by `.data =`, or in its shape
         return self.batch
 
 
@@ -402,12 +405,11 @@ class CachedDataset(Dataset[Batch]):
         known = len(reader.valid)
         if type(self).__getitem__ is _ROW:  # else its indices are of its own
             known = min(known, len(self))
-        numbers = np.array([i if type(i) is int else _number(i) for i in indices], np.int64)
-        numbers[numbers < 0] += known
-        outside = np.flatnonzero((numbers < 0) | (numbers >= known))
-        if len(outside):
-            raise IndexError(f"{indices[outside[0]]} is outside of the {known} samples")
-        rows = reader.valid(numbers)
+        numbers = [i if type(i) is int else _number(i) for i in indices]
+        if numbers and not -known <= min(numbers) <= max(numbers) < known:
+            outside = next(number for number in numbers if not -known <= number < known)
+            raise IndexError(f"{outside} is outside of the {known} samples")
+        rows = reader.valid(np.array(numbers, np.int64) % max(1, known))
         if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch: dict[str, Any] = {

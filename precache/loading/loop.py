@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from precache.errors import UsageError
-from precache.loading.options import IN_GROUPS, OF_DATALOADER, LoaderOptions, Reading
+from precache.loading.options import FixedOptions
 from precache.loading.rank_check import RankCheck
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import Counters, LoaderStats, stall_clock
@@ -56,7 +56,7 @@ _first_epochs = set[str]()
 """What decided the rows of loops that read epoch 0 by default, and what the log has said of it."""
 
 
-class Loop(ABC):
+class Loop(FixedOptions, ABC):
     """Iterates over batches; one iterator is one epoch.
 
     A position is an epoch and a place in it, counted in the loop's `unit`.
@@ -195,20 +195,6 @@ class Loop(ABC):
             "in place of a DataLoader; a CachedDataset has samples by index, for any DataLoader"
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse options, which decide when this is made, unless a subclass iterates itself."""
-        # Its own names first: some are set with each batch.
-        if not name.startswith("_"):
-            _require_followed(name, value, type(self))
-        super().__setattr__(name, value)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse options among the names of a subclass, unless it iterates itself."""
-        super().__init_subclass__(**options)
-        if not cls.__module__.startswith(__package__):
-            for name, value in vars(cls).items():
-                _require_followed(name, value, cls)
-
     def close(self) -> None:
         """End running iterators."""
         self._closed.set()
@@ -276,19 +262,6 @@ class Loop(ABC):
         new, steps = self._reported.plus(before, -1), self._clock.take()
         compared = self._check.count() if self._check else None
         return dataclasses.replace(steps.stats(new), ranks=self._world_size, compared=compared)
-
-
-def _require_followed(name: str, value: Any, kind: type[Loop]) -> None:
-    """Raise `UsageError` for an option that is set on a loop, unless a subclass iterates itself."""
-    is_option = name in LoaderOptions.model_fields or hasattr(Reading, name)
-    if name in OF_DATALOADER:
-        is_option = value is not None
-    if is_option and kind.__iter__.__module__.startswith(__package__):
-        way = IN_GROUPS.get(name, f"give {name}")
-        raise UsageError(
-            f"{name} was set on a {kind.__name__}, and its batches would not follow it: {way} when "
-            "it is made, if it has such an option"
-        )
 
 
 def _made_again(

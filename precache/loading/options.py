@@ -8,12 +8,11 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Self, get_args, get_origin
+from typing import Any, Concatenate, Literal, ParamSpec, Self, get_args, get_origin
 
 import torch
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     ValidationInfo,
     field_validator,
@@ -181,18 +180,7 @@ class Reading:
             object.__setattr__(self, name, require_choice(name, getattr(self, name), allowed))
 
 
-def _number(minimum: int | None = None) -> BeforeValidator:
-    """Convert whole numbers to plain ones."""
-
-    def convert(value: Any, info: ValidationInfo) -> int:
-        return whole(str(info.field_name), value, minimum)
-
-    return BeforeValidator(convert)
-
-
 Flag = Literal[True, False]
-Count = Annotated[int, _number(1)]
-Whole = Annotated[int, _number()]
 
 
 class LoaderOptions(BaseModel):
@@ -208,9 +196,9 @@ class LoaderOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
-    batch_size: Count
+    batch_size: int
     shuffle: Literal[True, False, "full", "block"] | Block | Buckets | Weighted
-    seed: Whole
+    seed: int
     drop_last: Flag
     device: torch.device
     fields: Any
@@ -219,8 +207,8 @@ class LoaderOptions(BaseModel):
     reading: Reading
     cache: Cache | None
     storage_options: Any
-    rank: Whole
-    world_size: Whole
+    rank: int
+    world_size: int
     rows: Any
     refresh: Literal[None, "epoch"]
 
@@ -236,8 +224,11 @@ class LoaderOptions(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _convert(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take any value that equals a choice, such as one of NumPy's, as that choice."""
+        """Take whole numbers, and any value that equals a choice, also of NumPy's types."""
         name = str(info.field_name)
+        kind: Any = cls.model_fields[name].annotation
+        if kind is int:
+            return whole(name, value, 1 if name == "batch_size" else None)
         if name == "cache":
             cache = value if value is None or isinstance(value, Cache) else Cache(value)
             if cache and not isinstance(cache.folder, str | os.PathLike):
@@ -254,7 +245,6 @@ class LoaderOptions(BaseModel):
         if name == "output" and isinstance(value, Mapping):
             forms = get_args(Form)
             return {str(n): require_choice(f"output[{n!r}]", v, forms) for n, v in value.items()}
-        kind: Any = cls.model_fields[name].annotation
         literals = (part for part in (kind, *get_args(kind)) if get_origin(part) is Literal)
         choices = get_args(next(literals, None))
         if not choices or isinstance(value, Block | Buckets | Weighted):
@@ -276,14 +266,14 @@ class LoaderOptions(BaseModel):
 
 _THREADS = "a Loader reads ahead on threads of its own, as reading=Reading(num_threads=…) decides"
 
-IN_GROUPS = {
+_IN_GROUPS = {
     **{f.name: f"give reading=Reading({f.name}=…)" for f in fields(Reading)},
     **{f.name: f"give shuffle=Block({f.name}=…)" for f in fields(Block)},
     "weights": "give shuffle=Weighted(weights)",
 }
 """Options that are given within another one, and how."""
 
-OF_DATALOADER = {
+_OF_DATALOADER = {
     **dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers"), _THREADS),
     **dict.fromkeys(("sampler", "batch_sampler"), "rows= chooses rows, shuffle=Weighted(…) draws"),
     "collate_fn": "transform= takes each batch as a dict of tensors",
@@ -303,13 +293,44 @@ def explained(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate
         for name in options:
             if name not in known:
                 names = ", ".join([*known][1:])
-                way = (IN_GROUPS | OF_DATALOADER).get(name, f"its options are {names}")
+                way = (_IN_GROUPS | _OF_DATALOADER).get(name, f"its options are {names}")
                 raise TypeError(
                     f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {way}"
                 )
         init(self, *values, **options)
 
     return checked
+
+
+class FixedOptions:
+    """Base of iterables that options decide when they are made.
+
+    An option that is set later, or in a subclass, is refused, unless the subclass iterates itself.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Its own names first: some are set with each batch.
+        if not name.startswith("_"):
+            _require_followed(name, value, type(self))
+        super().__setattr__(name, value)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not cls.__module__.startswith(__package__):
+            for name, value in vars(cls).items():
+                _require_followed(name, value, cls)
+
+
+def _require_followed(name: str, value: Any, kind: Any) -> None:
+    is_option = name in LoaderOptions.model_fields or hasattr(Reading, name)
+    if name in _OF_DATALOADER:
+        is_option = value is not None
+    if is_option and kind.__iter__.__module__.startswith(__package__):
+        way = _IN_GROUPS.get(name, f"give {name}")
+        raise UsageError(
+            f"{name} was set on a {kind.__name__}, and its batches would not follow it: {way} when "
+            "it is made, if it has such an option"
+        )
 
 
 def require_path(uri: Any) -> str:

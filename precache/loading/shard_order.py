@@ -10,8 +10,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from precache.errors import BuildError
-from precache.sampling.order import Steps
-from precache.sampling.permutation import Permutation
+from precache.sampling.order import Permutation, Steps
 from precache.store.live_version import LiveVersion
 from precache.store.row_table import REMOVED
 from precache.store.version import Version

@@ -106,8 +106,8 @@ class _Pass:
     ----------
     reader
         The fields, with the variants of the epoch.
-    feed
-        Fetches shards into a disk cache, or has the kernel read ahead.
+    shards
+        Fetches shards into a disk cache, if there is one.
     ready
         An entry for each decoded batch that waits for the consumer. A deque's own methods need no
         lock between the threads that fill and the one that takes.
@@ -117,14 +117,15 @@ class _Pass:
 
     epoch: int
     reader: VersionReader
-    feed: ReadAhead | ShardPrefetcher
+    shards: ShardPrefetcher | None
     failures: FrameFailures
     ready: deque[None] = field(default_factory=deque)
     stopped: bool = False
 
     def stop(self) -> None:
         self.stopped = True
-        self.feed.stop()
+        if self.shards:
+            self.shards.stop()
 
 
 class BatchStream:
@@ -225,18 +226,18 @@ class BatchStream:
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
-            feed: ReadAhead | ShardPrefetcher = self._read_ahead
+            shards, together = None, self.together
             if reader.cached:
-                feed = ShardPrefetcher(reader.cached, reader.arrays.values())
-                ends.enter_context(contextlib.closing(feed))
-            elif reader is not self._reader:
-                feed = self._make_read_ahead(reader)
-            own = _Pass(epoch, reader, feed, FrameFailures(reader.readers))
-            self._ready = own.ready
-            coming = feed.around(rows, self._ahead * self.together)
+                shards = ShardPrefetcher(reader.cached, reader.arrays.values())
+                ends.enter_context(contextlib.closing(shards))
+                coming, together = shards.around(rows), 1  # what waits must not delay others
+            else:
+                same = reader is self._reader
+                read_ahead = self._read_ahead if same else self._make_read_ahead(reader)
+                coming = read_ahead.around(rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
-            # Batches that wait for shards must not delay others.
-            together = 1 if feed.waits else self.together
+            own = _Pass(epoch, reader, shards, FrameFailures(reader.readers))
+            self._ready = own.ready
             jobs = prefetch(
                 functools.partial(self._decode, own),
                 self._jobs(zip(coming, starts), epoch, together),  # noqa: B905  # more starts
@@ -292,14 +293,20 @@ class BatchStream:
         while job:
             batch, part, _ = job.popleft()  # of which the job, which lives longer, holds none
             with self.thread_time.counted():
-                _attempt(batch, self._fill, own, batch, part)
+                try:
+                    self._fill(own, batch, part)
+                except BaseException as error:
+                    batch.error = error
                 with batch.lock:
                     batch.parts_left -= 1
                     complete = not batch.parts_left
-                if complete:
-                    own.feed.release(batch.rows)
+                if complete and own.shards:
+                    own.shards.release(batch.rows)
                 if complete and not (batch.error or own.stopped):
-                    _attempt(batch, self._complete, own, batch)
+                    try:
+                        self._complete(own, batch)
+                    except BaseException as error:
+                        batch.error = error
         return ends
 
     def _complete(self, own: _Pass, batch: _Batch) -> None:
@@ -326,8 +333,10 @@ class BatchStream:
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
-        own.feed.wait(batch.rows[part])
-        slot, rows, draw = self._slot(batch), batch.rows[part], batch.draw
+        rows, draw = batch.rows[part], batch.draw
+        if own.shards:
+            own.shards.wait(batch.rows)
+        slot = self._slot(batch)
         if draw is not None:
             draw = draw.part(part.start, part.stop)
         out = {name: values[part] for name, values in batch.out.items()}
@@ -343,8 +352,9 @@ class BatchStream:
         try:
             fill()
         except DamageError:
-            if not own.feed.renew(rows):
+            if not own.shards:
                 raise
+            own.shards.renew(batch.rows)
             fill()
 
     def _slot(self, batch: _Batch) -> np.ndarray:
@@ -386,11 +396,3 @@ class BatchStream:
         parts = [batch.packed[start] for start in sorted(batch.packed)]
         batch.packed = {}
         return self._sequences.gather(reader, batch.rows, parts)
-
-
-def _attempt(batch: _Batch, work: Callable[..., None], *arguments: Any) -> None:
-    """Do work for a batch, and keep its error until the batch is handed out."""
-    try:
-        work(*arguments)
-    except BaseException as error:
-        batch.error = error

@@ -45,6 +45,7 @@ from pathlib import Path
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
+from precache.runtime.integers import whole
 from precache.storage.file_lock import LockedFile, open_private, remove_if_free
 from precache.storage.local import Translated
 
@@ -110,8 +111,9 @@ class DiskCache:
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | str | None = None) -> None:
         try:
-            self.limit = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
-        except ValidationError:
+            given = limit if isinstance(limit, str | None) else whole("limit", limit)
+            self.limit = int(TypeAdapter(ByteSize).validate_python(0 if given is None else given))
+        except (UsageError, ValidationError):
             raise UsageError(
                 f"the limit of a cache is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None

@@ -26,12 +26,7 @@ the cached pages of one more costs up to a tenth of reading it."""
 
 
 class ReadAhead:
-    """Advises the kernel of coming rows while the process still reads from a disk.
-
-    Beside `around` it does what a `ShardPrefetcher` does where rows wait for shards: nothing.
-    """
-
-    waits = False
+    """Advises the kernel of coming rows while the process still reads from a disk."""
 
     def __init__(
         self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
@@ -47,26 +42,9 @@ class ReadAhead:
             blocks = _blocks_read()  # also of what the advice before this one began to read
             self._quiet = self._quiet + 1 if blocks == self._blocks else 0
             self._blocks = blocks
-            if self._quiet < QUIET_BATCHES:
-                self._begin_to_read(rows)
-
-    def _begin_to_read(self, rows: np.ndarray) -> None:
-        for reader in self._readers:
-            for path, extents in reader.extents(rows).items():
-                _will_need(path, extents)
-
-    def wait(self, rows: np.ndarray) -> None:
-        """Return at once."""
-
-    def release(self, rows: np.ndarray) -> None:
-        """Do nothing."""
-
-    def renew(self, rows: np.ndarray) -> bool:
-        """Return False: what is damaged stays so."""
-        return False
-
-    def stop(self) -> None:
-        """Do nothing: nothing waits."""
+            for reader in self._readers if self._quiet < QUIET_BATCHES else ():
+                for path, extents in reader.extents(rows).items():
+                    _will_need(path, extents)
 
     def around(
         self, batches: Iterable[np.ndarray], ahead: int

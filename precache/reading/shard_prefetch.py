@@ -1,11 +1,12 @@
 """Prefetch the shards of coming batches from a bucket into the disk cache.
 
-Shards are fetched in the order in which batches need them, ahead of need only while there is room.
-A batch that is being read waits for no room: its shards are fetched even beyond the limit.
+Shards are fetched in the order in which batches need them, while there is room. The first batch
+that is not read yet waits for no room: its shards are fetched even beyond the limit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -14,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,8 +194,6 @@ class ShardPrefetcher:
         Names of the arrays whose objects make up a shard; others are left out.
     """
 
-    waits = True
-
     def __init__(self, shards: CachedShards, arrays: Iterable[str]) -> None:
         self._arrays = [shards.arrays[array] for array in arrays if array in shards.arrays]
         self._shards, self._rows = shards, shards.version.attributes.rows_per_shard
@@ -202,14 +201,13 @@ class ShardPrefetcher:
         self._open: dict[int, _Shard] = {}
         self._nbytes = 0  # of shards that were asked for
         self._queued: deque[int] = deque()  # shards to be fetched, in order
+        self._unread: dict[int, Future[None]] = {}  # by identity of a batch's rows, in order
         self._lock = threading.Lock()
         self._progress = time.monotonic()
         self._stopped = False
         self._pool = Threads(CONCURRENT_FETCHES, "precache-fetch")
 
-    def around(
-        self, batches: Iterable[np.ndarray], ahead: int = 0
-    ) -> Generator[np.ndarray, None, None]:
+    def around(self, batches: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
         """Yield the batches, whose shards are fetched from some time before on.
 
         For each, `wait` is called before it is read, and `release` once after.
@@ -223,6 +221,7 @@ class ShardPrefetcher:
             waiting.append(rows)
             rows_waiting += len(rows)
             with self._lock:
+                self._unread[id(rows)] = Future()
                 for number in self._numbers(rows):
                     if number not in self._open:
                         self._open[number] = _Shard()
@@ -258,17 +257,19 @@ class ShardPrefetcher:
         return shard.fetched
 
     def wait(self, rows: np.ndarray) -> None:
-        """Wait for the shards of rows, which are asked for even if there is no room."""
+        """Wait for the shards of a batch; where they have no room, until it is the first unread."""
         numbers = self._numbers(rows)
         with self._lock:
             for number in numbers:
-                self._ask(number, at_once=True)
+                self._ask(number, at_once=id(rows) == next(iter(self._unread)))
         for number in numbers:
-            self._await(number)
+            self._await(number, rows)
 
     def release(self, rows: np.ndarray) -> None:
         """Record that a batch was read, or failed; close shards after their last batch."""
         with self._lock:
+            with contextlib.suppress(InvalidStateError):  # as `stop` released who waits for it
+                self._unread.pop(id(rows)).set_result(None)
             for number in self._numbers(rows):
                 shard = self._open[number]
                 shard.batches -= 1
@@ -279,17 +280,20 @@ class ShardPrefetcher:
             self._advance()
             self._progress = time.monotonic()
 
-    def _await(self, number: int) -> None:
+    def _await(self, number: int, rows: np.ndarray) -> None:
         """Wait until a shard that a batch reads is in the cache."""
         there = False
         while not there:
             with self._lock:
-                fetched = self._ask(number, at_once=True)
+                first, read = next(iter(self._unread.items()))
+                fetched = self._ask(number, at_once=first == id(rows))
             while not (self._stopped or wait([fetched], STALL_SECONDS).done):
                 self._report(number)
             if self._stopped:  # checked after the wait, which `stop` may have ended
                 raise StorageError("stopped")
             there = fetched.result()
+            if not there and first != id(rows):
+                read.result()  # waits for room
 
     def _report(self, number: int) -> None:
         """Log what a batch waits for, unless there was progress, or a report, a short time ago."""
@@ -345,7 +349,7 @@ class ShardPrefetcher:
             log.warning("%s is damaged; it is fetched again", objects.path(number))
         return sound
 
-    def renew(self, rows: np.ndarray) -> bool:
+    def renew(self, rows: np.ndarray) -> None:
         """Check the cached shards of a batch being read, and fetch damaged ones again."""
         for number in self._numbers(rows):
             with self._lock:
@@ -355,8 +359,7 @@ class ShardPrefetcher:
                         objects.sound.pop(number, None)
                         objects.checked[number] = False
                     shard.fetched = self._pool.submit(self._obtain, shard, number, True)
-            self._await(number)
-        return True
+            self._await(number, rows)
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
@@ -390,6 +393,8 @@ class ShardPrefetcher:
         for shard in list(self._open.values()):
             if shard.fetched is not None:
                 fail(shard.fetched, StorageError("stopped"))
+        for read in list(self._unread.values()):
+            fail(read, StorageError("stopped"))
 
     def close(self) -> None:
         """End all fetches and close all shards, which nothing may be reading any more."""

@@ -80,7 +80,15 @@ class VersionReader:
             self.version = open_group(uri, mapping, storage_options)
         local = self.version.folder.local("") is not None
         self._mapped = local and access == "map"
-        variants = {name: self.version.variants(name) for name in self._choose(fields)}
+        known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
+        names = [fields] if isinstance(fields, str) else fields
+        self._names = known if names is None else [*names]
+        for name in self._names:
+            if name not in known:
+                raise UsageError(
+                    f"{self.version.path} has no field {name!r}; it has {', '.join(known)}"
+                )
+        variants = {name: self.version.variants(name) for name in self._names}
         self.variant_period = math.lcm(*map(len, variants.values()))
         arrays = [array for names in variants.values() for array in names]
         self.version.prefetch(array for array in arrays if array in self.version.stored)
@@ -90,7 +98,7 @@ class VersionReader:
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_epoch: dict[int, VersionReader] = {}
         self._windows: Any = None
-        self._open_at(list(variants), 0)
+        self._open_at(0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
         """Return this reader with the variants that an epoch reads."""
@@ -99,13 +107,13 @@ class VersionReader:
             return self
         if epoch not in self._by_epoch:
             other = copy.copy(self)
-            other._open_at(list(self.arrays), epoch)
+            other._open_at(epoch)
             self._by_epoch[epoch] = other
         return self._by_epoch[epoch]
 
-    def _open_at(self, names: Sequence[str], epoch: int) -> None:
+    def _open_at(self, epoch: int) -> None:
         self._epoch = epoch
-        self.arrays = {name: self.version.array_at(name, epoch) for name in names}
+        self.arrays = {name: self.version.array_at(name, epoch) for name in self._names}
         self.readers: dict[str, ArrayReader] = {}
         self.ragged: dict[str, RaggedReader] = {}
         self.sequences: dict[str, RaggedReader] = {}
@@ -149,7 +157,7 @@ class VersionReader:
         """
         self._windows = windows
         self._by_epoch.clear()
-        self._open_at(list(self.arrays), self._epoch)
+        self._open_at(self._epoch)
 
     def _sizes(self, rows: np.ndarray | slice) -> np.ndarray:
         """Return height and width of the ragged fields of rows: (n, 2)."""
@@ -187,16 +195,6 @@ class VersionReader:
             return True
         return self.version.committed and self.version.arrays[array].row_nbytes <= SMALL_ROW_NBYTES
 
-    def _choose(self, fields: FieldNames) -> list[str]:
-        known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
-        names = known if fields is None else [fields] if isinstance(fields, str) else list(fields)
-        for name in names:
-            if name not in known:
-                raise UsageError(
-                    f"{self.version.path} has no field {name!r}; it has {', '.join(known)}"
-                )
-        return names
-
     @property
     def mapped(self) -> bool:
         """True if every large field is mapped, so that reading some rows makes no request."""
@@ -219,9 +217,8 @@ class VersionReader:
         }
         self.read(rows, out)
         ragged = {n: r.values(rows) for n, r in (self.ragged | self.sequences).items()}
-        return {
-            name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
-        }
+        values: dict[str, Any] = out | ragged
+        return {name: values[name] for name in [*self.arrays, "row"]}
 
     def read(
         self,

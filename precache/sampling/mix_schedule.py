@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from precache.errors import UsageError
-from precache.sampling.permutation import Permutation
+from precache.sampling.order import Permutation
 
 MAX_DENOMINATOR = 1_000_000
 """Largest denominator that weights are rounded to, so that a third is exactly a third."""

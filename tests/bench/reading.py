@@ -27,8 +27,7 @@ import precache
 from precache import Reading
 from precache.codecs import kernels
 from precache.loading.stream import BatchStream
-from precache.sampling.order import Order, Shuffle, ValidRows
-from precache.sampling.permutation import Permutation
+from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
 from precache.store.columns import Texts
 from precache.store.layout import rows_per_shard
 from precache.store.locations import Container, Locations

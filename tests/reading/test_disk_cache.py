@@ -286,7 +286,7 @@ def test_limits_are_given_as_people_say_them_and_by_default_leave_some_of_the_di
     for text, limit in (("200GB", 200 * 10**9), ("1.5 KiB", 1536), ("12", 12), (10**12, 10**12)):
         assert DiskCache(tmp_path, text).limit == limit
     said = r"the limit of a cache is .*; give bytes, or a size such as '200GB'"
-    for wrong in ("20 elephants", "", -5, "GB"):
+    for wrong in ("20 elephants", "", -5, "GB", True, False, 1.5):
         with pytest.raises(UsageError, match=said):
             DiskCache(tmp_path, wrong)
     (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")  # gone while it is reckoned

@@ -37,8 +37,8 @@ def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
 ) -> None:
     blocks, advise = 0, Mock()
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
+    monkeypatch.setattr(readahead, "_will_need", advise)
     ahead = _read_ahead(image_store)
-    monkeypatch.setattr(ahead, "_begin_to_read", advise)
     list(ahead.around([np.arange(1)] * 9, 2))
     assert advise.call_count == QUIET_BATCHES
     blocks += 8

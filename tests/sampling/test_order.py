@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from precache.sampling.order import (
     POSITIONS_AT_ONCE,
     Order,
+    Permutation,
     Shuffle,
     ValidRows,
 )
-from precache.sampling.permutation import Permutation
 
 
 @given(st.integers(1, 3000), st.integers(-(2**63), 2**63), st.integers(0, 10**6))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from precache.sampling.permutation import Permutation
+from precache.sampling.order import Permutation
 from precache.store.locations import MOST_EXPECTED, expected_bytes
 from precache.store.row_table import RowTable
 
