@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
-from precache.store.columns import GrowingTexts, Texts, arrow_of, texts_or_nulls
+from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of, texts_or_nulls
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     IMAGES_ALONE,
@@ -50,17 +49,13 @@ from precache_workers.sources.containers import (
     Read,
     Rows,
     Wanted,
-    container_etag,
     file_names,
     rows_of,
     units_of,
 )
 from precache_workers.sources.file_ranges import BLOCK_BYTES, open_file, read_parts
 from precache_workers.sources.listings import Members
-from precache_workers.sources.sample_inputs import (
-    count_combination,
-    is_picture,
-)
+from precache_workers.sources.sample_inputs import is_picture
 from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, decompressed, read_members
 
@@ -140,8 +135,8 @@ class TarFormat:
                 if at["size"] < 0:
                     continue
                 data = next(contents)
-                if isinstance(data, StorageError):
-                    inputs[at["suffix"]] = FetchError(str(data))
+                if isinstance(data, FetchError):
+                    inputs[at["suffix"]] = data
                     continue
                 is_same = len(data) == BLOCK + at["size"] and zlib.crc32(data[:BLOCK]) == at["crc"]
                 is_there &= is_same
@@ -184,7 +179,7 @@ def between_members(folder: Folder, file: FileInfo) -> dict[int, bytes]:
     most = MOST_AHEAD // max(len(parts), 4096)
     read = read_parts(folder, [(file.name, at, min(end - at, most)) for at, end in parts.items()])
     there = zip(parts, read, strict=True)
-    return {at: data for at, data in there if not isinstance(data, StorageError)}
+    return {at: data for at, data in there if isinstance(data, bytes)}
 
 
 class _ArchiveSamples:
@@ -203,9 +198,7 @@ class _ArchiveSamples:
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
-        self._labels = array("q")  # numbers of the texts
-        self._texts: list[str | bytes] = []  # bytes that are no text as they are
-        self._known: dict[bytes | None, int] = {}
+        self._contents = [pa.array([], pa.large_binary())]  # of labels; null for a long one
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
@@ -224,11 +217,8 @@ class _ArchiveSamples:
                     members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
-        contents = [*map(some.labels.get, rows.tolist())]  # none of those that are too long
-        for data in dict.fromkeys(contents).keys() - self._known.keys():
-            self._known[data] = len(self._texts)
-            self._texts.append(b"" if data is None else _label_text(data))
-        self._labels.extend(map(self._known.__getitem__, contents))
+        contents = [*map(some.labels.get, rows.tolist())]
+        self._contents.append(pa.array(contents, pa.large_binary()))
 
     def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
         """Add members that are inputs: images are group 0, before all others."""
@@ -255,7 +245,7 @@ class _ArchiveSamples:
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, suffixes)
-        labels = self._labels_of(stems, kept) if self._labels else None
+        labels = self._labels_of(stems, kept) if any(map(len, self._contents)) else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), suffixes.plain)
         places = _lists(columns, starts, self._type)
@@ -263,7 +253,6 @@ class _ArchiveSamples:
             names.take(kept),
             places if kept.all() else places.filter(arrow_of(kept)),
             units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
-            etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
         )
@@ -295,7 +284,7 @@ class _ArchiveSamples:
                 for row in rows.tolist():
                     members.leave_out(SAME_KEY, keys[row])
             elif images:
-                count_combination(members.combinations, images, keys[int(rows[0])], len(rows))
+                members.combine(images, keys[int(rows[0])], len(rows))
         return kept
 
     def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
@@ -305,7 +294,10 @@ class _ArchiveSamples:
         """
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
-        labels, values = np.array(self._labels), self._texts
+        encoded = pa.concat_arrays(self._contents).dictionary_encode("encode")
+        labels = numbers_of(encoded.indices)
+        held = encoded.dictionary.to_pylist()
+        values = [b"" if data is None else _label_text(data) for data in held]
         is_bad = np.array([isinstance(value, bytes) for value in values], np.bool_)[labels]
         texts = [value if value and isinstance(value, str) else None for value in values]
         first: dict[str, int] = {}
