@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ import pyarrow.compute as pc
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
-from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of, texts_or_nulls
+from precache.store.columns import GrowingTexts, Texts, arrow_of, texts_or_nulls
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     IMAGES_ALONE,
@@ -198,7 +199,9 @@ class _ArchiveSamples:
         self._inputs = rf"^(?:.*/)?[^/]{self._middle}\.(?:{'|'.join(named)})$" if named else ""
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
-        self._contents = [pa.array([], pa.large_binary())]  # of labels; null for a long one
+        self._labels = array("q")  # numbers of the texts
+        self._texts: list[str | bytes] = []  # bytes that are no text as they are
+        self._known: dict[bytes | None, int] = {}
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
@@ -217,8 +220,11 @@ class _ArchiveSamples:
                     members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
-        contents = [*map(some.labels.get, rows.tolist())]
-        self._contents.append(pa.array(contents, pa.large_binary()))
+        contents = [*map(some.labels.get, rows.tolist())]  # none of those that are too long
+        for data in dict.fromkeys(contents).keys() - self._known.keys():
+            self._known[data] = len(self._texts)
+            self._texts.append(b"" if data is None else _label_text(data))
+        self._labels.extend(map(self._known.__getitem__, contents))
 
     def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
         """Add members that are inputs: images are group 0, before all others."""
@@ -245,7 +251,7 @@ class _ArchiveSamples:
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, suffixes)
-        labels = self._labels_of(stems, kept) if any(map(len, self._contents)) else None
+        labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), suffixes.plain)
         places = _lists(columns, starts, self._type)
@@ -294,10 +300,7 @@ class _ArchiveSamples:
         """
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
-        encoded = pa.concat_arrays(self._contents).dictionary_encode("encode")
-        labels = numbers_of(encoded.indices)
-        held = encoded.dictionary.to_pylist()
-        values = [b"" if data is None else _label_text(data) for data in held]
+        labels, values = np.array(self._labels), self._texts
         is_bad = np.array([isinstance(value, bytes) for value in values], np.bool_)[labels]
         texts = [value if value and isinstance(value, str) else None for value in values]
         first: dict[str, int] = {}
