@@ -27,27 +27,26 @@ import pyarrow as pa
 
 from precache.errors import SourceError
 from precache.storage.base import FileInfo, Folder, is_name
-from precache.store.locations import Container
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
+    keys_of,
     leaf,
+    outer_of,
     row_labels,
     stored_as,
-    texts_of,
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Rows,
-    container_etag,
     rows_of,
     structs,
 )
 from precache_workers.sources.file_ranges import open_file
-from precache_workers.sources.labels import BYTES_OF
+from precache_workers.sources.labels import BYTES_OF, is_list
 from precache_workers.sources.listings import Members
 from precache_workers.sources.parquet_tables import TableFormat, Value, damaged
-from precache_workers.sources.sample_parts import cell_of, is_list
+from precache_workers.sources.sample_parts import cell_of
 
 MAGIC = b"ARROW1"
 _VARIABLE = ("binary", "large_binary", "string", "large_string")
@@ -81,33 +80,31 @@ class ArrowFormat(TableFormat):
                     line = f"samples in {split}/; to take them alone, name it as the source"
                     members.notes[f"{{count}} {line}"] += count
                 yield rows_of(
-                    texts_of(leaf(batch, chosen.name), chosen.name) if chosen.name else (),
+                    keys_of(batch, chosen),
                     structs(self.places(), (np.full(count, start), rows)),
                     units=units,
                     nbytes=nbytes,
-                    etags=container_etag(file),
                     labels=row_labels(batch, chosen, members),
                 )
                 start = stream.tell()
 
+    def head(self, folder: Folder, file: FileInfo) -> tuple[Any, ...]:
+        with _opened(folder, file, where := folder.path(file.name)) as stream:
+            schema = pa.ipc.read_schema(pa.PythonFile(stream, "r"))
+            return schema, choose_images(schema, self.columns, where)
+
     def values(
-        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
+        self, folder: Folder, file: FileInfo, head: Any, rows: Mapping[int, Collection[int]]
     ) -> Iterator[Value]:
-        file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-        with _opened(folder, file, where) as stream:
-
-            def read_schema() -> tuple[Any, ...]:
-                schema = pa.ipc.read_schema(pa.PythonFile(stream, "r"))
-                return schema, choose_images(schema, self.columns, where)
-
-            schema, chosen = self.head_of(folder, container, read_schema)
+        schema, chosen = head
+        with _opened(folder, file, where := folder.path(file.name)) as stream:
             whole = folder.local("") is None
             for start, some in rows.items():
                 stream.seek(start)
                 read = _read_batch(stream, schema, chosen, where, some, whole=whole)
                 for row, (name, column) in itertools.product(some, chosen.inputs.items()):
                     if read and len(one := read.columns.slice(row, 1)):
-                        is_null = one.column(_outer(schema, column)).null_count
+                        is_null = one.column(outer_of(schema, column)).null_count
                         yield start, row, name, None if is_null else cell_of(leaf(one, column), 0)
 
 
@@ -252,7 +249,7 @@ def _read_batch(
     if rows is None:
         spans = [(0, len(batch))]
         names = [name for name in (*chosen.listed, chosen.name) if name]
-    outer = {_outer(schema, name) for name in (*names, *chosen.inputs.values())}
+    outer = {outer_of(schema, name) for name in (*names, *chosen.inputs.values())}
     for name in outer:
         _load_values(batch.column(name), [], load_part)
     for name in names:
@@ -295,11 +292,6 @@ def _load_values(
     else:
         for buffer in rest:
             load_part(buffer)
-
-
-def _outer(schema: Any, name: str) -> str:
-    """Return the column of a leaf."""
-    return name if name in schema.names else name.partition(".")[0]
 
 
 def _is_decompressed(batch: Any, memory: np.ndarray) -> bool:

@@ -33,13 +33,15 @@ from precache_workers.sources.labels import (
     MOST_TEXT,
     bits_column,
     cell_of,
+    is_binary,
+    is_list,
     kind_of,
     texts_of_labels,
     typed_column,
     values_of,
 )
 from precache_workers.sources.listings import ColumnEvidence, Members, doubt_of_rivals
-from precache_workers.sources.sample_parts import STARTS, can_start, is_binary, is_list
+from precache_workers.sources.sample_parts import STARTS, can_start
 from precache_workers.sources.splits import names_splits
 
 IMAGE_COLUMNS = (
@@ -139,10 +141,10 @@ def choose(
         able = [name for name in free if kinds[name] is not None]
         declared = [name for name in declared if name in free]
         called = filter(_names_labels, able)
-        usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able), called
+        usual = usual_among(LABEL_COLUMNS, declared), declared, usual_among(LABEL_COLUMNS, able)
         filled = (name for name in free if not pa.types.is_null(schema.field(name).type))
-        unusable = _usual(LABEL_COLUMNS, [name for name in filled if name != columns.key])
-        guess = next(itertools.chain(*usual, unusable), "")
+        unusable = usual_among(LABEL_COLUMNS, [name for name in filled if name != columns.key])
+        guess = next(itertools.chain(*usual, called, unusable), "")
         labels = (guess,) if guess else ()
     for label in labels:
         if kinds[label] is None:
@@ -150,13 +152,13 @@ def choose(
             text = f"the column {label!r} of {where} has values of type {kind}, which are no labels"
             none = ("--label-column", ""), "for no label"
             raise choice_error([Doubt.of(text, none, ((), "write classes, numbers or lists"))])
-    whole = (name if name in names else name.partition(".")[0] for name in named)
+    whole = {outer_of(schema, name) for name in named}
     used = {image if columns.inputs.image or not typed else None, *labels, columns.key, *whole}
     others = tuple(name for name in names if name not in used)
     rivals = [name for name in others if guess and labels and kinds[name] is not None]
     # They have labels by what the guessed column was taken for: its name, or else the metadata.
-    if _usual(LABEL_COLUMNS, [guess]):
-        rivals = _usual(LABEL_COLUMNS, rivals)
+    if usual_among(LABEL_COLUMNS, [guess]):
+        rivals = usual_among(LABEL_COLUMNS, rivals)
     else:
         are = declared.__contains__ if guess in declared else _names_labels
         rivals = [*filter(are, rivals)]
@@ -191,7 +193,7 @@ def choose_images(schema: Any, columns: Columns, where: str) -> ChosenColumns:
         if inputs.image:
             able = [name for name in able if name not in inputs.names] or able
         declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
-        candidates = _usual(IMAGE_COLUMNS, declared or able) or declared or able
+        candidates = usual_among(IMAGE_COLUMNS, declared or able) or declared or able
         if not inputs.image and len(candidates) != 1:
             return None
         if not candidates:
@@ -280,7 +282,7 @@ def _names_labels(name: str) -> bool:
     return not counts and bool({*LABEL_COLUMNS} & {*words[-2 if is_of else -1 :]})
 
 
-def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
+def usual_among(usual: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the columns that have a usual name, in the order of the usual names."""
     lower = {plain_name(name): name for name in reversed(names)}
     return [lower[name] for name in usual if name in lower]
@@ -315,11 +317,15 @@ def type_of(schema: Any, name: str) -> Any:
     return kind.value_type if is_list(kind) else kind.field(inner).type
 
 
+def outer_of(schema: Any, name: str) -> str:
+    """Return the column of a leaf."""
+    return name if name in schema.names else name.partition(".")[0]
+
+
 def stored_as(schema: Any, name: str) -> str:
     """Return the name of the stored column in which a leaf lies: of items, that of the lists."""
-    outer = name.partition(".")[0]
-    is_item = name not in schema.names and is_list(schema.field(outer).type)
-    return outer if is_item else name
+    outer = outer_of(schema, name)
+    return outer if is_list(schema.field(outer).type) else name
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -364,6 +370,13 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
         [cell_of(value, name) for value in batch.column(name).to_pylist()] for name in chosen.labels
     ]
     return bits_column(zip(*columns, strict=True))
+
+
+def keys_of(batch: Any, chosen: ChosenColumns) -> Texts:
+    """Return the names of rows, as `texts_of`; empty ones without a column of them."""
+    if chosen.name is None:
+        return Texts.repeated([""], [len(batch)])
+    return texts_of(leaf(batch, chosen.name), chosen.name)
 
 
 def texts_of(column: Any, name: str) -> Texts:

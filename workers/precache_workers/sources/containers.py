@@ -62,7 +62,6 @@ from precache_workers.sources.base import (
     HIDDEN,
     IMAGE_SUFFIXES,
     IMAGES_ALONE,
-    NO_COLUMNS,
     Columns,
     Fetched,
     Folders,
@@ -224,7 +223,7 @@ _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
 def named_rows(
     rows: Rows, members: Members, file: FileInfo, where: str, columns: Columns | None
 ) -> Rows:
-    """Give the samples of a container their keys.
+    """Give the samples of a container their keys, and its etag if they have none of their own.
 
     Values of a column of keys are used as they are. Otherwise the container's name comes first, and
     rows of tables are numbered unless all names differ.
@@ -252,6 +251,8 @@ def named_rows(
     if key is None:
         names = names.between(f"{file.name}/")
     rows = with_column(rows, "key", names.arrow)
+    if len(rows) and not str(rows["etag"][0]):
+        rows = with_column(rows, "etag", Texts.repeated([container_etag(file)], [len(rows)]).arrow)
     if reasons:
         rows = rows.filter(arrow_of(members.keep(rows, reasons)))
     members.count = len(rows)
@@ -315,7 +316,27 @@ class Format(Protocol):
 
 
 @dataclass(frozen=True)
-class ContainerSource(Source):
+class NamedFiles(Source):
+    """A source of files that a path or pattern names."""
+
+    containers: Containers
+    spec: SourceSpec
+
+    def __str__(self) -> str:
+        return str(self.containers)
+
+    @property
+    def folder(self) -> Folder:
+        return self.containers.folder
+
+    def index_of(self, reading: object) -> str:
+        """Return the name of the index of what some options read of the files."""
+        identity = self.containers.uri, repr(reading)
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+
+@dataclass(frozen=True)
+class ContainerSource(NamedFiles):
     """Samples in containers of one format.
 
     Attributes
@@ -324,14 +345,12 @@ class ContainerSource(Source):
         Where it was made, and is listed: on others, ctime and inode of one file differ.
     """
 
-    containers: Containers
     format: Format
-    spec: SourceSpec
     node: str = field(default_factory=this_node, repr=False, compare=False)
 
     @property
-    def folder(self) -> Folder:
-        return self.containers.folder
+    def index_name(self) -> str:
+        return self.index_of(self.format)
 
     @property
     def inputs(self) -> Inputs:
@@ -343,24 +362,16 @@ class ContainerSource(Source):
     def fetch_threads(self) -> int:
         return 2 if self.folder.local("") else 4
 
-    @property
-    def index_name(self) -> str:
-        identity = self.containers.uri, repr(self.format)
-        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
-
     def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
         files = (location or located(self, [key])).containers
         return (self.folder, files[0].name) if files else None
-
-    def __str__(self) -> str:
-        return str(self.containers)
 
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        scans, columns = Scans(self, self.format.columns), self.format.columns or NO_COLUMNS
-        whole = scans.whole
+        scans, columns = Scans(self, self.format.columns), self.format.columns
+        whole, sample_name = scans.whole, getattr(self.format, "sample_name", None)
         files = self.containers.files(whole.left_out)
         known = _read_index(index, self.format.places()) if index is not None else {}
         for file, (members, rows) in zip(files, self._scans(files, known, until), strict=False):
@@ -369,25 +380,24 @@ class ContainerSource(Source):
             if time.monotonic() > until and len(scans.listed) < len(files):
                 break
         complete = len(scans.listed) == len(files)
-        is_table, read = self.format.columns is not None, self.inputs
-        if complete and read.names and not is_table:
+        read = self.inputs
+        if complete and read.names and columns is None:
             columns_there = [name for name, _ in whole.columns.most_common()]
             require_columns(columns_there, read.names, f"the source {self}")
-        inputs = SampleInputs(whole.combinations)
-        if inputs and getattr(self.format, "sample_name", None) is None:
+        inputs = SampleInputs(whole.combinations, whole.combined)
+        if inputs and sample_name is None:
             inputs.require_clear(self)
         if not whole.count:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
         known.clear()
-        scans.join(typed=self.format.columns is not None)
+        scans.join(typed=columns is not None)
         index = scans.index() if fresh else None
-        if columns.key is not None or _nested(files):
+        if (columns and columns.key is not None) or _nested(files):
             scans.leave_out_repeated(functools.partial(_record, scans.rows))
         notes, places = (*_note_of_unseen(self.folder, files), *whole.lines), scans.rows["place"]
         if inputs:
-            is_last = getattr(self.format, "sample_name", None) == "last-dot"
-            notes = (*notes, inputs.note("last" if is_last else "first"))
+            notes = (*notes, inputs.note("last" if sample_name == "last-dot" else "first"))
             places = inputs.with_all(places)
         locations = Locations(
             places=places,
@@ -399,12 +409,10 @@ class ContainerSource(Source):
             units=numbers_of(scans.rows["unit"]),
             nbytes=numbers_of(scans.rows["nbytes"]),
         )
-        file_states = np.array([file.file_state for file, _ in scans.listed], np.int64)[
-            scans.numbers
-        ]
+        file_states = np.array([file.file_state for file, _ in scans.listed])[scans.numbers]
         if str(scans.rows["etag"][0]).startswith(CHECKSUM):
             file_states[:] = -1
-        named = [name for name in read.names if is_table or not is_picture(name)]
+        named = [name for name in read.names if columns is not None or not is_picture(name)]
         listing = of_inputs(scans.listing(locations, file_states), named, image=read.image)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
@@ -520,8 +528,10 @@ class ContainerSource(Source):
             now = self.containers.info(container.name)
             if now is None or container_etag(now) != container.etag:
                 read = [None] * len(wanted)
+        where = self.folder.path(container.name)
+        again = "is not where it was; build again to list it anew"
         return [
-            changed(self.folder, container.name, key) if sample is None else sample
+            FetchError(f"{where} {CHANGED}: {printable(key)} {again}") if sample is None else sample
             for (key, _), sample in zip(wanted, read, strict=True)
         ]
 
@@ -620,17 +630,9 @@ def read_places(
         return [None] * len(ranges)
     read = read_parts(folder, [(container.name, *part) for part in ranges])
     return [
-        FetchError(str(data)) if isinstance(data, StorageError) else sample_of(number, data)
+        data if isinstance(data, FetchError) else sample_of(number, data)
         for number, data in enumerate(read)
     ]
-
-
-def changed(folder: Folder, name: str, key: str) -> FetchError:
-    """Return the error of a sample that is not at its listed place in its container."""
-    return FetchError(
-        f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; build again to list "
-        "it anew"
-    )
 
 
 def container_etag(file: FileInfo) -> str:
@@ -881,8 +883,13 @@ def member_names(keys: Texts, located: Locations) -> Texts:
 # --- index --------------------------------------------------------------------------------------
 
 
-def read_columns(data: bytes, types: Mapping[str, str]) -> Any:
+def read_columns(data: bytes, types: Mapping[str, str], *others: str) -> Any:
     """Read the columns of a Parquet file that a store keeps of a source, with no value missing.
+
+    Parameters
+    ----------
+    others
+        Columns that may be of any type, and lack values.
 
     Raises
     ------
@@ -898,12 +905,12 @@ def read_columns(data: bytes, types: Mapping[str, str]) -> Any:
         nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
         # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
         require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
-        table = file.read(list(types), use_threads=False)
+        table = file.read([*types, *others], use_threads=False)
     except (DamageError, MemoryError, OSError, pa.ArrowException) as error:
         raise ValueError(str(error)) from None
     for name in (*types, *table.column_names):
         column = table[name]
-        if str(column.type) != types[name] or column.null_count:
+        if name not in others and (str(column.type) != types[name] or column.null_count):
             raise ValueError(f"{column.null_count} values of type {column.type} of {name}")
     return table
 
@@ -918,16 +925,13 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     places
         Arrow type of the places, which are checked again when they are read.
     """
-    import pyarrow.parquet as pq
-
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
         return {}
     known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
-        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)})
-        file = pq.ParquetFile(io.BytesIO(data), pre_buffer=False)
-        labels = file.read(["label"], use_threads=False)["label"].combine_chunks()
+        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "label")
+        labels = table["label"].combine_chunks()
         if pa.types.is_large_list(labels.type):  # its items may have another name
             labels = labels.cast(pa.large_list(labels.type.value_type))
         if table.schema.metadata.get(b"rules") != INDEX_RULES:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from precache.errors import SourceError, StorageError
+from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, Range, required
 from precache.storage.coalesce import coalesce
 
@@ -101,15 +101,17 @@ def require_size(folder: Folder, file: FileInfo) -> None:
         )
 
 
-def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:
+def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | FetchError]:
     """Read parts of files, neighbours in one request; the end of a file may shorten a part."""
     ranges = coalesce(parts, GAP_BYTES, SPAN_BYTES)
     read = folder.read_ranges([joint for joint, _ in ranges])
-    contents: dict[int, bytes | StorageError] = {}
+    contents: dict[int, bytes | FetchError] = {}
     for ((_, first, _), numbers), data in zip(ranges, read, strict=True):
         for number in numbers:
             _, start, length = parts[number]
-            if len(numbers) == 1 or isinstance(data, StorageError):
+            if isinstance(data, StorageError):
+                contents[number] = FetchError(str(data))
+            elif len(numbers) == 1:
                 contents[number] = data
             else:
                 contents[number] = data[start - first : start - first + length]

@@ -11,7 +11,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,9 +85,6 @@ class FolderSource(Source):
 
     folder: Folder
     spec: SourceSpec = NO_SPEC
-
-    sample_keys: Mapping[str, str] = field(default_factory=dict)
-    """File name -> key of its sample, if they differ."""
 
     path_of: Callable[[str], str] | None = None
     """Converts a folder in this one to a source that the user may name; None for its path."""
@@ -187,24 +184,32 @@ class FolderSource(Source):
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
+        return self.fetch_files(keys, sizes, keys)
+
+    def fetch_files(
+        self, names: Sequence[str], sizes: Sequence[int], samples: Sequence[str]
+    ) -> Sequence[Fetched]:
+        """Fetch files of samples that may have other keys."""
         if self.folder.local("") is None:
             with contextlib.suppress(MemoryError):
-                return self._fetch(keys, sizes)
-        return [self._alone(*pair) for pair in zip(keys, sizes, strict=True)]
+                return self._fetch(names, sizes, samples)
+        return [self._alone(*one) for one in zip(names, sizes, samples, strict=True)]
 
-    def _alone(self, key: str, size: int) -> Fetched:
+    def _alone(self, name: str, size: int, sample: str) -> Fetched:
         if size < 0:
             with contextlib.suppress(StorageError):  # reading it will report the error
-                size = self.folder.size(key) or -1
+                size = self.folder.size(name) or -1
         try:
-            [one] = self._fetch([key], [size])
+            [one] = self._fetch([name], [size], [sample])
         except MemoryError:
             return SampleError(f"has {in_units(size)}, more than the memory allows")
         return one
 
-    def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+    def _fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], samples: Sequence[str]
+    ) -> Sequence[Fetched]:
         """Fetch files of known size together, others singly."""
-        samples, at_work = [self.sample_keys.get(key, key) for key in keys], samples_at_work()
+        at_work = samples_at_work()
         known = [n for n, size in enumerate(sizes) if 0 <= size <= self.spec.most_bytes]
         at_work.begin(FETCHING, *(samples[n] for n in known), foreign=False)
         contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])

@@ -184,10 +184,7 @@ def _attributes(dataset: Any) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for part in reversed(type(dataset).__mro__[:-1]):
         attributes |= vars(part)
-    attributes |= getattr(dataset, "__dict__", {})
-    for name, value in attributes.items():
-        if isinstance(value, types.MemberDescriptorType):  # a slot
-            attributes[name] = getattr(dataset, name, None)
+    attributes |= _own(dataset)
     return {name: value for name, value in attributes.items() if not name.startswith("__")}
 
 
@@ -272,10 +269,10 @@ def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> 
     if type(value).__module__ == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = tuple(_own_values(value))
+        value = tuple(_own(value).values())
     elif length is None and _is_record(value):
         value = tuple(
-            p for p in _own_values(value) if not (hasattr(p, "__dict__") or _is_record(p))
+            p for p in _own(value).values() if not (hasattr(p, "__dict__") or _is_record(p))
         )
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
     if is_array and value.dtype.kind in "OSU":
@@ -318,11 +315,10 @@ def _is_record(value: Any) -> bool:
     return not isinstance(value, kinds) and _is_of_user(type(value).__module__)
 
 
-def _own_values(value: Any) -> list[Any]:
-    """Return the values of an object's attributes and slots."""
+def _own(value: Any) -> dict[str, Any]:
+    """Return an object's attributes and slots."""
     slots = _slots(type(value))  # type: ignore[arg-type]  # a type is hashable
-    of_slots = (getattr(value, name, None) for name in slots)
-    return [*getattr(value, "__dict__", {}).values(), *of_slots]
+    return getattr(value, "__dict__", {}) | {name: getattr(value, name, None) for name in slots}
 
 
 @functools.lru_cache(maxsize=4096)

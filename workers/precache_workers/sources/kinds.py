@@ -84,7 +84,7 @@ def _open_manifest(spec: SourceSpec) -> Source:
 
 def open_containers(spec: SourceSpec, format_: Format) -> ContainerSource:
     """Open a source whose samples lie in containers."""
-    return ContainerSource(Containers.named(spec, format_.suffixes), format_, spec)
+    return ContainerSource(Containers.named(spec, format_.suffixes), spec, format_)
 
 
 def _open_arrow(spec: SourceSpec) -> Source:

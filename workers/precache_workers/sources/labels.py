@@ -81,21 +81,29 @@ _RANGE = f"those of several classes are from 0 to {MOST_CLASSES - 1:,}"
 # --- columns ------------------------------------------------------------------------------------
 
 
+def is_binary(kind: Any) -> bool:
+    """Return True for an Arrow type of bytes."""
+    return str(kind) in BYTES_OF.values()
+
+
+def is_list(kind: Any) -> bool:
+    """Return True for an Arrow type of lists, of one length or of several."""
+    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_type(kind) for is_type in types)
+
+
 def kind_of(type_: Any) -> Kind | None:
     """Return the kind of labels in a column of an Arrow type; None if it cannot hold labels."""
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
         return "numbers"
     if pa.types.is_floating(type_):
         return "values"
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if is_list(type_):
         inner = kind_of(type_.value_type)
         return "several names" if inner == "names" else inner and "several numbers"
-    if pa.types.is_fixed_size_list(type_):
-        return kind_of(pa.list_(type_.value_type))
     if pa.types.is_dictionary(type_):
         return "names" if kind_of(type_.value_type) == "names" else None
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return "names" if any(is_text(type_) for is_text in texts) else None
+    return "names" if str(type_) in BYTES_OF else None
 
 
 def label_of(value: Any) -> Label | None:

@@ -23,7 +23,6 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.label_readings import is_beside
 from precache_workers.sources.labels import bit_of, is_blank
-from precache_workers.sources.sample_inputs import merged
 from precache_workers.sources.splits import (
     ALL_SPLITS,
     MOST_SPLITS,
@@ -31,6 +30,9 @@ from precache_workers.sources.splits import (
     names_splits,
     splits_of,
 )
+
+MOST_COMBINATIONS = 1000
+"""Combinations of the images of samples in an archive that are counted apart."""
 
 
 @dataclass
@@ -181,8 +183,9 @@ class Members:
         Folders of members that are no images -> whether some do not just lie beside samples.
     notes
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
-    combinations
-        Samples by the suffixes of their images, if samples may have several.
+    combinations, combined
+        Number of samples by the suffixes of their images, if samples may have several, and the key
+        of the first of them.
     columns
         Members by suffix, if fields name some as their inputs.
     evidence
@@ -199,7 +202,8 @@ class Members:
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
+    combinations: Counter[str] = field(default_factory=Counter)
+    combined: dict[str, str] = field(default_factory=dict)
     columns: Counter[str] = field(default_factory=Counter)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
@@ -215,6 +219,20 @@ class Members:
         """Count a sample that is left out, and keep the first name as an example."""
         self.left_out[reason] += 1
         self.examples.setdefault(reason, printable(name))
+
+    def combine(self, suffixes: Sequence[str], key: str, samples: int) -> None:
+        """Count samples by the suffixes of their images; of too many combinations the rest is one.
+
+        Parameters
+        ----------
+        key
+            Of the first one.
+        """
+        combination = ",".join(suffixes)
+        if combination not in self.combinations and len(self.combinations) >= MOST_COMBINATIONS:
+            combination = "," if "," in combination else ""
+        self.combinations[combination] += samples
+        self.combined.setdefault(combination, key)
 
     def keep(self, rows: Any, reasons: Mapping[int, str]) -> np.ndarray:
         """Leave out the samples at some rows, each for its reason; returns which are kept."""
@@ -232,7 +250,8 @@ class Members:
         self.notes += other.notes
         self.columns += other.columns
         self.examples = other.examples | self.examples
-        self.combinations = {**merged([self.combinations, other.combinations])}
+        self.combinations += other.combinations
+        self.combined = other.combined | self.combined
         for folder, may_be_class in other.others.items():
             self.others[folder] = self.others.get(folder, False) or may_be_class
 

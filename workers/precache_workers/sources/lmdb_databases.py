@@ -38,7 +38,6 @@ from precache_workers.sources.containers import (
     Read,
     Rows,
     Wanted,
-    container_etag,
     in_batches,
     with_column,
 )
@@ -101,7 +100,7 @@ def _samples(
     labels
         Output: key of a label -> its text.
     """
-    where, etag, count = folder.path(file.name), container_etag(file), 0
+    where, count = folder.path(file.name), 0
     with _opened(folder, file) as transaction:
         for key, value in transaction.cursor():
             text = bytes(key).decode("utf-8", "surrogateescape").removeprefix("./")
@@ -116,7 +115,7 @@ def _samples(
             else:
                 unit = count // UNIT_SAMPLES
                 count += 1
-                yield Place(text, bytes(key), size=len(value), unit=unit, etag=etag)
+                yield Place(text, bytes(key), size=len(value), unit=unit)
 
 
 @contextmanager

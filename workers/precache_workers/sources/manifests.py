@@ -49,8 +49,6 @@ from precache_workers.sources.base import (
     Folders,
     Listing,
     Sample,
-    Source,
-    SourceSpec,
     Tick,
     choice_error,
     fetch_located,
@@ -58,9 +56,10 @@ from precache_workers.sources.base import (
     is_utf8,
     located,
 )
-from precache_workers.sources.columns import ChosenColumns, choose, plain_name
-from precache_workers.sources.container_names import REQUESTS, Containers, common_start
+from precache_workers.sources.columns import ChosenColumns, choose, plain_name, usual_among
+from precache_workers.sources.container_names import REQUESTS, common_start
 from precache_workers.sources.containers import (
+    NamedFiles,
     Rows,
     Scans,
     of_inputs,
@@ -102,18 +101,8 @@ FEW_FILES = 64
 
 
 @dataclass(frozen=True)
-class ManifestSource(Source):
+class ManifestSource(NamedFiles):
     """Files named by tables; see the module."""
-
-    containers: Containers
-    spec: SourceSpec
-
-    def __str__(self) -> str:
-        return str(self.containers)
-
-    @property
-    def folder(self) -> Folder:
-        return self.containers.folder
 
     @property
     def fetch_threads(self) -> int:
@@ -121,8 +110,7 @@ class ManifestSource(Source):
 
     @property
     def index_name(self) -> str:
-        identity = self.containers.uri, repr(self.spec.columns)
-        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+        return self.index_of(self.spec.columns)
 
     def file_of(self, key: str, location: Locations | None = None) -> tuple[Folder, str] | None:
         [place] = (location or located(self, [key])).places.to_pylist()
@@ -322,27 +310,26 @@ class ManifestSource(Source):
 
         return [*map(file_of, locations)]
 
-    def _infos(self, locations: Sequence[str]) -> Iterator[FileInfo | None]:
-        """Yield the identity of each file; None if it is unknown."""
-        remote: dict[str, list[str]] = defaultdict(list)
-        for location in locations:
-            folder, name = self._place(location)
-            if folder.local("") is None:
-                remote[_root(location)].append(name)
-        walked = {root: self._walked(root, names) for root, names in remote.items()}
-        for location in locations:
-            folder, name = self._place(location)
-            infos = walked.get(_root(location))
-            yield folder.info(name) if infos is None else infos.get(name)
+    def _infos(self, locations: Sequence[str]) -> Sequence[FileInfo | None]:
+        """Return the identity of each file; None if it is unknown."""
+        places = [(_root(location), self._place(location)[1]) for location in locations]
+        named = defaultdict[str, list[str]](list)
+        for root, name in places:
+            named[root].append(name)
+        infos = {root: self._infos_below(root, names) for root, names in named.items()}
+        return [infos[root].get(name) for root, name in places]
 
-    def _walked(self, root: str, names: Sequence[str]) -> Mapping[str, FileInfo]:
-        """Look up files of a bucket: few of them one by one, many by listing their folder."""
+    def _infos_below(self, root: str, names: Sequence[str]) -> Mapping[str, FileInfo | None]:
+        """Look up files: those of a disk, and few of a bucket, one by one; many of a bucket by
+        listing their folder."""
         folder = self._folder(root)
         if root.partition("://")[0] in WEB:
             return {}
+        if folder.local("") is not None:
+            return {name: folder.info(name) for name in names}
         if len(names) <= FEW_FILES:
             infos = prefetch(folder.info, names, REQUESTS, 2 * REQUESTS)
-            return {info.name: info for info in infos if info is not None}
+            return dict(zip(names, infos, strict=True))
         shared = os.path.commonpath([name.rpartition("/")[0] for name in names])
         wanted, prefix = set(names), f"{shared}/" if shared else ""
         below = folder.folder(shared) if shared else folder
@@ -361,13 +348,9 @@ class ManifestSource(Source):
                 roots[_root(places[row]["uri"])].append(row)
             for root, some in roots.items():
                 names = [self._place(places[row]["uri"])[1] for row in some]
-                source = FolderSource(
-                    self._folder(root),
-                    self.spec,
-                    sample_keys=dict(zip(names, (keys[row] for row in some), strict=True)),
-                )
-                samples = source.fetch(names, [sizes[row] for row in some])
-                fetched.update(zip(some, samples, strict=True))
+                source = FolderSource(self._folder(root), self.spec)
+                own = [sizes[row] for row in some], [keys[row] for row in some]
+                fetched.update(zip(some, source.fetch_files(names, *own), strict=True))
             if not self.spec.columns.inputs.names:
                 return fetched
             return {row: _sample(fetched.get(row), places[row]["cells"]) for row in rows}
@@ -406,8 +389,7 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Pa
     SourceError
         There is none.
     """
-    lower = {plain_name(name): name for name in reversed(names)}
-    if named := [lower[name] for name in URI_NAMES if name in lower]:
+    if named := usual_among(URI_NAMES, names):
         return named[0]
     firsts = {name: values[0] for name, values in batch.columns.items()} if batch else {}
     named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]

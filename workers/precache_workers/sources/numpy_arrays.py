@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,17 +21,15 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import FetchError, SampleError, SourceError
 from precache.messages import did_you_mean
 from precache.storage.base import FileInfo, Folder, is_name, required
-from precache.store.locations import Container
 from precache_workers.sources.base import IMAGE, Doubt, choice_error, quoted
 from precache_workers.sources.columns import texts_of
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Rows,
-    container_etag,
     rows_of,
     structs,
 )
@@ -166,13 +164,12 @@ class NumpyFormat(TableFormat):
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where, columns = folder.path(file.name), self.columns
-        own = Array.of(folder, file, texts=True)
-        arrays = {name: self._column(folder, own, name) for name in self.names}
+        arrays = self._columns(folder, file, self.names)
         beside = [n for n in columns.inputs.unnamed if folder.info(file_of(file.name, n))]
         stem = file.name.rpartition("/")[2].removesuffix(".npy")
         columns.inputs.require_clear(beside, stem, where)
-        inputs = self._inputs(folder, file)
-        start, row_bytes = next((array.start, array.row_bytes) for array in inputs.values())
+        [inputs] = self.head(folder, file)
+        first_input = next(iter(inputs.values()))
         rows = [
             f"{' x '.join(map(str, array.shape[1:])) or 'one'} {array.dtype.name}"
             + ("" if name == IMAGE else f" from {name!r}")
@@ -181,9 +178,10 @@ class NumpyFormat(TableFormat):
         hint = "no labels (--label-column NAME takes those of NAME.npy beside it)"
         given = f"labels from {columns.label!r}" if columns.label else hint
         note = f"{{count}} samples are rows of arrays: {', '.join(rows)}; {given}"
-        members.notes[note] += own.shape[0]
-        for first in range(0, own.shape[0], LISTED_ROWS):
-            end = min(first + LISTED_ROWS, own.shape[0])
+        count = first_input.shape[0]
+        members.notes[note] += count
+        for first in range(0, count, LISTED_ROWS):
+            end = min(first + LISTED_ROWS, count)
             numbers = np.arange(first, end)
             names: Any = ()
             with damaged(where):
@@ -196,57 +194,57 @@ class NumpyFormat(TableFormat):
             yield rows_of(
                 names,
                 structs(self.places(), (np.zeros_like(numbers), numbers)),
-                units=(start + numbers * row_bytes) // UNIT_BYTES,
+                units=(first_input.start + numbers * first_input.row_bytes) // UNIT_BYTES,
                 sizes=sum(array.row_bytes for array in inputs.values()),
-                etags=container_etag(file),
                 labels=labels,
             )
 
+    def head(self, folder: Folder, file: FileInfo) -> tuple[dict[str, Array]]:
+        """Return the arrays that fields start from."""
+        arrays = self._columns(folder, file, self.columns.inputs.names)
+        if not self.columns.inputs.image:
+            del arrays[IMAGE]
+        return ({name: Array.of(folder, array.file) for name, array in arrays.items()},)
+
     def values(
-        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
+        self, folder: Folder, file: FileInfo, head: Any, rows: Mapping[int, Collection[int]]
     ) -> Iterator[Value]:
-        file = FileInfo(container.name, container.size, -1)
-        [arrays] = self.head_of(folder, container, lambda: (self._inputs(folder, file),))
+        [arrays] = head
         wanted = list(itertools.product(rows[0], arrays.items()))
         ranges = [
             (array.file.name, array.start + row * array.row_bytes, array.row_bytes)
             for row, (_, array) in wanted
         ]
         for (row, (name, array)), data in zip(wanted, read_parts(folder, ranges), strict=True):
-            if isinstance(data, StorageError):
-                yield 0, row, name, FetchError(str(data))
+            if isinstance(data, FetchError):
+                yield 0, row, name, data
             else:
                 values = np.frombuffer(data, array.dtype).reshape(array.shape[1:])
                 yield 0, row, name, values.astype(array.dtype.newbyteorder("="), copy=False)
 
-    def _inputs(self, folder: Folder, file: FileInfo) -> dict[str, Array]:
-        """Return the arrays that fields start from."""
-        own = Array.of(folder, file, texts=True)
-        arrays = {name: self._column(folder, own, name) for name in self.columns.inputs.names}
-        arrays = {IMAGE: own, **arrays} if self.columns.inputs.image else arrays
-        return {name: Array.of(folder, array.file) for name, array in arrays.items()}
-
-    def _column(self, folder: Folder, own: Array, name: str) -> Array:
-        """Return the array of a column, which has as many rows.
+    def _columns(self, folder: Folder, file: FileInfo, names: Iterable[str]) -> dict[str, Array]:
+        """Return the array of a file, and those of columns, which have as many rows.
 
         Raises
         ------
         SourceError
-            It is not there, or has other rows.
+            One is not there, or has other rows.
         """
-        path, where = file_of(own.file.name, name), folder.path(own.file.name)
-        info = folder.info(path) if is_name(path) else None
-        if info is None:
-            inside = own.file.name.rpartition("/")[0]
-            beside = [n.removesuffix(".npy") for n in folder.names(inside) if n.endswith(".npy")]
-            raise SourceError(
-                f"{where} has no column {name!r}{did_you_mean(name, beside)}, as there is no "
-                f"{name}.npy beside it; its folder has {quoted(beside, 8)}"
-            )
-        array = Array.of(folder, info, texts=True)
-        if array.shape[0] != own.shape[0]:
-            raise SourceError(
-                f"{folder.path(path)} has {array.shape[0]:,} rows, and {where} has "
-                f"{own.shape[0]:,}; columns have a row for each sample"
-            )
-        return array
+        own, where = Array.of(folder, file, texts=True), folder.path(file.name)
+        arrays = {IMAGE: own}
+        for name in names:
+            path = file_of(file.name, name)
+            if not is_name(path) or (info := folder.info(path)) is None:
+                inside = folder.names(file.name.rpartition("/")[0])
+                beside = [n.removesuffix(".npy") for n in inside if n.endswith(".npy")]
+                raise SourceError(
+                    f"{where} has no column {name!r}{did_you_mean(name, beside)}, as there is no "
+                    f"{name}.npy beside it; its folder has {quoted(beside, 8)}"
+                )
+            arrays[name] = array = Array.of(folder, info, texts=True)
+            if array.shape[0] != own.shape[0]:
+                raise SourceError(
+                    f"{folder.path(path)} has {array.shape[0]:,} rows, and {where} has "
+                    f"{own.shape[0]:,}; columns have a row for each sample"
+                )
+        return arrays

@@ -77,6 +77,10 @@ class FolderFiles(NamedTuple):
     source: FolderSource
     pattern: str
 
+    @property
+    def folder(self) -> str:
+        return str(self.source.folder)
+
 
 @dataclass(frozen=True)
 class PairedFolders(Source):
@@ -113,16 +117,16 @@ class PairedFolders(Source):
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
-        by_folder: dict[str, Listing] = {}
-        for source, _ in self.columns.values():
-            place = str(source.folder)
-            if place not in by_folder:
-                by_folder[place] = self._listed(source, seconds)
-        listed = {name: by_folder[str(of.source.folder)] for name, of in self.columns.items()}
+        places = dict.fromkeys(of.folder for of in self.columns.values())
+        by_folder = {folder: self._listed(folder, seconds) for folder in places}
+        listed = {name: by_folder[of.folder] for name, of in self.columns.items()}
         files = {n: Files.at(one.table.keys, self.columns[n].pattern) for n, one in listed.items()}
         taken, said = _paired(files, self.where, self.columns)
         folders = [*by_folder.values()]
-        left_out = sum((Counter(one.left_out) for one in folders), Counter[str]())
+        left_out, ignored = Counter[str](), Counter[str]()
+        for one in folders:
+            left_out.update(one.left_out)
+            ignored.update(one.ignored)
         examples = {why: name for one in folders for why, name in one.examples.items()}
         for name, of in files.items():
             repeated = np.flatnonzero(of.stems.counts() > 1)
@@ -132,31 +136,29 @@ class PairedFolders(Source):
         first = folders[0]
         tick(len(next(iter(taken.values()))))
         rows = {name: files[name].rows[places] for name, places in taken.items()}
-        file_states = [
+        states = [
             one.file_states[rows[name]]
             for name, one in listed.items()
-            if one.file_states is not None
+            if one.file_states is not None  # as always of folders
         ]
         table = _table({name: one.table.take(rows[name]) for name, one in listed.items()})
         return replace(
             first,
             table=table,
-            ignored=sum((Counter(one.ignored) for one in folders), Counter[str]()),
+            ignored=ignored,
             complete=all(one.complete for one in folders),
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
             # One file alone may change.
-            file_states=functools.reduce(_mixed, file_states)
-            if len(file_states) == len(listed)
-            else None,
+            file_states=functools.reduce(_mixed, states),
         )
 
-    def _listed(self, source: FolderSource, seconds: float) -> Listing:
+    def _listed(self, folder: str, seconds: float) -> Listing:
         """List a folder, with all files that fit its columns."""
-        folder = str(source.folder)
-        of_folder = [of.pattern for of in self.columns.values() if str(of.source.folder) == folder]
-        also = "|".join(map(expression, filter(names_suffix, of_folder)))
+        own = [column for column in self.columns.values() if column.folder == folder]
+        source, patterns = own[0].source, [column.pattern for column in own]
+        also = "|".join(map(expression, filter(names_suffix, patterns)))
         try:
             return replace(source, also=also).list(lambda n: None, seconds)
         except SourceError as error:
@@ -176,8 +178,8 @@ class PairedFolders(Source):
             parts: dict[str, Sequence[Fetched]] = {}
             for name, (source, _) in self.columns.items():
                 files = [place[name]["name"] for place in places]
-                named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
-                parts[name] = named.fetch(files, [place[name]["size"] for place in places])
+                listed = [place[name]["size"] for place in places]
+                parts[name] = source.fetch_files(files, listed, samples)
             return {
                 row: _sample(dict(zip(parts, columns, strict=True)), place)
                 for row, place, *columns in zip(rows, places, *parts.values(), strict=True)
@@ -325,7 +327,7 @@ def _paired(
             lines.append(f"Names are compared without the {end!r} that ends all in {name!r}")
         alone = np.ones(len(of.names), np.bool_)
         for other in files:
-            if str(columns[other].source.folder) == str(columns[name].source.folder):
+            if columns[other].folder == columns[name].folder:
                 alone &= ~np.isin(of.rows, files[other].rows[taken[other]])
         alone &= of.stems.counts() == 1
         if alone.any():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -25,24 +25,22 @@ import pyarrow as pa
 from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import FileInfo, Folder
-from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.runtime.time_limit import samples_at_work
 from precache_workers.sources.base import IMAGE, NO_COLUMNS, Columns, nbytes_of, too_large_error
 from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
+    keys_of,
     leaf,
     row_labels,
     stored_as,
-    texts_of,
 )
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Read,
     Rows,
     Wanted,
-    container_etag,
     rows_of,
     structs,
 )
@@ -89,9 +87,20 @@ class TableFormat:
             rows[group].add(row)
         parts: dict[tuple[int, int], dict[Part, Any]] = defaultdict(dict)
         where, inputs = folder.path(container.name), self.columns.inputs
+        file = FileInfo(container.name, container.size, -1)
+        stamp = where, container.etag, container.file_state, self.columns
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
-            for group, row, name, value in self.values(folder, container, rows):
+            if (head := _heads.get(stamp)) is None:
+                head = self.head(folder, file)
+                with _lock:
+                    firsts = (first for first, *_ in _heads.values())
+                    sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first in firsts)
+                    if sum(sizes) > FOOTER_BYTES:
+                        _heads.clear()
+                    if container.etag:
+                        _heads[stamp] = head
+            for group, row, name, value in self.values(folder, file, head, rows):
                 nbytes = nbytes_of(value)
                 too_large = too_large_error(nbytes, most_bytes) if nbytes > most_bytes else None
                 parts[group, row][name] = too_large or value
@@ -101,10 +110,8 @@ class TableFormat:
         whole = {number: joined(part) for number, part in parts.items() if len(part) == count}
         return [whole.get(number, missing) for number in numbers]
 
-    def values(
-        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
-    ) -> Iterator[Value]:
-        """Yield the values of the inputs of some rows, by group.
+    def head(self, folder: Folder, file: FileInfo) -> tuple[Any, ...]:
+        """Read what is at the beginning or end of a file, to be kept for its next reads.
 
         Raises
         ------
@@ -113,21 +120,11 @@ class TableFormat:
         """
         raise NotImplementedError
 
-    def head_of(
-        self, folder: Folder, container: Container, read: Callable[[], tuple[Any, ...]]
-    ) -> tuple[Any, ...]:
-        """Return what `read` finds at the beginning or end of a file, kept for its next reads."""
-        stamp = folder.path(container.name), container.etag, container.file_state, self.columns
-        if (kept := _heads.get(stamp)) is None:
-            kept = read()
-            with _lock:
-                firsts = (first for first, *_ in _heads.values())
-                sizes = (getattr(first, "serialized_size", HEAD_BYTES) for first in firsts)
-                if sum(sizes) > FOOTER_BYTES:
-                    _heads.clear()
-                if container.etag:
-                    _heads[stamp] = kept
-        return kept
+    def values(
+        self, folder: Folder, file: FileInfo, head: Any, rows: Mapping[int, Collection[int]]
+    ) -> Iterator[Value]:
+        """Yield the values of the inputs of some rows, by group; raises as `head`."""
+        raise NotImplementedError
 
 
 _heads: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -156,43 +153,40 @@ class ParquetFormat(TableFormat):
             several = one is not None and "several" in str(kind_of(schema.field(one).type))
             at_once = LISTED_LISTS if several else LISTED_ROWS
             texts = [name for name in (chosen.name, None if several else one) if name]
+            listed = [name for name in (chosen.name, *chosen.listed) if name is not None]
             units = _units(table, chosen)
             table = open_table(stream, table.metadata, texts)
             for group, (unit, nbytes) in enumerate(units):
                 count = table.metadata.row_group(group).num_rows
                 place = 0
-                for names, labels in _names_and_labels(table, group, chosen, at_once, members):
-                    numbers = np.arange(place, place + len(names), dtype=np.int32)
-                    places = structs(self.places(), (np.full(len(names), group), numbers))
+                for batch in table.iter_batches(at_once, [group], listed, use_threads=False):
+                    numbers = np.arange(place, place + len(batch), dtype=np.int32)
                     yield rows_of(
-                        names,
-                        places,
-                        etags=container_etag(file),
-                        labels=labels,
+                        keys_of(batch, chosen),
+                        structs(self.places(), (np.full(len(batch), group), numbers)),
+                        labels=row_labels(batch, chosen, members),
                         units=unit,
                         nbytes=nbytes,
                     )
-                    place += len(names)
+                    place += len(batch)
                 if place != count:
                     raise SourceError(
                         f"{where}: row group {group} has {place:,} rows, and its footer claims "
                         f"{count:,}"
                     )
 
-    def values(
-        self, folder: Folder, container: Container, rows: Mapping[int, Collection[int]]
-    ) -> Iterator[Value]:
-        file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
-        last = max(rows)
-
-        def read_footer() -> tuple[Any, ...]:
-            with open_file(folder, file) as stream:
-                footer = open_table(stream).metadata
+    def head(self, folder: Folder, file: FileInfo) -> tuple[Any, ...]:
+        where = folder.path(file.name)
+        with damaged(where), open_file(folder, file) as stream:
+            footer = open_table(stream).metadata
             schema = footer.schema.to_arrow_schema()
             return footer, schema, choose_images(schema, self.columns, where)
 
-        with damaged(where):
-            footer, schema, chosen = self.head_of(folder, container, read_footer)
+    def values(
+        self, folder: Folder, file: FileInfo, head: Any, rows: Mapping[int, Collection[int]]
+    ) -> Iterator[Value]:
+        (footer, schema, chosen), last = head, max(rows)
+        with damaged(folder.path(file.name)):
             for name, column in chosen.inputs.items():
                 end = _end(footer, stored_as(schema, column), last, max(rows[last]))
                 with open_file(folder, file, end=end) as stream:
@@ -300,19 +294,3 @@ def _values(
             yield row, known.setdefault(value, value) if isinstance(value, bytes) else value
         if row == last:
             return
-
-
-def _names_and_labels(
-    table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
-) -> Iterator[tuple[Texts, Any]]:
-    """Yield names and labels of the rows of a row group, batch by batch."""
-    columns = [name for name in (chosen.name, *chosen.listed) if name is not None]
-    if not columns:
-        count = table.metadata.row_group(group).num_rows
-        yield Texts.repeated([""], [count]), pa.nulls(count)
-        return
-    for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
-        names = Texts.repeated([""], [len(batch)])
-        if chosen.name is not None:
-            names = texts_of(leaf(batch, chosen.name), chosen.name)
-        yield names, row_labels(batch, chosen, members)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +20,6 @@ import pyarrow as pa
 from precache.messages import printable
 from precache_workers.sources.base import Doubt, SampleName, choice_error, is_image
 from precache_workers.sources.pairs import is_target
-
-Combinations = Mapping[str, tuple[int, str]]
-"""Combination -> number of samples that have it, and the key of the first one."""
-
-MOST_COMBINATIONS = 1000
-"""Combinations of an archive that are counted apart."""
 
 AT_ONCE = 1 << 14
 """Samples whose images are put in order at a time."""
@@ -42,42 +36,16 @@ WHEN: Mapping[SampleName, str] = {
 _NUMBERED = re.compile(r"v?\d+|[\W_]+")
 
 
-def count_combination(
-    counted: dict[str, tuple[int, str]], suffixes: Iterable[str], key: str, samples: int
-) -> None:
-    """Count samples by the suffixes of their images; of too many combinations the rest is one.
-
-    Parameters
-    ----------
-    key
-        Of the first one.
-    """
-    combination = ",".join(suffixes)
-    if combination not in counted and len(counted) >= MOST_COMBINATIONS:
-        combination = "," if "," in combination else ""
-    count, first = counted.get(combination, (0, key))
-    counted[combination] = count + samples, first
-
-
-def merged(parts: Iterable[Combinations]) -> Combinations:
-    """Add the combinations of several archives."""
-    whole: dict[str, tuple[int, str]] = {}
-    for part in parts:
-        for combination, (count, key) in part.items():
-            before, first = whole.get(combination, (0, key))
-            whole[combination] = before + count, first
-    return whole
-
-
 class SampleInputs:
     """The inputs of the samples of a source that has some samples of several images.
 
     A role is what tells inputs apart: the suffix, without that of the image format if possible.
     """
 
-    def __init__(self, combinations: Combinations) -> None:
-        self._counts = {tuple(text.split(",")): count for text, (count, _) in combinations.items()}
-        self._first = {tuple(text.split(",")): key for text, (_, key) in combinations.items()}
+    def __init__(self, combinations: Mapping[str, int], keys: Mapping[str, str]) -> None:
+        """Look at combinations, with the number of samples that have each, and the key of one."""
+        self._counts = {tuple(text.split(",")): count for text, count in combinations.items()}
+        self._keys = keys
         self._several = {c: count for c, count in self._counts.items() if len(c) > 1}
         self._by_suffix = any(len(set(map(_stem, c))) < len(c) for c in self._several)
         self._samples = sum(self._counts.values())
@@ -111,10 +79,11 @@ class SampleInputs:
         combination = min(unclear, key=lambda c: (not any(c), self._counts[c]))
         samples = sum(self._several.values())
         suffixes = ", ".join(map(repr, combination[:3])) + ", …" * (len(combination) > 3)
+        example = printable(self._keys[",".join(combination)])
         text = (
             f"{samples:,} of {self._samples:,} samples of the source {source} would have several "
             "images that share their names up to the first dot, such as "
-            f"{printable(self._first[combination])} ({printable(suffixes)}). In WebDataset's "
+            f"{example} ({printable(suffixes)}). In WebDataset's "
             "archives these are inputs of one sample, and their suffixes recur in all samples; "
             "here that is unclear"
         )

@@ -24,7 +24,7 @@ from precache.errors import FetchError, SampleError
 from precache.store.columns import numbers_of
 from precache_workers.sources.base import IMAGE, Fetched
 from precache_workers.sources.dataset_items import Part, content_of, hashed
-from precache_workers.sources.labels import kind_of
+from precache_workers.sources.labels import is_binary, is_list, kind_of
 
 TEXT_SUFFIXES = ("txt", "caption", "json", "cls")
 VALUE_SUFFIXES = (*TEXT_SUFFIXES, "npy")
@@ -167,18 +167,6 @@ def can_start(kind: Any) -> bool:
     while is_list(kind):
         kind = kind.value_type
     return kind_of(kind) in ("numbers", "values")
-
-
-def is_binary(kind: Any) -> bool:
-    """Return True for an Arrow type of bytes."""
-    types = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return any(is_type(kind) for is_type in types)
-
-
-def is_list(kind: Any) -> bool:
-    """Return True for an Arrow type of lists, of one length or of several."""
-    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_type(kind) for is_type in types)
 
 
 def cell_of(column: Any, row: int) -> bytes | str | np.ndarray | SampleError | None:

@@ -50,17 +50,13 @@ from precache_workers.sources.containers import (
     Read,
     Rows,
     Wanted,
-    container_etag,
     file_names,
     rows_of,
     units_of,
 )
 from precache_workers.sources.file_ranges import BLOCK_BYTES, open_file, read_parts
 from precache_workers.sources.listings import Members
-from precache_workers.sources.sample_inputs import (
-    count_combination,
-    is_picture,
-)
+from precache_workers.sources.sample_inputs import is_picture
 from precache_workers.sources.sample_parts import joined, value_of
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, decompressed, read_members
 
@@ -140,8 +136,8 @@ class TarFormat:
                 if at["size"] < 0:
                     continue
                 data = next(contents)
-                if isinstance(data, StorageError):
-                    inputs[at["suffix"]] = FetchError(str(data))
+                if isinstance(data, FetchError):
+                    inputs[at["suffix"]] = data
                     continue
                 is_same = len(data) == BLOCK + at["size"] and zlib.crc32(data[:BLOCK]) == at["crc"]
                 is_there &= is_same
@@ -184,7 +180,7 @@ def between_members(folder: Folder, file: FileInfo) -> dict[int, bytes]:
     most = MOST_AHEAD // max(len(parts), 4096)
     read = read_parts(folder, [(file.name, at, min(end - at, most)) for at, end in parts.items()])
     there = zip(parts, read, strict=True)
-    return {at: data for at, data in there if not isinstance(data, StorageError)}
+    return {at: data for at, data in there if isinstance(data, bytes)}
 
 
 class _ArchiveSamples:
@@ -263,7 +259,6 @@ class _ArchiveSamples:
             names.take(kept),
             places if kept.all() else places.filter(arrow_of(kept)),
             units=0 if self._members.forward else units_of(offsets[starts][kept], nbytes[kept]),
-            etags=container_etag(self._file),
             labels=labels,
             sizes=nbytes[kept],
         )
@@ -295,7 +290,7 @@ class _ArchiveSamples:
                 for row in rows.tolist():
                     members.leave_out(SAME_KEY, keys[row])
             elif images:
-                count_combination(members.combinations, images, keys[int(rows[0])], len(rows))
+                members.combine(images, keys[int(rows[0])], len(rows))
         return kept
 
     def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import FetchError, SampleError, SourceError
 from precache.messages import printable
-from precache.storage.base import FileInfo, Folder, required
+from precache.storage.base import FileInfo, Folder
 from precache.store.columns import GrowingTexts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
@@ -77,16 +77,8 @@ class _Place(NamedTuple):
     method: int
 
 
-class _Entry(NamedTuple):
-    """An entry of the directory.
-
-    `guessed` is true for a name that is read as code page 437, as it is no UTF-8.
-    """
-
-    name: str
-    place: _Place
-    regular: bool
-    guessed: bool
+_Entry = tuple[str, bool, bool, _Place]
+"""Name; True for a file; True if the name is no UTF-8, and is read as code page 437; and place."""
 
 
 @dataclass(frozen=True)
@@ -108,21 +100,19 @@ class ZipFormat:
         with open_file(folder, file) as stream:
             entries = _entries(stream, where, file.size)
             while some := list(itertools.islice(entries, FILES_PER_TICK)):
-                regular = np.array([entry.regular for entry in some])
-                listed = [entry.name for entry in some]
-                found = file_names(listed, regular, file.name, members)
+                listed, regular, guessed, places = zip(*some, strict=True)
+                found = file_names(listed, np.array(regular), file.name, members)
                 growing.extend(found.names.take(found.images))
-                numbers.append(np.array([entry.place for entry in some]).T[:, found.images])
-                guessed = np.array([entry.guessed for entry in some])
-                members.notes[GUESSED_NOTE] += int(guessed[found.images].sum())
+                numbers.append(np.array(places).T[:, found.images])
+                members.notes[GUESSED_NOTE] += int(np.array(guessed)[found.images].sum())
                 yield None
         members.notes = +members.notes
-        names, places = growing.texts(), np.hstack(numbers)
-        order = np.argsort(places[0], kind="stable")
-        offsets, packed, sizes, crcs, _ = places[:, order]
+        names, columns = growing.texts(), np.hstack(numbers)
+        columns = columns[:, order := np.argsort(columns[0], kind="stable")]
+        offsets, packed, sizes, crcs, _ = columns
         yield rows_of(
             names.take(order),
-            structs(self.places(), [*places[:, order]]),
+            structs(self.places(), [*columns]),
             units=units_of(offsets, packed),
             etags=[f"{CHECKSUM}{crc:08x}" for crc in crcs.tolist()],
             sizes=sizes,
@@ -159,11 +149,10 @@ def _sample(folder: Folder, name: str, key: str, place: _Place, data: bytes) -> 
         return SampleError(f"is {kind} in its archive, which is not supported; pack it anew")
     raw = data[start : start + place.packed]
     if len(raw) < place.packed:  # more extra data than was read
-        try:
-            [raw] = map(required, read_parts(folder, [(name, place.offset + start, place.packed)]))
-        except StorageError as error:
-            return FetchError(str(error))
-        if len(raw) < place.packed:  # the archive was longer when it was listed
+        [read] = read_parts(folder, [(name, place.offset + start, place.packed)])
+        if isinstance(read, FetchError):
+            return read
+        if len(raw := read) < place.packed:  # the archive was longer when it was listed
             return None
     try:
         image = raw if place.method == STORED else _inflated(raw, place.size)
@@ -221,7 +210,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
         mode = attributes >> 16 if made_by >> 8 == 3 else 0  # of Unix
         place = _Place(at, packed, unpacked, crc, ENCRYPTED if flags & 1 else method)
         if not name.endswith("/"):
-            yield _Entry(name, place, mode & 0xF000 in (0, 0x8000), guessed)
+            yield name, mode & 0xF000 in (0, 0x8000), guessed, place
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:
