@@ -92,8 +92,16 @@ _BY_TIFFFILE = frozenset((1, 8, 32946, 32773, 34925))  # none, Deflate, PackBits
 _PREDICTORS = frozenset((1, 2))
 _STORED = frozenset(("L", "LA", "RGB", "RGBA", "CMYK", "I;16", "I;16B", "I;16N", "I;32S", "F;32F"))
 """Pillow's names of layouts of compressed TIFFs whose values it keeps."""
-_GREY_ALPHA, _SIXTEEN_BITS = "LA;16B", (";16B", ";16L", ";16N")
-"""Pillow's name of the layout of grey and alpha of 16 bits, and ends of such names."""
+_SIXTEEN_BITS = ";16B", ";16L", ";16N"
+"""Ends of Pillow's names of layouts of 16 bits."""
+_SWAPPED = {"16B": "16L", "16L": "16B", "16N": "16B" if sys.byteorder == "little" else "16L"}
+_LOW_BYTES = {"LA;16B": ""} | {
+    f"{colours};{order}": f"{colours};{swapped}"
+    for colours in ("RGB", "RGBA")
+    for order, swapped in _SWAPPED.items()
+}
+"""Layout of 16 bits of which Pillow keeps the high bytes -> the one that reads the low ones, which
+are the high ones in the other byte order; empty where Pillow has none."""
 _UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 """Mode with premultiplied alpha -> the mode that Pillow can convert it to."""
 
@@ -278,12 +286,14 @@ def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_p
         raise SampleError(f"{width} x {height} px is over the limit of {limit} ({of})")
 
 
-def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
-    """Raise `SampleError` if decoding is more work than the number of pixels suggests.
+def _require_decodable(image: ImageFile.ImageFile, limit: int) -> None:
+    """Raise `SampleError` if a file has too many pixels, several pages, or parts of more work than
+    its number of pixels suggests.
 
     A TIFF may name the same strip many times, and tiles larger than the picture. Pillow decodes
     run lengths of a BMP in Python.
     """
+    _check_pixels(image.width, image.height, limit)
     boxes = [tile.extents for tile in image.tile if tile.extents is not None]
     area = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
     if area > 2 * len(image.getbands()) * image.width * image.height:
@@ -294,6 +304,7 @@ def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         most = min(limit, MOST_RUN_LENGTH_PIXELS)
         _check_pixels(image.width, image.height, most, "of a BMP of run lengths")
+    _require_one_page(image)
 
 
 def _require_one_page(image: Image.Image) -> None:
@@ -420,9 +431,7 @@ def _load_heif() -> None:
 def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
     try:
         with _opened(data, op) as image:
-            _check_pixels(image.width, image.height, op.max_pixels)
-            _check_parts(image, op.max_pixels)
-            _require_one_page(image)
+            _require_decodable(image, op.max_pixels)
             raw = _raw_mode(image)
             if op.keeps_values and raw in ("L;2", "L;4"):
                 raise _few_bits(raw[2:], op)
@@ -432,8 +441,8 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             wide = image.mode in _EIGHT_BITS and raw.endswith(_SIXTEEN_BITS)
             narrows = wide and not op.keeps_values
             if narrows:
-                _require_bits(op, high_alone="" if _has_low_bytes(raw) else image.mode)
-            if op.mode == "unchanged" and _has_low_bytes(raw):
+                _require_bits(op, high_alone="" if raw in _LOW_BYTES else image.mode)
+            if op.mode == "unchanged" and raw in _LOW_BYTES:
                 array = np.concatenate([*_wide_values(data, image, raw, op)])
             elif narrows and op.bits != 16:
                 array = _to_array(_narrowed(image, data, op), op)
@@ -686,33 +695,16 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
     return str(names.pop()) if len(names) == 1 else ""
 
 
-def _has_low_bytes(raw: str) -> bool:
-    """Return True for a layout whose low bytes `_wide_values` reads."""
-    return raw == _GREY_ALPHA or _low_bytes(raw) is not None
-
-
 def _colours(values: np.ndarray) -> int:
     """Return how many channels of an array (H, W, C) are no alpha."""
     channels: int = values.shape[2]
     return channels - (channels in (2, 4))
 
 
-def _low_bytes(raw: str) -> str | None:
-    """Return the layout that reads the low bytes of colours of 16 bits; None for other layouts.
-
-    Pillow keeps their high bytes. In the other byte order these are the low ones.
-    """
-    colours, _, order = raw.partition(";")
-    if colours not in ("RGB", "RGBA") or order not in ("16B", "16L", "16N"):
-        return None
-    big = order == "16B" or (order == "16N" and sys.byteorder == "big")
-    return f"{colours};16{'L' if big else 'B'}"
-
-
 def _wide_values(data: bytes, image: Image.Image, raw: str, op: Decode) -> Iterator[np.ndarray]:
     """Yield the values of an image that Pillow narrows, (n, W, C) uint16, a strip at a time."""
-    swapped = _low_bytes(raw)
-    if swapped is None:
+    swapped = _LOW_BYTES.get(raw)
+    if not swapped:
         yield _wide_grey_alpha(data, image, op)
         return
     with _open(cut(data)) as high, _open(cut(data)) as low:
@@ -804,7 +796,7 @@ def _as_stored(data: bytes, op: Decode, page: Any) -> np.ndarray:
     kept = False
     with contextlib.suppress(UnidentifiedImageError), _opened(data, op) as image:
         raw, bands = _raw_mode(image), len(image.getbands())
-        kept = bands == page.samplesperpixel and (raw in _STORED or _low_bytes(raw) is not None)
+        kept = bands == page.samplesperpixel and (raw in _STORED or bool(_LOW_BYTES.get(raw)))
     if kept and page.planarconfig == 1:
         array = _decode_pillow(data, op)
         if array.dtype == page.dtype:
@@ -890,9 +882,7 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
     if op.mode == "unchanged" and data.startswith((b"II", b"MM")):
         return PictureFacts()  # Pillow does not open all that tifffile reads
     with _opened(data, op) as image:
-        _check_pixels(image.width, image.height, op.max_pixels)
-        _check_parts(image, op.max_pixels)
-        _require_one_page(image)
+        _require_decodable(image, op.max_pixels)
         raw = _raw_mode(image)
         facts = _facts(image)
         if image.format == "PNG":  # whose other frames were cut
@@ -900,7 +890,7 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
             facts = replace(facts, animated=b"acTL" in before_pixels)
         elif image.format == "WEBP" and is_lossy_webp(data):
             facts = replace(facts, lossy="lossy WebP")
-        if not _has_low_bytes(raw):
+        if raw not in _LOW_BYTES:
             return facts
         strips = _wide_values(data, image, raw, op)
         return replace(facts, widest=max(int(s[..., : _colours(s)].max()) for s in strips))
