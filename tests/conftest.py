@@ -262,6 +262,12 @@ def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
     return copy
 
 
+@pytest.fixture
+def own(image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore]) -> BuiltStore:
+    """A private copy of the store of `photos` with filtered rows."""
+    return copy_store(image_store)
+
+
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """The emulator of Azure, with a container named ``bucket``."""

@@ -13,10 +13,11 @@ from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
-from precache.reading.foreign import ForeignGroup, ForeignReader, open_group
+from precache.reading.foreign import ForeignGroup, ForeignReader
 from precache.reading.ragged_reader import RaggedReader
 from precache.reading.shard_files import ShardFiles, shard_files
 from precache.reading.shard_prefetch import CachedShards
+from precache.recipe.variants import field_of
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions
 from precache.store.labels import are_classes
@@ -77,10 +78,11 @@ class VersionReader:
         elif mapping is None:
             self.version = open_version(uri, storage_options)
         else:
-            self.version = open_group(uri, mapping, storage_options)
+            self.version = ForeignGroup(uri, mapping, storage_options)
         local = self.version.folder.local("") is not None
         self._mapped = local and access == "map"
-        known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
+        own = self.version.arrays
+        known = list(dict.fromkeys(own if self.version.foreign else map(field_of, own)))
         names = [fields] if isinstance(fields, str) else fields
         self._names = known if names is None else [*names]
         for name in self._names:
@@ -91,7 +93,8 @@ class VersionReader:
         variants = {name: self.version.variants(name) for name in self._names}
         self.variant_period = math.lcm(*map(len, variants.values()))
         arrays = [array for names in variants.values() for array in names]
-        self.version.prefetch(array for array in arrays if array in self.version.stored)
+        if not self.version.foreign:
+            self.version.prefetch(array for array in arrays if array in self.version.stored)
         large = [array for array in arrays if not self._is_small(array)]
         self.cached = CachedShards(self.version, cache, large) if cache and not local else None
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)

@@ -30,7 +30,7 @@ from precache.errors import (
     UsageError,
 )
 from precache.recipe.recipe import FieldKind, Recipe
-from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
+from precache.recipe.variants import number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, required
 from precache.store.arrays import (
@@ -249,10 +249,6 @@ class Version:
         """Kind of the rows of an array that differ in length; None for images and arrays."""
         field = self.attributes.declared.get(array)
         return None if field is None else field.kind
-
-    def field_of(self, array: str) -> str:
-        """Name of the field that an array stores."""
-        return field_of(array)
 
     @property
     def classes(self) -> tuple[str, ...]:

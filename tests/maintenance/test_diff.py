@@ -52,9 +52,10 @@ def test_the_recipe_op_by_op_fields_seed_and_shapes(source: Path) -> None:
     assert Change("small shape", None, [1, 20, 20]) in found.layout
     assert Change("small dtype", None, "uint8") in found.layout
     assert "image bytes stored" in {change.what for change in found.layout}
+    assert "\n  image op 3 resize size: 32 → 40\n" in str(found)
 
 
-def test_samples_and_classes(source: Path, many_touched: None) -> None:
+def test_samples_and_classes_or_none(source: Path, many_touched: None) -> None:
     store = source.parent / "store"
     first = build_here(source, store, PLAIN, {"keep_order": True}).version
     (source / "cat/0000.jpg").unlink()
@@ -66,6 +67,8 @@ def test_samples_and_classes(source: Path, many_touched: None) -> None:
     build_here(source, store, PLAIN, {"keep_order": True})
     found = precache.diff(f"{store}@{first}", store)
     samples = found.samples
+    assert f"\n  5 added: {', '.join(samples.added.examples)}\n" in str(found)
+    assert "\nclasses\n  added: ant" in str(found)
     assert samples.added.examples == (*(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)), "dog/0013.jpg")
     assert samples.removed.count == 5
     assert samples.removed.examples[0] == "cat/0000.jpg"
@@ -78,6 +81,12 @@ def test_samples_and_classes(source: Path, many_touched: None) -> None:
     assert found.classes_renumbered == ("cat", "dog")
     assert found.recipe == ()
     assert Change("holes", 0, 1) in found.layout
+    none = precache.diff(store, store)
+    assert str(none).endswith("\nno differences")
+    assert (none.recipe, none.layout, none.libraries) == ((), (), ())
+    assert {getattr(none.samples, name).count for name in vars(none.samples)} == {0}
+    with pytest.raises(StoreError, match="there is no store at"):
+        precache.diff(source / "none", store)
 
 
 def test_a_sample_whose_row_is_kept_as_a_hole_is_removed(source: Path) -> None:
@@ -179,20 +188,3 @@ def test_every_sample_is_told_of_once_by_each_kind(one: list[Any], other: list[A
     back = compare_samples(samples_of(other), samples_of(one))
     assert (back.added.count, back.removed.count) == (found.removed.count, found.added.count)
     assert (back.failed.count, back.moved.count) == (found.mended.count, found.moved.count)
-
-
-def test_the_text_and_that_of_no_differences(source: Path) -> None:
-    store = source.parent / "store"
-    first = build_here(source, store, PLAIN).version
-    write(source / "fox/0099.jpg", encoded(cut(99)))
-    build_here(source, store, precache.Recipe.image(resize=40, crop=28))
-    text = str(precache.diff(f"{store}@{first}", store))
-    assert "\n  image op 2 resize size: 32 → 40\n" in text
-    assert "\n  1 added: fox/0099.jpg\n" in text
-    assert "\nclasses\n  added: fox" in text
-    found = precache.diff(store, store)
-    assert str(found).endswith("\nno differences")
-    assert (found.recipe, found.layout, found.libraries) == ((), (), ())
-    assert {getattr(found.samples, name).count for name in vars(found.samples)} == {0}
-    with pytest.raises(StoreError, match="there is no store at"):
-        precache.diff(source / "none", store)

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,39 +18,23 @@ from precache.maintenance.verify import require_whole
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.build_status import DESCRIPTION
+from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import Leases
 from tests.conftest import BuiltStore
-from tests.support.building import (
-    append_commit,
-    ask,
-    changes_of_pull,
-    contents,
-    end,
-    pull_until,
-    remains,
-    start,
-)
+from tests.support.building import append_commit, contents
 from tests.support.forging import settle
 from tests.support.mutations import object_names
 
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
-CopyStore = Callable[[BuiltStore], BuiltStore]
 
 _numbers = iter(range(10**6))
 
 
 @pytest.fixture
-def built(stores: dict[str, BuiltStore]) -> BuiltStore:
+def built(image_store: BuiltStore) -> BuiltStore:
     """23 rows in three shards; not to be changed."""
-    return stores["image"]
-
-
-@pytest.fixture
-def own(built: BuiltStore, copy_store: CopyStore) -> BuiltStore:
-    """A copy of it, to be damaged."""
-    return copy_store(built)
+    return image_store
 
 
 @pytest.fixture
@@ -206,36 +188,6 @@ def test_one_that_is_damaged_is_mended_once_the_right_one_is_there(
     assert precache.open(own.path).id == done.version == built.result.version
 
 
-@pytest.mark.heavy
-def test_killed_at_any_moment_the_same_pull_ends_it(built: BuiltStore, tmp_path: Path) -> None:
-    bad = tmp_path / "bad"
-    shutil.copytree(built.path, bad)
-    version = built.result.version
-    damage(bad / version)
-    right = contents(built.version_folder)
-    wrong = contents(bad / version)
-    copies = [shutil.copytree(bad, tmp_path / f"count-{number}") for number in range(3)]
-    total, killed = min(ask(changes_of_pull, built.path, copy) for copy in copies), 0
-    for change in (0, total // 2, *range(total - 12, total, 3)):  # at the end it takes its place
-        to = tmp_path / f"killed-{change}"
-        shutil.copytree(bad, to)
-        killed += end(start(pull_until, change, built.path, to)) == -signal.SIGKILL
-        if (to / version).exists():  # with nothing but what a commit takes
-            there = contents(to / version)
-            there = {name: data for name, data in there.items() if not name.startswith(BUILD)}
-            assert all(data in (wrong.get(name), right[name]) for name, data in there.items())
-        if change % 2 == 0:  # so does gc, in its time
-            for path in to.rglob("*"):
-                os.utime(path, (1, 1))
-            precache.gc(to, older_than=0)
-            assert {p.name for p in to.iterdir()} <= {version, "commits", "_listings"}
-        precache.pull(built.path, to)
-        assert contents(to / version) == right
-        assert {p.name for p in to.iterdir()} - {"_listings"} == {version, "commits"}
-        assert remains(to) == []
-    assert killed > 2  # threads make a few folders more or less
-
-
 def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Path) -> None:
     for to in (own.path, tmp_path / "new"):
         if to == own.path:
@@ -244,7 +196,10 @@ def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Pat
             done = list(pool.map(lambda _, to=to: precache.pull(built.path, to), range(3)))
         assert {each.version for each in done} == {built.result.version}
         assert contents(to / built.result.version) == contents(built.version_folder)
-        assert {p.name for p in to.iterdir()} - {"_listings"} == {built.result.version, "commits"}
+        assert {p.name for p in to.iterdir()} - {"_listings"} == {
+            built.result.version,
+            "commits",
+        }
         assert precache.gc(to).removed == ()
 
 
@@ -289,7 +244,7 @@ def flip(folder: Folder, name: str, at: int = -1) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_copy_holds_the_lease_of_its_version(
+def test_a_copy_holds_the_lease_of_its_version_whose_root_comes_last(
     is_there: bool, built: BuiltStore, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build of the version waits, and gc leaves it."""
@@ -301,12 +256,15 @@ def test_a_copy_holds_the_lease_of_its_version(
 
     def read_and_look(source: LocalFolder, name: str, most: int) -> bytes:
         if name == shard:
-            held.append(Leases(folder.folder(version)).holder() is not None)
+            there = folder.folder(version)
+            held.append(
+                (Leases(there).holder() is not None, there.exists(ROOT), there.exists(COPY))
+            )
         return read(source, name, most)
 
     monkeypatch.setattr(LocalFolder, "read_first", read_and_look)
     precache.pull(built.path, bucket)
-    assert held == [True]
+    assert held == [(True, is_there, not is_there)]
     assert precache.verify(bucket).ok
 
 

@@ -29,15 +29,26 @@ def only(found: Any) -> tuple[str, str, tuple[str, ...]]:
     return damage.shard, damage.reason, damage.keys
 
 
-def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> None:
-    """Nothing is written, and each byte told of once."""
-    before, told = contents(store.path), list[int]()
+def test_a_whole_store_is_whole_and_to_read_it_changes_nothing(
+    store: BuiltStore, image_tiles: BuiltStore
+) -> None:
+    """Each byte is told of once."""
+
+    def everything() -> dict[Path, tuple[int, int]]:
+        paths = [store.path, *store.path.rglob("*")]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
+
+    before, told = (contents(store.path), everything()), list[int]()
     found = precache.verify(store.path, told.append)
     assert (found.ok, found.damage) == (True, ())
     assert (found.version, found.path) == (store.result.version, store.result.path)
     assert (found.rows, found.objects) == (23, store.result.shards)
     assert sum(told) == found.nbytes == store.result.stored_bytes
-    assert contents(store.path) == before
+    with precache.Loader(store.path, batch_size=4) as loader:
+        list(loader)
+    version = precache.open(store.path)
+    _ = (version.holes, list(version.keys), precache.CachedDataset(store.path)[0])
+    assert (contents(store.path), everything()) == before
     assert precache.verify(image_tiles.path).ok  # of chunks of several rows
 
 
@@ -85,16 +96,16 @@ SPOILT: dict[str, tuple[Callable[..., object], dict[int, str]]] = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_every_damaged_shard_is_named_with_all_its_keys(
-    name: str, image_store: BuiltStore, copy_store: Copy
+    name: str, image_store: BuiltStore, own: BuiltStore
 ) -> None:
-    damaged, (spoil, reasons) = copy_store(image_store), SPOILT[name]
-    paths = [damaged.shard_path(number) for number in range(3)]
+    spoil, reasons = SPOILT[name]
+    paths = [own.shard_path(number) for number in range(3)]
     spoil(*paths)
-    found = precache.verify(damaged.path)
+    found = precache.verify(own.path)
     assert (found.ok, found.objects) == (False, 3)
     assert [each.shard for each in found.damage] == [f"image/c/{n}/0/0/0" for n in reasons]
     for each, (number, begin) in zip(found.damage, reasons.items(), strict=True):
-        assert list(each.keys) == keys_of_shard(damaged, number, 8)
+        assert list(each.keys) == keys_of_shard(own, number, 8)
         written = image_store.shard_path(number).stat().st_size
         reason = begin.format(paths[number].stat().st_size) if "bytes" in begin else begin
         reason += f" where {written} were written" if "bytes" in begin else ""

@@ -13,7 +13,7 @@ from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 import precache
 from precache.codecs.zarr_plugin import ImageFilter
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
-from precache.reading.foreign import DOCUMENTS, ForeignGroup, open_group
+from precache.reading.foreign import ForeignGroup
 from precache.reading.version_reader import VersionReader, read_small_field
 from tests.support.building import flip
 
@@ -76,7 +76,7 @@ def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) 
     for shape in ((13,), (13, 10)):  # labels that are no integers stay what they are
         floats = np.linspace(0, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
         write(tmp_path / str(len(shape)), floats, "label")
-        version = open_group(tmp_path / str(len(shape)), {"label": "label"})
+        version = ForeignGroup(tmp_path / str(len(shape)), {"label": "label"})
         np.testing.assert_array_equal(read_small_field(version, "label"), floats)
 
 
@@ -85,7 +85,7 @@ def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) 
 
 def test_what_such_arrays_lack_is_said(tmp_path: Path) -> None:
     write(tmp_path, PIXELS)
-    version: ForeignGroup = open_group(tmp_path, {"image": "train/pixels"})
+    version = ForeignGroup(tmp_path, {"image": "train/pixels"})
     assert version.foreign
     assert version.fields["image"].shape == (3, 8, 8)
     assert (version.holes, len(version.hole_rows)) == ({}, 0)
@@ -100,8 +100,11 @@ REFUSALS: dict[str, tuple[dict[str, str], str]] = {
     "a group": ({"image": "train"}, "opens no array 'train' in .*group: "),
     "outside": ({"image": "../group/short"}, "opens no array '../group/short'"),
     "other lengths": ({"image": "train/pixels", "label": "short"}, "differ in rows: image: 13"),
-    "complex": ({"image": "complex"}, "group/complex has data type 'complex64'; precache reads"),
-    "one value": ({"image": "scalar"}, "group/scalar is a single value"),
+    "complex": ({"image": "complex"}, "group/complex has .* data type 'complex64'; precache reads"),
+    "one value": (
+        {"image": "scalar"},
+        r"group/scalar has shape \(\) and .* rows, along a first axis",
+    ),
     "a name of ours": ({"row": "train/pixels"}, "row"),
     "chunks of ten terabytes": ({"image": "huge"}, "no memory for .*/huge"),
 }
@@ -138,7 +141,7 @@ def test_objects_that_are_missing_are_said(
 ) -> None:
     write(tmp_path, PIXELS.astype(np.uint8), **WAYS[way])
     files = [file for file in (tmp_path / "train/pixels").rglob("*") if file.is_file()]
-    objects = [file for file in files if file.name not in DOCUMENTS]
+    objects = [file for file in files if file.name not in ("zarr.json", ".zarray", ".zattrs")]
     if lost == "unlink":
         objects[1].unlink()
     elif lost == "empty":

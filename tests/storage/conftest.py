@@ -18,6 +18,7 @@ from precache.storage import retries
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from tests.support.building import write_jpegs
 from tests.support.servers import Fault, FaultProxy, web_server
 
 SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}
@@ -36,6 +37,18 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
         return open_folder(f"memory://test/{next(numbers)}")
     server = request.getfixturevalue(SERVERS[request.param])
     return open_folder(f"{request.param}://bucket/{next(numbers)}", server.options())
+
+
+RECIPE = precache.Recipe.image(resize=64, crop=56)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with twelve photographs, and a store of them in three shards."""
+    root = tmp_path_factory.mktemp("served")
+    write_jpegs(root / "photos", 12, (120, 90))
+    precache.build(root / "photos", root / "store", RECIPE, address="serial", shard_samples=4)
+    return root
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from precache.errors import DamageError, PrecacheError, StorageError
 from precache.storage import object_store, retries
 from precache.storage.object_store import ObjectStore, ServiceError
 from precache.storage.open import open_folder
-from tests.storage.conftest import Service, only
-from tests.support.building import assert_same, contents, cut, encoded, pixels, write
+from tests.storage.conftest import RECIPE, Service, only
+from tests.support.building import assert_same, contents, pixels
 from tests.support.servers import (
     Fault,
     FaultProxy,
@@ -164,17 +164,16 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
     assert "; trying again in " in said
 
 
-def test_a_pause_draws_nothing_that_a_users_seed_decides() -> None:
-    state = random.getstate()
-    assert len({retries.pause(2, None) for _ in range(3)}) > 1
-    assert random.getstate() == state
-
-
-def test_the_server_decides_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_decides_how_long_to_wait_and_no_seed_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Busy(OSError):
         status = 503
         headers = {"Retry-After": "7"}  # noqa: RUF012 - never changed
 
+    state = random.getstate()
+    assert len({retries.pause(2, None) for _ in range(3)}) > 1
+    assert random.getstate() == state
     assert retries.pause(0, Busy()) == 7
     assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))
     assert all(retries.pause(n, TimeoutError()) <= 1.5 * retries.LONGEST_PAUSE for n in range(20))
@@ -218,34 +217,20 @@ def test_what_may_not_be_removed_is_named(service: Service) -> None:
     assert proxy.requests("POST", "") == 1
 
 
-RECIPE = precache.Recipe.image(resize=64, crop=56)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve photographs, and a store of them in three shards."""
-    root = tmp_path_factory.mktemp("built")
-    for number in range(12):
-        photo = encoded(cut(number, (120, 90)))
-        write(root / f"photos/{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", photo)
-    precache.build(root / "photos", root / "store", RECIPE, address="serial", shard_samples=4)
-    return root
-
-
 @only("s3", "http")
-def test_wrong_bytes_are_caught(service: Service, built: Path, tmp_path: Path) -> None:
+def test_wrong_bytes_are_caught(service: Service, served: Path, tmp_path: Path) -> None:
     """By checksum, in a pull as in an epoch."""
-    name, shard = service.push(built / "store", "store"), "c/1/0/0/0"
+    name, shard = service.push(served / "store", "store"), "c/1/0/0/0"
     store, options = f"{service.faulty}/{name}", service.faulty_options
     ending = shard.replace("/", "%2F") if service.url.startswith("gs:") else shard
     service.proxy.faults["GET", ending] = [wrong_bytes]
     precache.pull(store, tmp_path / "pulled", storage_options=options)
-    of_source = {name for name in contents(built / "store") if name.startswith("_listings/")}
-    assert contents(tmp_path / "pulled").keys() == contents(built / "store").keys() - of_source
-    assert contents(tmp_path / "pulled").items() <= contents(built / "store").items()
+    of_source = {name for name in contents(served / "store") if name.startswith("_listings/")}
+    assert contents(tmp_path / "pulled").keys() == contents(served / "store").keys() - of_source
+    assert contents(tmp_path / "pulled").items() <= contents(served / "store").items()
     service.proxy.faults["GET", ending] = [wrong_bytes]
     more: dict[str, Any] = {"cache": tmp_path / "cache", "storage_options": options}
-    found, right = pixels(store, **more), pixels(built / "store")
+    found, right = pixels(store, **more), pixels(served / "store")
     assert service.proxy.faults["GET", ending] == []
     assert_same(found, right)
     service.proxy.faults["GET", ending] = [wrong_bytes] * 20
@@ -259,12 +244,12 @@ def test_wrong_bytes_are_caught(service: Service, built: Path, tmp_path: Path) -
 
 
 def test_a_build_and_epochs_through_a_bad_network_are_right(
-    service: Service, built: Path, tmp_path: Path
+    service: Service, served: Path, tmp_path: Path
 ) -> None:
     """A third of all requests for a photograph, shard or commit fail, one way after another."""
-    for path in (built / "photos").rglob("*.jpg"):
-        service.straight.put(path.relative_to(built).as_posix(), [path.read_bytes()])
-    name = service.push(built / "store", "store")
+    for path in (served / "photos").rglob("*.jpg"):
+        service.straight.put(path.relative_to(served).as_posix(), [path.read_bytes()])
+    name = service.push(served / "store", "store")
     failed = Counter[str]()
     ways: dict[str, list[Fault]] = {
         # Pages of the web tell no sizes: there, nobody knows that a file came short.
@@ -287,7 +272,7 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
         return ways[kind][failed[kind] % 4]
 
     service.proxy.choose = choose
-    options, right = service.faulty_options, pixels(built / "store")
+    options, right = service.faulty_options, pixels(served / "store")
     build: dict[str, Any] = {"address": "serial", "storage_options": options}
     built_to = str(tmp_path / "store") if service.files else f"{service.faulty}/built"
     result = precache.build(f"{service.faulty}/photos", built_to, RECIPE, **build)

@@ -12,12 +12,10 @@ from PIL import Image
 import precache
 from precache.errors import UsageError
 from precache.storage.open import open_folder
-from tests.storage.conftest import Service, numbers, only
+from tests.storage.conftest import RECIPE, Service, numbers, only
 from tests.support.building import encoded, pixels
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import status
-
-RECIPE = precache.Recipe.image(resize=64, crop=56)
 
 
 def test_a_server_other_than_googles_that_a_variable_names_is_not_asked_by_grpc(

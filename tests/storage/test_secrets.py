@@ -48,17 +48,14 @@ def assert_no_secret(text: str) -> None:
 
 
 COMMANDS: list[tuple[object, ...]] = [
-    ("info", "{}"),
+    *((command, "{}") for command in ("info", "ls", "gc", "view", "doctor", "verify", "use")),
+    *((command, "{}@3f2a") for command in ("verify", "use")),
+    ("{}",),
     ("info", "{}", "--json"),
-    ("verify", "{}@3f2a"),
-    ("ls", "{}"),
-    ("use", "{}@3f2a"),
-    ("gc", "{}"),
+    ("info", "/nowhere", "{}"),
     ("diff", "{}", "/nowhere"),
     ("pull", "{}", "/nowhere/at/all"),
     ("push", "/nowhere", "{}"),
-    ("view", "{}"),
-    ("doctor", "{}"),
     ("refresh", "{}", "--address", "serial"),
     ("build", "{}", "/nowhere/at/all", *RECIPE),
     ("build", "/nowhere", "{}", *RECIPE),
@@ -66,8 +63,6 @@ COMMANDS: list[tuple[object, ...]] = [
     ("build", "/nowhere", "/nowhere/at/all", *RECIPE, "--labels", "{}"),
     ("plan", "/nowhere", "{}", *RECIPE),
     ("submit", "{}", "s3://bucket/store", "--address", "http://127.0.0.1:9"),
-    ("{}",),
-    ("info", "/nowhere", "{}"),
 ]
 
 
@@ -107,34 +102,28 @@ def test_an_option_that_is_mistyped_is_not_quoted(
     assert "unexpected argument: again" in said("info", "store", "again")
 
 
-@pytest.mark.parametrize(
-    ("url", "quoted"),
-    [
-        (f"https://user:{PLAIN}@host/a", PLAIN),
-        (f"https://user:{PLAIN}%2F@host/a", f"user:{PLAIN}/"),
-        (f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", f"{PLAIN}=="),
-        (f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", f"sig={PLAIN}%3D%3D"),
-        (f"s3://KEY:{SECRET}@bucket/a", f"KEY:{SECRET}@bucket"),
-        (f"az://photos/a?sv=2024&sig={PLAIN}", PLAIN),
-    ],
-)
-def test_a_reason_holds_nothing_secret_of_the_url(url: str, quoted: str) -> None:
-    assert_no_secret(reason_of(ValueError(f'Invalid name "{quoted}"'), {}, url))
+REASONS: list[tuple[str, str, str, dict[str, Any]]] = [
+    (PLAIN, "…", f"https://user:{PLAIN}@host/a", {}),
+    (f"user:{PLAIN}/", "…", f"https://user:{PLAIN}%2F@host/a", {}),
+    (f"{PLAIN}==", "…", f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", {}),
+    (f"sig={PLAIN}%3D%3D", "sig=…", f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", {}),
+    (f"KEY:{SECRET}@bucket", "…@bucket", f"s3://KEY:{SECRET}@bucket/a", {}),
+    (PLAIN, "…", f"az://photos/a?sv=2024&sig={PLAIN}", {}),
+    (_KEY, "…", "", {"key": _KEY}),
+    (_KEY, "…", "", {"client_kwargs": {"password": _KEY}}),
+    (_KEY, "…", "", {"connection_string": f"A=x;AccountKey={_KEY};BlobEndpoint=http://host/x"}),
+    (_KEY, "…", "", {"connection_string": f"SharedAccessSignature=sv=2024&sig={_KEY}&sp=rl;X=y"}),
+    (_KEY, "…", "", {"sas_token": f"?sv=2024-11-04&sig={_KEY}"}),
+]
+"""What an error quotes, what is said instead, and the URL and storage options of the request."""
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"key": _KEY},
-        {"client_kwargs": {"password": _KEY}},
-        {"connection_string": f"AccountName=someone;AccountKey={_KEY};BlobEndpoint=http://host/x"},
-        {"connection_string": f"SharedAccessSignature=sv=2024-11-04&sig={_KEY}&sp=rl;X=y"},
-        {"sas_token": f"?sv=2024-11-04&sig={_KEY}"},
-    ],
-)
-def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -> None:
-    error = ValueError(f"http://host/x refuses '{_KEY}'")
-    assert reason_of(error, options) == "http://host/x refuses '…'"
+@pytest.mark.parametrize(("quoted", "said", "url", "options"), REASONS)
+def test_a_reason_holds_nothing_secret_of_urls_and_options(
+    quoted: str, said: str, url: str, options: dict[str, Any]
+) -> None:
+    error = ValueError(f"http://host/x refuses '{quoted}'")
+    assert reason_of(error, options, url) == f"http://host/x refuses '{said}'"
 
 
 def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_nowhere(

@@ -12,12 +12,11 @@ from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import require_create_only
 from tests.conftest import BuiltStore
-from tests.storage.conftest import SERVERS, numbers
+from tests.storage.conftest import RECIPE, SERVERS, numbers
 from tests.support.building import assert_whole_road, contents, put_photos, write_jpegs
 from tests.support.servers import Azurite, FaultProxy, S3Server
 
 SECRET = "a-secret-that-nobody-may-see"
-RECIPE = precache.Recipe.image(resize=64, crop=56)
 
 
 def test_a_shard_takes_a_look_at_the_lease_and_two_objects(

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -191,15 +192,12 @@ def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
 def commit_when_told(root: Path, racer: int, links: bool) -> None:
     """Eight commits, once ``go`` is there; on a disk with hard links or without."""
     if not links:
-        os.link = local_files.rename = refuse  # type: ignore[assignment]  # in a process of its own
+        refuse = Mock(side_effect=OSError(errno.EPERM, "no links"))
+        os.link = local_files.rename = refuse  # in a process of its own
     Path(root, f"ready-{racer}").touch()
     poll((root / "go").exists, "the start")
     for number in range(8):
         append_commit(LocalFolder(root), _id(f"{racer:x}{number:x}"))
-
-
-def refuse(*arguments: object) -> None:
-    raise OSError(errno.EPERM, "no links")
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -221,29 +219,24 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
         assert sorted(left) == empty.names("commits")
 
 
-FORGED_ENTRIES: dict[str, Any] = {
-    "no JSON": b"{",
-    "no object": [],
-    "nothing": {},
-    "no version": {"version": None, "time": 0},
-    "number": {"version": 7, "time": 0},
-    "no generation": {"version": "a" * 32, "time": 0},
-    "generation 0": {"version": "a" * 32 + ".0", "time": 0},
-    "a removal of no version": {"removed": ["a"], "time": 0},
-    "short": {"version": "ab", "time": 0},
-    "upper case": {"version": "A" * 32 + ".1", "time": 0},
-    "path upwards": {"version": "../" + "a" * 32 + ".1", "time": 0},
-    "absolute path": {"version": "/etc", "time": 0},
-    "path and line end": {"version": "a" * 32 + ".1\n", "time": 0},
-    "no time": {"version": "a" * 32 + ".1"},
-    "of another place": {"version": "a" * 32 + ".1", "time": 0, "number": 2},
-    "time of words": {"version": "a" * 32 + ".1", "time": "noon"},
-}
+RIGHT = "a" * 32 + ".1"
+NO_VERSIONS = [None, 7, "ab", "/etc", f"../{RIGHT}", f"{RIGHT}\n", RIGHT.upper()]
+FORGED_ENTRIES: list[Any] = [
+    b"{",
+    [],
+    {},
+    *({"version": version, "time": 0} for version in NO_VERSIONS),
+    *({"version": RIGHT[:-2] + generation, "time": 0} for generation in ("", ".0")),
+    {"removed": ["a"], "time": 0},
+    {"version": RIGHT},
+    {"version": RIGHT, "time": "noon"},
+    {"version": RIGHT, "time": 0, "number": 2},
+]
 
 
-@pytest.mark.parametrize("case", FORGED_ENTRIES)
-def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> None:
-    _forge(empty, "000001.json", FORGED_ENTRIES[case])
+@pytest.mark.parametrize("entry", FORGED_ENTRIES, ids=repr)
+def test_a_forged_commit_is_refused_by_name(entry: Any, empty: LocalFolder) -> None:
+    _forge(empty, "000001.json", entry)
     for act in (lambda: precache.open(empty.root), lambda: append_commit(empty, _id("a"))):
         with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Rem"):
             act()

@@ -22,7 +22,7 @@ from precache.cli.main import main
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage import base as folder
 from tests.support.building import build_here, write, write_jpegs
-from tests.support.forging import little_memory, settle
+from tests.support.forging import little_memory, put_root, settle
 from tests.support.mutations import places, small_names
 
 RECIPE = precache.Recipe.image(resize=8, crop=8)
@@ -78,12 +78,6 @@ KEYS: dict[str, bytes] = {
 }
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(path.read_bytes())
-    change(document)
-    path.write_text(json.dumps(document))
-
-
 def read_all(store: Path) -> None:
     with precache.Loader(store, 2, device="cpu") as loader:
         list(loader)
@@ -123,11 +117,9 @@ def test_rows_that_no_memory_holds(shape: list[int], store: Path) -> None:
 
     version = version_of(store)
 
-    def root(document: dict[str, Any]) -> None:
-        document["attributes"]["precache"]["fields"]["image"]["shape"] = shape
-
-    edit(version / "zarr.json", root)
-    settle(version)
+    document = json.loads((version / "zarr.json").read_bytes())
+    document["attributes"]["precache"]["fields"]["image"]["shape"] = shape
+    put_root(version, document)
     with little_memory():
         for use in (read_all, read_many):
             with pytest.raises((DamageError, StoreError), match=re.escape(str(version))):

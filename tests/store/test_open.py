@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from tests.support.building import append_commit
 from tests.support.building import version_name as _id
 from tests.support.forging import put_root
 from tests.support.servers import FaultProxy, S3Server
-
-CopyStore = Callable[[BuiltStore], BuiltStore]
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +113,15 @@ def test_what_is_no_store_is_refused_with_what_to_do(case: str, empty: LocalFold
 
 
 def test_a_version_that_is_begun_is_not_seen_and_one_that_is_gone_is_said_to_be(
-    stores: dict[str, BuiltStore], copy_store: CopyStore
+    own: BuiltStore,
 ) -> None:
-    store = copy_store(stores["raw"])
-    (store.path / _id("abc") / "_build").mkdir(parents=True)
-    assert precache.open(store.path).id == store.result.version
+    (own.path / _id("abc") / "_build").mkdir(parents=True)
+    assert precache.open(own.path).id == own.result.version
     with pytest.raises(StoreError, match="'abc' fits no version"):
-        precache.open(f"{store.path}@abc")
-    shutil.rmtree(store.version_folder)
-    with pytest.raises(GoneError, match=f"{store.result.version} is gone"):
-        precache.open(store.path)
+        precache.open(f"{own.path}@abc")
+    shutil.rmtree(own.version_folder)
+    with pytest.raises(GoneError, match=f"{own.result.version} is gone"):
+        precache.open(own.path)
 
 
 def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None:
@@ -134,14 +131,11 @@ def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None
 
 
 @pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
-def test_another_format_is_refused(
-    stores: dict[str, BuiltStore], copy_store: CopyStore, number: Any
-) -> None:
-    store = copy_store(stores["raw"])
-    _edit(store, lambda own: own.update(format=number))
+def test_another_format_is_refused(own: BuiltStore, number: Any) -> None:
+    _edit(own, lambda root: root.update(format=number))
     refusal = rf"store format .* reads format {FORMAT} alone; read it with the release that wrote"
     with pytest.raises(StoreError, match=refusal):
-        precache.open(store.path)
+        precache.open(own.path)
 
 
 def test_a_prefix_that_is_no_store_is_refused_after_a_few_requests(
@@ -192,13 +186,10 @@ FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("case", FORGED_ATTRIBUTES)
-def test_forged_attributes_are_a_store_error_at_opening(
-    case: str, stores: dict[str, BuiltStore], copy_store: CopyStore
-) -> None:
-    store = copy_store(stores["raw"])
-    _edit(store, FORGED_ATTRIBUTES[case])
+def test_forged_attributes_are_a_store_error_at_opening(case: str, own: BuiltStore) -> None:
+    _edit(own, FORGED_ATTRIBUTES[case])
     with pytest.raises(StoreError, match=r"zarr.json is damaged or forged"):
-        precache.open(store.path)
+        precache.open(own.path)
 
 
 @pytest.mark.parametrize(
@@ -208,58 +199,36 @@ def test_forged_attributes_are_a_store_error_at_opening(
         ("recipe", "../x"),
     ],
 )
-def test_a_forged_name_of_a_field_is_refused_by_name(
-    name: str, part: str, stores: dict[str, BuiltStore], copy_store: CopyStore
-) -> None:
-    def forge(own: dict[str, Any]) -> None:
-        fields = own["fields"] if part == "fields" else own["recipe"]["fields"]
+def test_a_forged_name_of_a_field_is_refused_by_name(name: str, part: str, own: BuiltStore) -> None:
+    def forge(root: dict[str, Any]) -> None:
+        fields = root["fields"] if part == "fields" else root["recipe"]["fields"]
         fields[name] = fields["image"]
 
-    store = copy_store(stores["raw"])
-    _edit(store, forge)
-    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; run the same"
-    with pytest.raises(
-        StoreError, match=rf"zarr.json is damaged or forged: .*{said} precache build"
-    ):
-        precache.open(store.path)
+    _edit(own, forge)
+    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; run the same prec"
+    with pytest.raises(StoreError, match=rf"zarr.json is damaged or forged: .*{said}ache build"):
+        precache.open(own.path)
 
 
-# --- far away -----------------------------------------------------------------------------------
-
-FAR = "memory://ahead"
-
-
-@pytest.fixture
-def far(stores: dict[str, BuiltStore]) -> Iterator[str]:
-    """The URL of a store that is on no local disk."""
-    precache.pull(stores["image"].path, FAR)
-    yield FAR
-    open_folder(FAR).remove("")
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Methods of folders that were called, each a round trip or one beside another's."""
-    calls: list[str] = []
+def test_a_store_is_opened_in_four_round_trips_however_long_its_log_is(
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Methods of folders are counted, each a round trip or one beside another's."""
+    far, asked = "memory://ahead", list[str]()
+    precache.pull(image_store.path, far)
 
     def counted(name: str) -> Callable[..., Any]:
         real = getattr(RemoteFolder, name)
 
-        def call(self: RemoteFolder, *arguments: Any) -> Any:
-            if arguments[0]:
-                calls.append(f"{name} {threading.current_thread().name.partition('_')[0]}")
-            return real(self, *arguments)
+        def call(own: RemoteFolder, *given: Any) -> Any:
+            if given[0]:
+                asked.append(f"{name} {threading.current_thread().name.partition('_')[0]}")
+            return real(own, *given)
 
         return call
 
     for name in ("names", "read_many"):
         monkeypatch.setattr(RemoteFolder, name, counted(name))
-    return calls
-
-
-def test_a_store_is_opened_in_four_round_trips_however_long_its_log_is(
-    far: str, asked: list[str]
-) -> None:
     version, folder = precache.open(far), open_folder(far)
     assert precache.open(f"{far}/{version.id}").labels.tolist() == version.labels.tolist()
     [entry] = read_log(folder).entries

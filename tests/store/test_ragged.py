@@ -136,19 +136,9 @@ def forged(payload: bytes, codec: str) -> memoryview:
     return memoryview(bytes(zstd.compress(payload, 1, True)))
 
 
-HEADS = {
-    "no row": (0, 300),
-    "two rows": (2, 300),
-    "200 million rows": (200_000_000, 300),
-    "a longer row": (1, 301),
-    "a row of 4 GiB": (1, 2**32 - 1),
-    "a shorter row": (1, 299),
-}
-
-
 @every_codec
 def test_forged_heads_other_shapes_and_damage_are_refused(codec: str) -> None:
-    for head in HEADS.values():
+    for head in ((0, 300), (2, 300), (200_000_000, 300), (1, 301), (1, 2**32 - 1), (1, 299)):
         chunk = forged(struct.pack("<II", *head) + bytes(300), codec)
         with pytest.raises(DamageError, match="no single row of 300 bytes"):
             decoder_of(codec).decode_ragged(chunk, (3, 10, 10), "uint8")

@@ -1,4 +1,4 @@
-"""Row tables round-trip, and their digest tells any two apart."""
+"""Row tables round-trip, and their digest tells any two apart; columns of text."""
 
 import io
 import json
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from precache.errors import StoreError
 from precache.store import arrays, small_arrays
+from precache.store.columns import Texts
 from precache.store.row_table import (
     RowTable,
     contents_of,
@@ -186,6 +187,7 @@ def _array(values: Any) -> bytes:
     return small_arrays.small_array(np.array(values), ["row"])["c/0"]
 
 
+LABELLED = _with_labels(OTHER_LABELS[1])
 FORGED: Any = [
     *(
         (_table(), {"files": {name: data}}, words)
@@ -200,13 +202,10 @@ FORGED: Any = [
     ),
     *((_table(), {"own": {"classes": classes}}, "classes") for classes in (None, [1], "x")),
     *((_table(), {"own": {"rows": rows}}, "") for rows in (0, -1, 1, 3, 10**12, 2**63, "2")),
+    (_table(), {"own": {"rows": 1111111111}}, "cannot be 8888888888 bytes"),
     (_table(), {"method": zipfile.ZIP_DEFLATED}, "its files are compressed"),
     *(
-        (
-            _with_labels(OTHER_LABELS[1]),
-            {"own": {"label": {"shape": [count], "dtype": "uint8"}}},
-            "",
-        )
+        (LABELLED, {"own": {"label": {"shape": [count], "dtype": "uint8"}}}, "")
         for count in (0, -1, 2, 2**16 + 1, 99999999999, "many")
     ),
     (_table(), {"own": {"label": {"shape": [], "dtype": "object"}}}, "dtype"),
@@ -232,8 +231,18 @@ def test_a_damaged_table_is_refused_or_still_a_table(data: st.DataObject) -> Non
     assert len(table) == 2
 
 
-def test_a_few_bytes_are_not_read_as_many_rows() -> None:
-    with pytest.raises(
-        StoreError, match=r"rows\.zip is no row table: .* cannot be 8888888888 bytes"
-    ):
-        thaw(_repacked(_table(), own={"rows": 1111111111}), "rows.zip")
+@given(
+    st.lists(st.sampled_from(["", "a", "b", "é", "zz", "a\0"]), max_size=8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_texts_are_repeated_and_iterated_alike_with_and_without_a_dictionary(
+    values: list[str], ordered: bool, coded: bool
+) -> None:
+    values = sorted(values) if ordered else values
+    texts = Texts(values)
+    texts = Texts(texts.plain.dictionary_encode()) if coded else texts
+    assert [*texts] == values
+    assert texts.is_repeated.tolist() == [values.count(value) > 1 for value in values]
+    assert texts.are_ascending == (values == sorted({*values}))
+    assert texts.same(texts).all()

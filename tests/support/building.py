@@ -565,11 +565,6 @@ def refresh_changes(store: Path) -> int:
     return _counted(store, lambda: precache.refresh(store, address="serial"))
 
 
-def changes_of_pull(store: Path, to: Path) -> int:
-    """How often a pull changes what lies below the other store."""
-    return _counted(to, precache.pull, store, to)
-
-
 def _counted(below: Path, act: Callable[..., object], *arguments: Any) -> int:
     made: list[None] = []
     _on_change(below, lambda: made.append(None))
@@ -589,12 +584,6 @@ def collect_until(change: int, store: Path) -> None:
     """Remove all but the current version, and be killed right before change number `change`."""
     _kill_at(change, store)
     precache.gc(store, keep=1, older_than=0)
-
-
-def pull_until(change: int, store: Path, to: Path) -> None:
-    """Pull a store, and be killed right before change number `change` of the other one."""
-    _kill_at(change, to)
-    precache.pull(store, to)
 
 
 def refresh_until(change: int, store: Path) -> None:
