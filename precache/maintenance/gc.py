@@ -322,9 +322,9 @@ def _remove(
             folder = scan_folder(store, version, log)
             if folder is None:
                 refused[version] = "another process is removing it"
-            elif folder.idle_seconds(clock(), committed=False) < QUIET_SECONDS:
-                refused[version] = IN_USE
-            elif lease := leases.take(ended=last):  # as a build of it would
+            elif folder.idle_seconds(clock(), committed=False) >= QUIET_SECONDS and (
+                lease := leases.take(ended=last)  # as a build of it would
+            ):
                 held.enter_context(lease)
             else:
                 refused[version] = IN_USE

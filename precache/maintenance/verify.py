@@ -18,7 +18,7 @@ from precache.store.commit_log import read_log, short
 from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
 from precache.store.open import open_version, split_uri
 from precache.store.tree import CHECKSUM, Flaw
-from precache.store.version import VERIFY_HINT, Version, gone_error
+from precache.store.version import VERIFY_HINT, Version
 from precache.units import counted, size
 
 LOST = "it is missing, or of another size than was written"
@@ -123,8 +123,7 @@ def verify(
         verified = _verify(version, tick)
     if verified.ok:
         return verified
-    if version.is_gone():
-        raise gone_error(version.path)
+    version.require_there()
     return replace(verified, way_out=way_out(version, uri, storage_options))
 
 

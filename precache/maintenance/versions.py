@@ -17,7 +17,7 @@ from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, Log, make_current, read_log, short
-from precache.store.json_documents import Attributes, LogEntry
+from precache.store.json_documents import LogEntry
 from precache.store.open import open_version, split_uri
 from precache.store.version import read_attributes
 from precache.units import ago, size
@@ -203,7 +203,11 @@ def current_periods(commits: Sequence[LogEntry]) -> dict[str, tuple[float, float
 
 def _summarize(store: Folder, folder: StoredFolder, log: Log) -> VersionSummary:
     committed, replaced = current_periods(log.commits)[folder.version]
-    attributes, problem = _attributes(store.folder(folder.version))
+    attributes, problem, version = None, "", store.folder(folder.version)
+    try:
+        attributes = read_attributes(version.read(ROOT), version)
+    except (StorageError, StoreError) as error:
+        problem = str(error)
     return VersionSummary(
         version=folder.version,
         current=folder.version == log.commits[-1].version,
@@ -215,13 +219,6 @@ def _summarize(store: Folder, folder: StoredFolder, log: Log) -> VersionSummary:
         recipe=_summarize_recipe(attributes.recipe) if attributes else "",
         problem=problem,
     )
-
-
-def _attributes(version: Folder) -> tuple[Attributes | None, str]:
-    try:
-        return read_attributes(version.read(ROOT), version), ""
-    except (StorageError, StoreError) as error:
-        return None, str(error)
 
 
 def _summarize_recipe(recipe: Recipe) -> str:

@@ -108,17 +108,11 @@ def numbers_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sizes, times of change in nanoseconds, and states as by `state_of`: (len,) int64 each,
     -1 for None."""
-    devices = {status.st_dev for status in statuses if status is not None}
-    lasts = {device: has_lasting_inodes(device) for device in devices}
     rows = [
-        (-1, -1, 0, 0) if of is None else
-        (of.st_size, of.st_mtime_ns, of.st_ctime_ns, of.st_ino & _INT63 if lasts[of.st_dev] else 0)
-        for of in statuses
-    ]  # fmt: skip
-    sizes, mtimes, ctimes, inodes = np.array(rows, np.int64).reshape(-1, 4).T
-    states = ctimes.view(np.uint64) + inodes.view(np.uint64) * np.uint64(_SPREAD)
-    states = (states & np.uint64(_INT63)).view(np.int64)
-    states[sizes < 0] = -1
+        (-1, -1, -1) if status is None else (status.st_size, status.st_mtime_ns, state_of(status))
+        for status in statuses
+    ]
+    sizes, mtimes, states = np.array(rows, np.int64).reshape(-1, 3).T
     return sizes, mtimes, states
 
 

@@ -104,19 +104,20 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error and its chain of causes."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def pause(attempt: int, error: Exception | None) -> float:
     """Return the seconds to wait before the next attempt."""
-    seconds = _retry_after(_headers(error)) if error is not None else None
-    if seconds is not None:
-        return min(seconds, LONGEST_PAUSE)
+    for cause in causes(error):
+        answer = cause if getattr(cause, "headers", None) else getattr(cause, "response", None)
+        seconds = _retry_after(getattr(answer, "headers", None) or {})
+        if seconds is not None:
+            return min(seconds, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
     return min(LONGEST_PAUSE, doubled) * JITTER.uniform(0.5, 1.5)
 
@@ -125,18 +126,6 @@ async def wait_retry_after(status: int, headers: Mapping[str, str]) -> None:
     """Sleep for Retry-After, for libraries that retry by themselves and ignore it."""
     if status in TRANSIENT_STATUS:
         await asyncio.sleep(min(_retry_after(headers) or 0.0, LONGEST_PAUSE))
-
-
-def _headers(error: BaseException) -> Mapping[str, str]:
-    """Return the headers of the answer that has Retry-After, or none."""
-    for cause in causes(error):
-        response = getattr(cause, "response", None)
-        headers: Mapping[str, str] | None = getattr(cause, "headers", None) or getattr(
-            response, "headers", None
-        )
-        if headers is not None and _retry_after(headers) is not None:
-            return headers
-    return {}
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -83,7 +83,7 @@ class LiveVersion(Version):
         self._fields = {name: field.row for name, field in attributes.fields.items()}
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
-        self._tables = {name: self._bounds(name, arrays[name]) for name in attributes.fields}
+        self._shards = {name: self._bounds(name, arrays[name]) for name in attributes.fields}
         self._ends = {
             name: np.zeros((self.shards, arrays[name].object_chunks), np.uint32)
             for name in attributes.fields
@@ -111,10 +111,6 @@ class LiveVersion(Version):
     @property
     def keys(self) -> Sequence[str]:
         return self.table.keys
-
-    def shard_leaves(self, array: str) -> list[Leaf]:
-        """Return `Version.shard_leaves`; unfinished ones have upper bounds for sizes."""
-        return self._tables[array]
 
     def checks(self, array: str, shard: int) -> np.ndarray:
         checks: np.ndarray = self._ends[array][shard]
@@ -180,7 +176,7 @@ class LiveVersion(Version):
                 f"{receipt.shard} with fields {', '.join(receipt.objects)} and holes "
                 f"{list(receipt.holes)[:5]}"
             )
-        for name, table in self._tables.items():
+        for name, table in self._shards.items():
             stored = receipt.objects[name]
             table[shard] = stored.leaf(table[shard].name)
             self._ends[name][shard] = stored.ends
@@ -200,7 +196,7 @@ class LiveVersion(Version):
 
     def _add_committed(self, version: Version) -> None:
         """Take all that the committed version tells of its shards; their receipts are gone."""
-        for name, table in self._tables.items():
+        for name, table in self._shards.items():
             table[:] = version.shard_leaves(name)
             for shard in range(self.finished, self.shards):
                 self._ends[name][shard] = version.checks(name, shard)

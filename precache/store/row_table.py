@@ -210,8 +210,8 @@ class RowTable:
     @property
     def units(self) -> np.ndarray | None:
         """Number of each row's unit, a part of a container that is read at once; None for none."""
-        located = self.locations is not None and self.locations.containers
-        return self.locations.unit_numbers if self.locations is not None and located else None
+        located = self.locations
+        return located.unit_numbers if located is not None and located.containers else None
 
     def locations_of(self, rows: Sequence[int] | np.ndarray) -> Locations | None:
         """Return the locations of some samples; None if the source needs none."""

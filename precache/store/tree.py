@@ -8,6 +8,7 @@ these objects do so for the shards. A spare copy of all but the shards mends wha
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -245,11 +246,8 @@ def spare_of(folder: Folder, leaves: Iterable[Leaf], wanted: Leaf) -> bytes | No
     leaves
         All objects that the root names, in its order.
     """
-    start = 0
-    for leaf in leaves:
-        if leaf.name == wanted.name:
-            break
-        start += leaf.size
+    before = itertools.takewhile(lambda leaf: leaf.name != wanted.name, leaves)
+    start = sum(leaf.size for leaf in before)
     try:
         data = required(*folder.read_ranges([(SPARE_COPY, start, wanted.size)]))
     except StorageError:

@@ -193,7 +193,7 @@ class Version:
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = attributes.rows
-        self._shards: dict[str, Sequence[Leaf]] = {}
+        self._shards: dict[str, list[Leaf]] = {}
         self._checks: dict[str, np.ndarray] = {}
         self._shapes: dict[str, np.ndarray] = {}
 
@@ -400,14 +400,12 @@ class Version:
     def shard_leaves(self, array: str) -> Sequence[Leaf]:
         """Return the objects of an array of a field, by number."""
         if array not in self._shards:
-            self._shards[array] = self._read_shards(array)
+            table, name_of = self._small(f"{SHARDS}/{array}"), self.arrays[array].object_name
+            self._shards[array] = [
+                Leaf(f"{array}/{name_of(number)}", size, high << 64 | low)
+                for number, (size, high, low) in enumerate(table.tolist())
+            ]
         return self._shards[array]
-
-    def _read_shards(self, array: str) -> Sequence[Leaf]:
-        layout, table = self.arrays[array], self._small(f"{SHARDS}/{array}")
-        names = (f"{array}/{layout.object_name(number)}" for number in range(len(table)))
-        rows = zip(names, table.tolist(), strict=True)
-        return [Leaf(name, size, high << 64 | low) for name, (size, high, low) in rows]
 
     def checks(self, array: str, shard: int) -> np.ndarray:
         """Return the last bytes of each chunk of a shard: (chunks,) uint32."""
@@ -513,8 +511,8 @@ class Version:
                     flaws.append(Flaw(leaf.name, fault))
             if root is not None:
                 flaws += spare_flaws(self.folder, root, leaves)
-        if flaws and self.is_gone():
-            raise gone_error(self.path)
+        if flaws:
+            self.require_there()
         return flaws
 
     def lost_objects(self) -> dict[tuple[str, int], Leaf]:
@@ -526,8 +524,8 @@ class Version:
                 for number, leaf in enumerate(self.shard_leaves(name)):
                     if sizes.get(leaf.name) != leaf.size:
                         lost[name, number] = leaf
-        if lost and self.is_gone():
-            raise gone_error(self.path)
+        if lost:
+            self.require_there()
         return lost
 
     @property
@@ -542,14 +540,18 @@ class Version:
         except StorageError:  # it is unreachable
             return False
 
+    def require_there(self) -> None:
+        """Raise `GoneError` if the version was removed since it was opened."""
+        if self.is_gone():
+            raise gone_error(self.path) from None
+
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
         """Raise a `GoneError` in place of errors in the block if the version is gone."""
         try:
             yield
         except (DamageError, StorageError, StoreError):
-            if self.is_gone():
-                raise gone_error(self.path) from None
+            self.require_there()
             raise
 
     def describe(self, row: int) -> str:
