@@ -1,7 +1,7 @@
 """Re-caching: only what changed is computed, and the bytes are those of a full rebuild."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 import precache
 from precache.store.row_table import REMOVED
+from precache_workers.cluster import executor
 from tests.support import counting
 from tests.support.building import (
     contents,
@@ -195,3 +196,22 @@ def test_samples_that_come_back_take_their_rows_again_and_compact_lays_all_down_
     third = build(source, store, image)
     assert (third.version, third.removed) == (first.version, 0)
     assert list(precache.open(store).keys) == keys
+
+
+def test_what_tasks_run_has_a_name_also_where_pixels_of_new_samples_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray names its tasks by their functions."""
+    names: list[str] = []
+    run_serial = executor.run_serial
+
+    def noted(function: Callable[[Any], Any], *work: Any) -> Iterator[executor.Outcome]:
+        names.append(function.__name__)
+        return run_serial(function, *work)
+
+    monkeypatch.setattr(executor, "run_serial", noted)
+    source = write_jpegs(tmp_path / "in", 8)
+    for number in range(2):
+        precache.build(source, tmp_path / "out", precache.Recipe.image(resize=16), address="serial")
+        write(source / f"cat/new{number}.jpg", encoded(cut(90 + number)))
+    assert names == ["run_probe", "run_shard"] * 2

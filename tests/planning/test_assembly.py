@@ -1,5 +1,6 @@
 """How the rows of a shard come about, decided without reading anything."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,10 @@ def test_stored_rows_are_linked_copied_or_computed(case: str) -> None:
 
 
 def test_holes_are_removed_samples_those_that_hang_and_those_of_known_content() -> None:
-    _, removed, _ = assemble(RECIPE, StoredRows.empty(RECIPE.fields, 4), [1]).runs
+    gone = replace(StoredRows.empty(RECIPE.fields, 4), known=np.arange(4) == 1, holes={1: REMOVED})
+    _, removed, _ = assemble(RECIPE, gone).runs
     assert (removed.places, removed.hole, removed.fetches) == (range(1, 2), REMOVED, False)
-    hangs = assemble(RECIPE, shard_rows(), (), {1: LATE}).runs[1]
+    hangs = assemble(RECIPE, shard_rows(), {1: LATE}).runs[1]
     assert (hangs.hole, hangs.fields) == (LATE, {"image": Zeros(), "mask": Zeros()})
     rows = shard_rows(known=np.zeros(4, np.bool_), holes={3: BROKEN})
     assembly = assemble(RECIPE, rows)
@@ -117,10 +119,10 @@ def shards(draw: st.DrawFn) -> tuple[StoredRows, set[int]]:
     known = np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     places = st.sets(st.integers(0, count - 1))
     removed = draw(places)
-    known[list(removed)] = False
+    known[list(removed)] = True
     rows = StoredRows(
         arrays, fields, np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2), known,
-        dict.fromkeys(draw(places) - removed, BROKEN),
+        dict.fromkeys(draw(places), BROKEN) | dict.fromkeys(removed, REMOVED),
     )  # fmt: skip
     return rows, removed
 
@@ -130,7 +132,7 @@ def test_every_row_has_one_way_and_none_is_taken_of_another_sample(
     drawn: tuple[StoredRows, set[int]],
 ) -> None:
     rows, removed = drawn
-    assembly = assemble(RECIPE, rows, removed)
+    assembly = assemble(RECIPE, rows)
     assert [place for run in assembly.runs for place in run.places] == list(range(len(rows.known)))
     for run in assembly.runs:
         for place in run.places:

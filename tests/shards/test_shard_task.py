@@ -39,10 +39,10 @@ from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.shard_writer import ShardWriter
 from precache_workers.planning import source_record
-from precache_workers.profiling.row_probe import run_probe
+from precache_workers.profiling.row_probe import ProbeTask, run_probe
 from precache_workers.shards import shard_objects, shard_task
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.samples import FetchAllTask, Job
+from precache_workers.shards.samples import Job
 from precache_workers.shards.shard_objects import FinishedObject
 from precache_workers.shards.shard_task import ShardTask, _build, run_shard
 from precache_workers.shards.stored_rows import StoredObject
@@ -632,8 +632,8 @@ def test_samples_of_a_unit_come_together_and_in_order(
 # --- the probe ----------------------------------------------------------------------------------
 
 
-def probe_of(tmp_path: Path, keys: Sequence[str], recipe: precache.Recipe = RAW) -> FetchAllTask:
-    return FetchAllTask(Job(open_source(str(tmp_path / "in")), recipe), keys, [-1] * len(keys))
+def probe_of(tmp_path: Path, keys: Sequence[str], recipe: precache.Recipe = RAW) -> ProbeTask:
+    return ProbeTask(Job(open_source(str(tmp_path / "in")), recipe), keys, [-1] * len(keys))
 
 
 def test_the_probe_learns_the_shape_of_rows_or_that_they_differ(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from precache.messages import first_ones, shown
 from precache.recipe.recipe import draws_in_words
 from precache.recipe.variants import pool_statistics
 from precache.runtime.operating_system import is_on_network
-from precache.storage.base import Folder, left_out_text
+from precache.storage.base import left_out_text
 from precache.store.build_status import (
     DESCRIPTION,
     remove_abandoned_scratch,
@@ -48,6 +48,7 @@ from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import SPARE, Leaf, seal_of, spare_objects, spare_root
 from precache.units import counted, local_time, size
 from precache_workers.cluster.executor import executor, is_joined
+from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
@@ -59,7 +60,7 @@ from precache_workers.driver.report import (
 from precache_workers.driver.sample_probe import SampleProbe
 from precache_workers.driver.totals import Totals, failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.planning.catalogue import StoredRows
+from precache_workers.planning.catalogue import Catalogue
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.stored_versions import stored_versions
@@ -195,7 +196,7 @@ class Build(SampleProbe):
                 location = spec.table.locations_of([row])
                 file = self.source.file_of(spec.table.keys[row], location)
                 if file is not None:
-                    self._require_shared(*file)
+                    require_shared(request, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     target = self._mend(target)
@@ -207,12 +208,6 @@ class Build(SampleProbe):
                 if (result := self._make(work)) is not None:
                     return result
                 target = work.target
-
-    def _require_shared(self, folder: Folder, name: str) -> None:
-        """Raise `BuildError` if some nodes of the cluster do not see an object."""
-        from precache_workers.cluster.nodes import require_shared
-
-        require_shared(self.request, folder, name)
 
     def _find_damage(self, target: TargetVersion) -> StoredObjects:
         """Compare the bytes of a committed version with its records, if this build verifies."""
@@ -415,8 +410,7 @@ class Build(SampleProbe):
             lease.end()
             remove_folder(self.store, target.version)
             anew = new_target(self.store, target, recompute=recompute)
-            nothing = StoredRows.empty(target.shapes, len(target.table))
-            found = work.found if work.lost is None else nothing
+            found = work.found if work.lost is None else Catalogue.empty(target.spec).find()
             work = replace(work, target=anew, found=found, lost=None)
         if work.lost is not None:
             return lease, work
@@ -557,7 +551,7 @@ class Build(SampleProbe):
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
-            self._require_shared(target.folder, lease.name)
+            require_shared(self.request, target.folder, lease.name)
         table, job = target.table, self.job()
 
         def task_of(shard: int) -> ShardTask:
@@ -565,10 +559,6 @@ class Build(SampleProbe):
             part = slice(rows.start, rows.stop)
             contents = self.listed.contents[part]
             stored = found.shard(rows)
-            removed, may_fail = (
-                frozenset(row - rows.start for row in some.intersection(rows))
-                for some in (table.removed, self.retried)
-            )
             return ShardTask.of(
                 job,
                 table,
@@ -582,10 +572,9 @@ class Build(SampleProbe):
                 stored=stored,
                 check_stored=self.verifies,
                 pinned=stored.contents if self.listed.refreshes else contents,
-                removed=removed,
                 lease=lease.name,
                 barred={key: self.barred[key] for key in self.barred.keys() & table.keys[part]},
-                may_fail=may_fail,
+                may_fail=frozenset(r - rows.start for r in self.retried.intersection(rows)),
             )
 
         errors: dict[int, FetchError | CrashError] = {}

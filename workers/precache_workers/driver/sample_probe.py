@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -32,8 +30,7 @@ REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
 
 
 class SampleProbe:
-    """Tries samples by the functions of `row_probe`: the `planning.work_plan.Probe` that a build
-    is, and a plan.
+    """Tries samples by `row_probe`: the `planning.work_plan.Probe` that a build is, and a plan.
 
     Attributes
     ----------
@@ -90,8 +87,6 @@ class SampleProbe:
         return self._job
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
-        from precache_workers.profiling.row_probe import run_probe
-
         fields, open_ = spec.recipe.fields, spec.recipe.leaves_pixels_open
         if self.declared and not (open_ or may_draw(self.request, spec.recipe)):
             known = {
@@ -99,48 +94,44 @@ class SampleProbe:
             }
             if known.keys() == fields.keys():
                 return MeasuredRows(known, {})
-        measured: MeasuredRows = self._try(run_probe, spec)
+        measured = self._try(spec)
         self.starts = measured.starts
-        for line in measured.notes:
-            self.progress.note(line)
-        for line in measured.pixels:
-            self.note_pixels(line)
         return measured
 
     def read_pixels(self, spec: VersionSpec, rows: list[int], twice: bool) -> None:
-        from precache_workers.profiling.row_probe import run_readings
-
-        for line in self._try(functools.partial(run_readings, twice=twice), spec, rows):
-            self.note_pixels(line)
+        self._try(spec, rows, asks="pixels", twice=twice)
 
     def find_starts(self) -> None:
         """Find the parts that fields start from in all samples, if rows were not measured."""
-        from precache_workers.profiling.row_probe import run_starts
-
         is_open = isinstance(self.source, DatasetSource) and self.source.leaves_starts_open
         if is_open and self.starts is None:
-            self.starts = self._try(run_starts, self.listed.spec)
+            self.starts = self._try(self.listed.spec, asks="starts").starts
 
     def _try(
-        self, function: Callable[[Any], Any], spec: VersionSpec, rows: list[int] | None = None
-    ) -> Any:
-        """Return the outcome of a function of `row_probe` on samples of some rows, or of all."""
+        self, spec: VersionSpec, rows: list[int] | None = None, **options: Any
+    ) -> MeasuredRows:
+        """Try samples of some rows, or of all, and print what is found; `options` are those of
+        `ProbeTask`."""
         from precache_workers.planning.rows import sample_for_probe
-        from precache_workers.profiling.row_probe import PROBE_SAMPLES
-        from precache_workers.shards.samples import FetchAllTask
+        from precache_workers.profiling.row_probe import PROBE_SAMPLES, ProbeTask, run_probe
 
         for name in REQUIRED_MODULES:
             import_module(name)
         import_zstd()
         chosen = sample_for_probe(spec.table, PROBE_SAMPLES, rows)
-        task = FetchAllTask.of(self.job(), spec.table, chosen)
+        task = ProbeTask.of(self.job(), spec.table, chosen, barred=self.barred, **options)
         run, began = self.run_tasks, time.perf_counter()
         self.progress.phase("Measuring a few samples")
-        [(task, outcome)] = run(function, [replace(task, barred=self.barred)])
+        [(task, outcome)] = run(run_probe, [task])
         self.probe_seconds += time.perf_counter() - began
         self.barred |= task.barred
         if isinstance(outcome, SampleError):
             raise SourceError(f"{shown(self.request.source)}: {outcome}") from None
         if isinstance(outcome, PrecacheError):
             raise outcome
-        return outcome
+        tried: MeasuredRows = outcome
+        for line in tried.notes:
+            self.progress.note(line)
+        for line in tried.pixels:
+            self.note_pixels(line)
+        return tried

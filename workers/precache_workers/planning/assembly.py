@@ -18,7 +18,7 @@ import numpy as np
 from precache.errors import Hole
 from precache.recipe.recipe import Field, Recipe
 from precache.store.row_table import REMOVED
-from precache_workers.planning.catalogue import Held, StoredArray, StoredRows, has_row
+from precache_workers.planning.catalogue import StoredArray, StoredRows, has_row
 
 Parts = Mapping[str, str]
 """Part of a sample -> its content."""
@@ -176,13 +176,15 @@ class Assembly:
             stored = self.rows.parts_of_rows[place]
             for name, starts in self.rows.starts.items():
                 same[name] = all(parts[start] == stored[start] for start in starts)
-        actions = {
-            name: self._action(name, held[place], place) if same[name] else Compute()
-            for name, held in self.rows.fields.items()
-        }
-        computes = any(isinstance(action, Compute) for action in actions.values())
-        reuses = not all(isinstance(action, Compute) for action in actions.values())
-        return Run(places, actions, reuses=reuses, fetches=computes)
+        actions: dict[str, Action] = {}
+        for name, held in self.rows.fields.items():
+            array, row, is_hole = held[place].tolist()
+            actions[name] = Compute()
+            if same[name] and array >= 0 and not is_hole:
+                part = part_left(self.recipe.fields[name], self.rows.arrays[array])
+                actions[name] = Take(array, row - place, part)
+        computes = [isinstance(action, Compute) for action in actions.values()]
+        return Run(places, actions, reuses=not all(computes), fetches=any(computes))
 
     def hole_at(self, place: int) -> dict[str, Action]:
         """Return the actions of a row that is a hole: zeros, stored ones if there are such."""
@@ -193,26 +195,16 @@ class Assembly:
             actions[name] = Take(array, row - place) if stored else Zeros()
         return actions
 
-    def _action(self, name: str, at: Held, place: int) -> Action:
-        array, row, is_hole = at.tolist()
-        if array < 0 or is_hole:
-            return Compute()
-        part = part_left(self.recipe.fields[name], self.rows.arrays[array])
-        return Take(array, row - place, part)
-
 
 def assemble(
     recipe: Recipe,
     rows: StoredRows,
-    removed: Iterable[int] = (),
     barred: Mapping[int, Hole] = MappingProxyType({}),
 ) -> Assembly:
     """Decide how each row of a shard comes about.
 
     Parameters
     ----------
-    removed
-        Places of rows whose samples the source has no more.
     barred
         Place -> hole, of rows whose samples must not be decoded.
     """
@@ -220,7 +212,6 @@ def assemble(
     holes = {place: hole for place, hole in rows.holes.items() if rows.known[place]}
     complete = np.logical_and.reduce([has_row(held) for held in rows.fields.values()])
     holes |= {p: hole for p, hole in barred.items() if rows.known[p] and complete[p]}
-    holes |= dict.fromkeys(removed, REMOVED)
     return Assembly(recipe, rows, tuple(_runs(bare, holes)))
 
 

@@ -113,7 +113,7 @@ class StoredRows:
     known
         (rows,) bool, whether this is the content of the listed sample, and none of it is a guess.
     holes
-        Row -> hole, where samples of this content fail.
+        Row -> hole, where samples of this content fail, or were removed: known rows.
     labels
         Labels of rows that came with their samples, -1 for none; None if others are known.
     parts, starts
@@ -481,7 +481,9 @@ class Catalogue:
         for held in fields.values():  # of holes, only their own rows are taken
             other = [row for row in holes if held[row, 2] == 0]
             held[other] = -1
-        known, versions = self.listed.known.copy(), np.array([*(n for n, _ in arrays), -1])
+        holes |= dict.fromkeys(self.spec.table.removed, REMOVED)
+        known = self.listed.known | self.spec.table.is_removed
+        versions = np.array([*(n for n, _ in arrays), -1])
         declared = self.spec.recipe.fields
         for pair in (*mask_pairs(declared), *crop_pairs(declared)):
             mask, image = (fields[name] for name in pair)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.store.row_table import REMOVED
 from precache_workers.planning.assembly import FieldRows, assemble, count_rows, taken_rows
 from precache_workers.planning.catalogue import WHOLE, StoredArray, StoredRows, open_stored
 from precache_workers.planning.stored_versions import UNREADABLE
@@ -76,12 +77,11 @@ def _plan_shard(
 ) -> ShardPlan:
     target = work.target
     rows = target.rows_of(shard)
-    removed = {row - rows.start for row in target.table.removed.intersection(rows)}
     stored, recipe = work.found.shard(rows), target.spec.recipe
     for (place, number), (array, _) in taken_rows(stored).items():
         if nbytes_of(array, number) is None:
             stored = stored.without(place, number)
-    assembly = assemble(recipe, stored, removed)
+    assembly = assemble(recipe, stored)
     links, fetched = assembly.links, assembly.fetched
     fields = {name: count_rows(name, assembly) for name in target.shapes}
     linked = {(links[n][0].place, links[n][1]) for n, counts in fields.items() if counts.linked}
@@ -99,9 +99,9 @@ def _plan_shard(
         linked=assembly.linked,
         fetched=np.array(fetched, np.int64),
         compared=sum(assembly.with_sample(p, stored.contents[p]).reuses for p in guessed),
-        rows_reused=len(rows) - len(fetched) - len(removed),
+        rows_reused=target.samples_of(shard) - len(fetched),
         retried=len(work.retried.intersection(rows)),
-        stay_failed=len(stored.holes.keys() - removed - {*fetched}),
+        stay_failed=sum(run.hole not in (None, REMOVED) for run in assembly.runs),
         read_nbytes=read_nbytes,
         linked_nbytes=linked_nbytes,
         fields=fields,

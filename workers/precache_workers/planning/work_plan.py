@@ -162,7 +162,7 @@ def find_work(
     if target is not None and lost:
         gone = [((target.version, name), shard) for name, shard in lost]
         found = replace(catalogue, lost=gone).find(target.rows_per_shard, target.shapes)
-        holes = {row: hole for row, (_, hole) in target.committed().failures.items()}
+        holes = {row: hole for row, (_, hole) in target.committed().holes.items()}
         found.known[list(holes)] = True  # as holes, whatever their samples are now
         found = replace(found, holes=holes)
         return Work(target, found, todo=sorted({shard for _, shard in lost}), lost=lost)
@@ -185,7 +185,7 @@ def find_work(
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
     asks = (spec.recipe.leaves_pixels_open or draws) and listed.refreshes is None
     if asks and target.folder.size(DESCRIPTION) is None:
-        for rows in _decoded_rows(target, found):
+        for rows in _decoded_rows(found):
             if rows and (measured is None or len(rows) < target.table.samples):
                 probe.read_pixels(spec, rows, draws)
     needed = _needed(target, catalogue, found, measured) if is_new else None
@@ -201,13 +201,13 @@ def may_draw(request: Request, recipe: Recipe) -> bool:
     return bool(by_user) and not all(field.states_one_draw for field in recipe.fields.values())
 
 
-def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], list[int]]:
+def _decoded_rows(found: StoredRows) -> tuple[list[int], list[int]]:
     """List the rows of which no field is reused without its sample: those of which a content is
     guessed, and others.
 
     Of the former many may turn out to be the same, as where a container was written anew.
     """
-    decoded = ~(found.has_rows & found.known) & ~target.table.is_removed
+    decoded = ~(found.has_rows & found.known)
     decoded[list(found.holes)] = False
     guessed = found.content.any(1)
     before, others = np.flatnonzero(decoded & guessed), np.flatnonzero(decoded & ~guessed)

@@ -19,7 +19,7 @@ from precache.storage.base import Buffer, Folder
 from precache.storage.local import LocalFolder
 from precache.store.layout import INDEX_ENTRY_NBYTES
 from precache.store.receipts import Receipt
-from precache.store.row_table import RowTable
+from precache.store.row_table import REMOVED, RowTable
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.planning.assembly import assemble, count_rows
 from precache_workers.planning.catalogue import has_row
@@ -178,12 +178,12 @@ def _reuse(task: RatesTask) -> RowCost:
     assembly = assemble(task.job.recipe, stored)
     fields = {n: held for n, held in stored.fields.items() if count_rows(n, assembly).reused}
     taken = np.logical_and.reduce([stored.known, *map(has_row, fields.values())])
+    others = dict.fromkeys(np.flatnonzero(~taken).tolist(), REMOVED)
     keys = [*map(str, range(len(taken)))]
     receipt = run_shard(
         replace(
             _shard_of(task, fields, keys, [SampleError("")] * len(keys)),
-            stored=replace(stored, fields=fields),
-            removed=frozenset(np.flatnonzero(~taken).tolist()),
+            stored=replace(stored, fields=fields, known=np.ones_like(taken), holes=others),
         )
     )
     nbytes = sum(receipt.objects[name].size for name in fields)

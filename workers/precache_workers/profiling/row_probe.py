@@ -7,6 +7,8 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -40,64 +42,60 @@ from precache_workers.sources.dataset_items import (
 PROBE_SAMPLES = 24
 
 
-def run_probe(task: FetchAllTask) -> MeasuredRows:
-    """Measure row shapes by the first sample that has a row, and stored bytes by all.
+@dataclass(frozen=True)
+class ProbeTask(FetchAllTask):
+    """Samples that are tried before a build.
+
+    Attributes
+    ----------
+    asks
+        ``rows``: measure row shapes by the first sample that has a row, and stored bytes by all,
+        and read pixels; ``pixels``: read pixels alone; ``starts``: find the parts of a dataset's
+        samples that fields without an input start from.
+    twice
+        Make some samples a second time, to find out whether they draw random numbers.
+    """
+
+    asks: Literal["rows", "pixels", "starts"] = "rows"
+    twice: bool = True
+
+
+def run_probe(task: ProbeTask) -> MeasuredRows:
+    """Try samples before a build.
 
     Raises
     ------
     SampleError
         None of them has a row.
     RecipeError
-        They suggest another reading of pixels than one that the recipe leaves open, or a dataset or
-        function draws random numbers by itself.
+        They suggest another reading of pixels than one that the recipe leaves open, or differ in
+        the parts that fields start from; or a dataset or function draws random numbers by itself.
     """
     return run_in_time(functools.partial(_probe, task), task.job.sample_seconds)
 
 
-def run_readings(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
-    """Read the pixels of samples, and return lines on defaults of the recipe that decided them.
-
-    Parameters
-    ----------
-    twice
-        Make some samples a second time, to find out whether they draw random numbers.
-
-    Raises
-    ------
-    RecipeError
-        As of `run_probe`.
-    """
-
-    def read() -> tuple[str, ...]:
-        recipes = recipes_of(task.job)
-        losses = _Losses(task.job.recipe, recipes)
-        asked = [*_asked_of_pixels(task, recipes, twice), losses]
-        show_samples(task, asked)
-        return answers(asked)
-
-    return run_in_time(read, task.job.sample_seconds)
-
-
-def run_starts(task: FetchAllTask) -> Starts:
-    """Find the parts of a dataset's samples that fields without an input start from.
-
-    Raises
-    ------
-    RecipeError
-        Samples differ in them.
-    """
-
-    def find() -> Starts:
-        parts = _Parts(task.job)
+def _probe(task: ProbeTask) -> MeasuredRows:
+    job, parts = task.job, _Parts(task.job)
+    if task.asks == "starts":
         show_samples(task, [parts])
-        return parts.starts
+        return MeasuredRows({}, {}, starts=parts.starts)
+    recipes = recipes_of(job)
+    losses, rows = _Losses(job.recipe, recipes), _Rows(job.recipe, recipes)
+    pixels = [*([] if job.refreshes else _asked_of_pixels(task, recipes)), losses]
+    if task.asks == "pixels":
+        show_samples(task, pixels)
+        return MeasuredRows({}, {}, pixels=answers(pixels))
+    rows.failed = show_samples(task, [parts, *pixels, rows])
+    notes = answers([parts])
+    rows.wanted = {part for _, part in parts.starts}
+    of_pixels = answers(pixels)
+    notes += answers([rows])
+    stored = rows.stored | losses.stored
+    lines = () if job.refreshes else of_pixels
+    return MeasuredRows(rows.shapes, stored, notes, lines, parts.starts)
 
-    return run_in_time(find, task.job.sample_seconds)
 
-
-def _asked_of_pixels(
-    task: FetchAllTask, recipes: Mapping[str, FieldRecipe], twice: bool
-) -> list[Question]:
+def _asked_of_pixels(task: ProbeTask, recipes: Mapping[str, FieldRecipe]) -> list[Question]:
     job, recipe = task.job, task.job.recipe
     arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
     asked: list[Question] = [
@@ -106,25 +104,11 @@ def _asked_of_pixels(
             {name: recipes[array] for name, array in arrays.items()},
         )
     ]
-    if twice and (isinstance(job.source, DatasetSource) or recipe.functions):
+    if task.twice and (isinstance(job.source, DatasetSource) or recipe.functions):
         from precache_workers.profiling.own_draws import OwnDraws
 
         asked.append(OwnDraws(task, recipes))
     return asked
-
-
-def _probe(task: FetchAllTask) -> MeasuredRows:
-    job, recipes = task.job, recipes_of(task.job)
-    parts, losses, rows = _Parts(job), _Losses(job.recipe, recipes), _Rows(job.recipe, recipes)
-    pixels = [] if job.refreshes else _asked_of_pixels(task, recipes, twice=True)
-    rows.failed = show_samples(task, [parts, *pixels, losses, rows])
-    notes = answers([parts])
-    rows.wanted = {part for _, part in parts.starts}
-    of_pixels = answers([*pixels, losses])
-    notes += answers([rows])
-    stored = rows.stored | losses.stored
-    lines = () if job.refreshes else of_pixels
-    return MeasuredRows(rows.shapes, stored, notes, lines, parts.starts)
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -154,8 +154,7 @@ class FieldWriter:
         self._row_shapes = np.zeros((places, len(shape.shape)), np.int64)
         self._staged: Take | Zeros | None = Zeros()
         self._copies: list[tuple[StoredArray, range]] = []
-        self._copied: dict[ObjectId, StoredObject] = {}
-        self._taken: dict[ObjectId, np.ndarray] = {}
+        self._taken: dict[ObjectId, tuple[StoredObject, np.ndarray]] = {}
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
@@ -307,7 +306,6 @@ class FieldWriter:
         for number, (array, rows) in enumerate(copies):
             ends = last and number + 1 == len(copies)
             for stored, within in self._stored(array, rows):
-                self._copied[array.place, stored.shard] = stored
                 self._copy(stored, within, ends and within.stop + stored.first == rows.stop)
                 self._count(stored, within)
 
@@ -331,11 +329,10 @@ class FieldWriter:
 
     def _count(self, stored: StoredObject, rows: range) -> None:
         """Note rows that were taken unchanged, for their sums."""
-        if self._sums is not None:
-            key = stored.array.place, stored.shard
-            taken = self._taken.setdefault(key, np.zeros(stored.count, np.int64))
-            taken[rows.start : rows.stop] += 1
-            self._copied.setdefault(key, stored)
+        key = stored.array.place, stored.shard
+        none = np.zeros(stored.count, np.int64)
+        _, taken = self._taken.setdefault(key, (stored, none))
+        taken[rows.start : rows.stop] += 1
 
     # --- the object -----------------------------------------------------------------------------
 
@@ -353,7 +350,7 @@ class FieldWriter:
                 made = replace(made, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
             alike = (
                 stored
-                for stored in self._copied.values()
+                for stored, _ in self._taken.values()
                 if stored.array.encoded
                 and (made.size, made.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
             )
@@ -377,8 +374,7 @@ class FieldWriter:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
         if self._sums is None:
             return None
-        for key, taken in self._taken.items():
-            stored = self._copied[key]
+        for stored, taken in self._taken.values():
             times = np.where(stored.is_hole, 0, taken)  # samples of one content share a row
             others = np.flatnonzero((times == 0) & ~stored.is_hole)
             # Rows of uint8 are summed exactly, so that sums less other rows do as well.

@@ -68,8 +68,6 @@ class ShardTask(FetchAllTask):
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
         first rows of the shard. It is that of the refreshed version, else of an earlier read.
-    removed
-        Places of rows whose samples the source has no more.
     lease
         The build's lease below the folder: while it has the highest number, the build may write.
     again
@@ -87,7 +85,6 @@ class ShardTask(FetchAllTask):
     stored: StoredRows | None = None
     check_stored: bool = False
     pinned: Sequence[str] = ()
-    removed: frozenset[int] = frozenset()
     lease: str | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
@@ -157,7 +154,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     """
     recipe = task.job.recipe
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
-    assembly = assemble(recipe, stored, task.removed, barred)
+    assembly = assemble(recipe, stored, barred)
     linked, objects_of_others = assembly.linked, None
     if stored.arrays:
         from precache_workers.shards.stored_rows import StoredObjects  # which loads readers
