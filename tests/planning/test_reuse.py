@@ -219,6 +219,22 @@ def test_rows_of_a_copy_are_found_by_contents_that_versions_of_other_ops_know(
     assert (last.rows_reused, CALLS) == (30, [])
 
 
+def test_a_copy_takes_rows_of_the_version_whose_files_have_its_times(
+    source: Path, tmp_path: Path
+) -> None:
+    """Though a later one has other contents of the same names and sizes."""
+    photos = sorted(source.rglob("0*.jpg"))[:3]
+    build(source, tmp_path / "store")
+    shutil.copytree(source, tmp_path / "copy")
+    datas = [photo.read_bytes() for photo in photos]
+    for photo, data in zip(photos, datas[1:] + datas[:1], strict=True):
+        photo.write_bytes(data)
+    build(source, tmp_path / "store")
+    CALLS.clear()
+    build(tmp_path / "copy", tmp_path / "store")
+    assert CALLS == []
+
+
 def test_a_short_or_missing_object_is_made_anew(kept: Kept) -> None:
     one, other = (kept.version_folder / f"image/c/{shard}/0/0/0" for shard in (1, 2))
     one.unlink()

@@ -604,9 +604,12 @@ def _contents(
         if labels is not None:
             labels[same] = samples.at_keys(np.asarray(samples.version.labels), -1)[same]
     by_source = sorted(versions, key=lambda samples: samples.table.source != table.source)
-    for samples in by_source:
+    for as_copied, samples in itertools.product((True, False), by_source):
         of_keys = samples.at_keys(samples.content, 0)
         new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
+        if as_copied:  # with their times, as copies of a folder are
+            new &= samples.at_keys(samples.table.sizes, -1) == table.sizes
+            new &= (samples.at_keys(samples.table.mtimes, -1) == table.mtimes) & (table.mtimes > 0)
         content[new], guessed[new] = of_keys[new], True
     parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
     for is_guess, samples in itertools.product((False, True), by_source):
