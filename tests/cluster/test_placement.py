@@ -83,19 +83,23 @@ def test_a_running_cluster_is_joined_and_goes_on(cluster: Cluster, tmp_path: Pat
     planned = cli(*plan, env=cluster.env)
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
-    for name in ("one", "two"):
+
+    def built(name: str) -> Any:
         ran = cli(
             *("build", tmp_path / "data/in", tmp_path / name, *LARGE),
             *("--address", "auto", "--json", "--no-progress", "--label-level", "1"),
             env=cluster.env,
         )
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stderr == ""
-        assert json.loads(ran.stdout)["shards_skipped"] == 0
+        assert (ran.returncode, ran.stderr) == (0, "")
+        return json.loads(ran.stdout)
+
+    assert [built(name)["shards_skipped"] for name in ("one", "two")] == [0, 0]
     recipe = precache.Recipe.image(resize=160, crop=150)
     build_here(tmp_path / "data/in", tmp_path / "serial", recipe, {"shard_samples": 2})
     assert contents(tmp_path / "one") == contents(tmp_path / "serial")
     assert contents(tmp_path / "two") == contents(tmp_path / "serial")
+    write_jpegs(tmp_path / "data/in", 14)
+    assert built("one")["rows_reused"] == 12
 
 
 @pytest.mark.heavy
