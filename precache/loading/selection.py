@@ -112,6 +112,8 @@ def _array(values: Any) -> np.ndarray:
     """Convert to an array, of objects if the values have no other."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
+        if values.dtype == torch.bfloat16:  # NumPy has no such type
+            values = values.float()
     elif isinstance(values, Mapping):  # of which its keys would be taken
         return np.array(None)
     elif isinstance(values, Iterable) and not isinstance(values, np.ndarray):

@@ -20,14 +20,15 @@ def whole(name: str, value: Any, minimum: int | None = None) -> int:
     Raises
     ------
     UsageError
-        It is no integer, or below `minimum`.
+        It is no integer, below `minimum`, or a size that 64 bits do not hold.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or (minimum is not None and number < minimum):
-        limit = "" if minimum is None else f" from {minimum} up"
+    if number is None or (minimum is not None and not minimum <= number < 2**63):
+        end = ", below 2**63" if number is not None and number >= 2**63 else ""
+        limit = "" if minimum is None else f" from {minimum} up{end}"
         raise UsageError(f"{name} is {value!r}; give a whole number{limit}")
     return number
 

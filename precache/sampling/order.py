@@ -254,7 +254,7 @@ class BlockPermutation:
         blocks = len(edges) - 1
         order = Permutation(blocks, "blocks", *key)(np.arange(blocks))
         self._key = key
-        self._window = window
+        self._window = window = min(window, max(1, blocks))
         self._starts = edges[order]
         self._ends = np.cumsum(np.diff(edges)[order])
         self._group_ends = self._ends[

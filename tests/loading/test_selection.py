@@ -185,7 +185,8 @@ def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
     assert 5 < np.mean(heavy) / np.mean(light) < 11
     assert epochs == _epochs(raw, 40, shuffle=Weighted(weights))
     smallest = np.ldexp(weights, -1030)  # of which no part by 2**53 is left
-    for same in (smallest, iter(weights), torch.tensor(weights, requires_grad=True)):
+    halved = torch.tensor(weights, dtype=torch.bfloat16)
+    for same in (smallest, iter(weights), halved, torch.tensor(weights, requires_grad=True)):
         assert epochs == _epochs(raw, 40, shuffle=Weighted(same))
     some = np.flatnonzero(version.valid)[:6]
     assert set(_epochs(raw, 5, rows=some, shuffle=Weighted(weights))[4]) <= set(some.tolist())
