@@ -67,7 +67,7 @@ docs: $(STAMP)  ## make build/site, the documentation as a site
 wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for CPython 3.11 and later, both checked
 	@$(PIP_INSTALL) --editable '.[$(EXTRAS),release]' --constraint constraints.txt
 	@rm -rf dist build
-	@$(BIN)/python -m build --outdir dist/linux .
+	@$(BIN)/python -m build --config-setting=--build-option=--py-limited-api=cp311 --outdir dist/linux .
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/linux/*.whl
 	@mv dist/linux/*.tar.gz dist && rm -r dist/linux
 	@$(BIN)/twine check --strict dist/*

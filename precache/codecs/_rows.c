@@ -4,6 +4,10 @@
    All functions release the interpreter lock, and check every offset before they read. */
 
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#if !defined(Py_GIL_DISABLED) /* free-threaded Pythons have no stable ABI before 3.15 */
+#define Py_LIMITED_API 0x030B0000
+#endif
 #include <Python.h>
 
 #include <dlfcn.h>
@@ -252,9 +256,42 @@ static uint32_t zeros_behind(size_t size)
     return factor;
 }
 
+static int by_instruction;
+static uint32_t tables[8][256]; /* by how many bytes follow */
+
+static void prepare_crc32c(void)
+{
+    by_instruction = HAS_CRC32C;
+    for (uint32_t byte = 0; byte < 256; byte++)
+        tables[0][byte] = multiply(byte, 1u << 23);
+    for (int behind = 1; behind < 8; behind++)
+        for (uint32_t byte = 0; byte < 256; byte++)
+            tables[behind][byte] = multiply(tables[behind - 1][byte], 1u << 23);
+}
+
+/* What `extend` does, on processors without the instruction: eight bytes at a time. */
+static uint32_t extend_by_tables(uint32_t crc, const uint8_t *in, size_t size)
+{
+    for (; size >= 8; size -= 8, in += 8) {
+        uint64_t word;
+        memcpy(&word, in, sizeof word);
+        word ^= crc, crc = 0;
+        for (int behind = 7; behind >= 0; behind--, word >>= 8)
+            crc ^= tables[behind][word & 255];
+    }
+    for (; size; size--)
+        crc = crc >> 8 ^ tables[0][(crc ^ *in++) & 255];
+    return crc;
+}
+
 /* Compute the CRC32C of `in`, and copy it to `out` unless that is NULL: memory is read once. */
 static uint32_t crc32c_copying(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
 {
+    if (!by_instruction) {
+        if (out)
+            put(out, in, size, past_caches);
+        return ~extend_by_tables(UINT32_MAX, in, size);
+    }
     size_t head = before_line(out), part, rest;
     head = head < size ? head : size;
     part = (size - head) / PLACES & ~(size_t)(LINE - 1);
@@ -286,30 +323,13 @@ static uint32_t ending(const uint8_t *end)
     return end[-4] | (uint32_t)end[-3] << 8 | (uint32_t)end[-2] << 16 | (uint32_t)end[-1] << 24;
 }
 
-PyDoc_STRVAR(has_crc32c_doc,
-"has_crc32c()\n--\n\nReturn whether this machine has an instruction for CRC32C, which `crc32c` and "
-"the\n`checks` of `gather` need.");
-
-static PyObject *has_crc32c(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
-{
-    return PyBool_FromLong(HAS_CRC32C);
-}
-
-static int without_crc32c(void)
-{
-    if (HAS_CRC32C)
-        return 0;
-    PyErr_SetString(PyExc_RuntimeError, "this machine has no instruction for CRC32C");
-    return 1;
-}
-
 PyDoc_STRVAR(crc32c_doc, "crc32c(data)\n--\n\nCompute the CRC32C of bytes.");
 
 static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer data;
     uint32_t crc;
-    if (without_crc32c() || !PyArg_ParseTuple(args, "y*:crc32c", &data))
+    if (!PyArg_ParseTuple(args, "y*:crc32c", &data))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     crc = crc32c_copying(NULL, data.buf, (size_t)data.len, 0);
@@ -412,9 +432,7 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
                           &lengths, &checks, &out, &past_caches))
         return NULL;
     Py_ssize_t copied;
-    if (checks.buf && without_crc32c()) {
-        ;
-    } else if (open_sources(&pieces.sources, list, &numbers) == 0) {
+    if (open_sources(&pieces.sources, list, &numbers) == 0) {
         pieces.starts = starts.buf, pieces.lengths = lengths.buf, pieces.checks = checks.buf;
         if (starts.len != numbers.len || lengths.len != numbers.len ||
             (checks.buf && checks.len != numbers.len) || !pieces_lie_inside(&pieces)) {
@@ -1316,7 +1334,7 @@ static PyObject *load_turbojpeg(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     void *library = dlopen(PyBytes_AsString(path), RTLD_NOW | RTLD_LOCAL);
     Py_DECREF(path);
-    if (library == NULL || !HAS_CRC32C)
+    if (library == NULL)
         Py_RETURN_FALSE;
     TurboJpeg loaded;
     *(void **)&loaded.create = dlsym(library, "tj3Init");
@@ -1527,7 +1545,6 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
 /* ---- the module ----------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"has_crc32c", has_crc32c, METH_NOARGS, has_crc32c_doc},
     {"crc32c", crc32c, METH_VARARGS, crc32c_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"undo_image", undo_image, METH_VARARGS, undo_image_doc},
@@ -1538,7 +1555,12 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static PyModuleDef_Slot slots[] = {
+#if defined(Py_mod_gil)
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
@@ -1547,4 +1569,8 @@ static struct PyModuleDef module = {
     .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__rows(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__rows(void)
+{
+    prepare_crc32c();
+    return PyModuleDef_Init(&module);
+}

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-import google_crc32c
 import numpy as np
 
 from precache.runtime.operating_system import library_places
@@ -49,13 +48,10 @@ class Compiled:
         The extension module; None if it is not compiled.
     has_zstd
         `decode_frames` works: libzstd is installed.
-    has_crc32c
-        `copy_pieces` can check CRC32C: the processor has an instruction for it.
     """
 
     functions: ModuleType | None = None
     has_zstd: bool = False
-    has_crc32c: bool = False
 
 
 @functools.cache
@@ -66,7 +62,7 @@ def compiled() -> Compiled:
     except ImportError:
         return Compiled()
     has_zstd = any(map(functions.load_zstd, library_places("zstd", 1)))
-    return Compiled(functions, has_zstd, functions.has_crc32c())
+    return Compiled(functions, has_zstd)
 
 
 @functools.cache
@@ -110,7 +106,7 @@ def copy_pieces(
         Size of the batch that `out` is part of.
     checks
         (n,) int64: CRC32C of each piece, which is compared while it is copied, `UNCHECKED` or
-        `OWN`; needs `Compiled.has_crc32c`.
+        `OWN`; needs compiled functions.
 
     Returns
     -------
@@ -142,9 +138,10 @@ def crc32c(data: bytes | memoryview) -> int:
     The compiled function releases the interpreter lock, which page faults would hold.
     """
     functions = compiled().functions
-    if functions is not None and compiled().has_crc32c:
-        value: int = functions.crc32c(data)
-        return value
+    if functions is not None:
+        return int(functions.crc32c(data))
+    import google_crc32c  # of free-threaded Pythons, it would turn the interpreter lock on
+
     return int(google_crc32c.value(np.frombuffer(data, np.uint8)))
 
 

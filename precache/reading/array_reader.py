@@ -146,7 +146,7 @@ class ArrayReader:
             starts = starts + rows % self.array.chunk_rows * nbytes
         due: np.ndarray = self._objects.checks(places)
         if (due != UNCHECKED).any():
-            if nbytes == self.array.chunk_nbytes and kernels.compiled().has_crc32c:
+            if nbytes == self.array.chunk_nbytes and kernels.compiled().functions:
                 checks = due  # while they are copied
             else:
                 self._check_crc32c(places)

@@ -261,7 +261,7 @@ class RaggedReader(ArrayReader):
         """
         codecs, kernel = self.array.decoder.codecs, kernels.compiled()
         checks = self._objects.checks(places)
-        if codecs == ("crc32c",) and kernel.has_crc32c and self._objects.mapped:
+        if codecs == ("crc32c",) and kernel.functions and self._objects.mapped:
             if (places.lengths != sizes + CHECK_NBYTES).any():
                 return None
             data = np.empty(int(sizes.sum()), np.uint8)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
+from precache.codecs import kernels
 from precache.errors import DamageError
 
 TARGET_SHARD_BYTES = 128 << 20
@@ -137,7 +137,7 @@ def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:
     Format: Zarr v3 `sharding_indexed` with ``index_codecs=[bytes(little), crc32c]``.
     """
     index = np.stack([offsets, lengths], axis=1).astype("<u8").tobytes()
-    return index + int(google_crc32c.value(index)).to_bytes(INDEX_CHECKSUM_NBYTES, "little")
+    return index + kernels.crc32c(index).to_bytes(INDEX_CHECKSUM_NBYTES, "little")
 
 
 def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
@@ -150,7 +150,7 @@ def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
     """
     end = chunks * INDEX_ENTRY_NBYTES
     body, stored = bytes(tail[:end]), bytes(tail[end : end + INDEX_CHECKSUM_NBYTES])
-    if len(stored) != INDEX_CHECKSUM_NBYTES or google_crc32c.value(body) != int.from_bytes(
+    if len(stored) != INDEX_CHECKSUM_NBYTES or kernels.crc32c(body) != int.from_bytes(
         stored, "little"
     ):
         raise DamageError("the shard index fails its CRC32C")

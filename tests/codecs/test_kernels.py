@@ -120,10 +120,6 @@ def test_rows_are_taken_as_numpy_takes_them() -> None:
 
 # --- CRC32C -------------------------------------------------------------------------------------
 
-needs_crc32c = pytest.mark.skipif(
-    not kernels.compiled().has_crc32c, reason="no instruction for CRC32C"
-)
-
 SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
 
 
@@ -135,7 +131,7 @@ def test_checksums_are_those_of_google_crc32c() -> None:
         assert kernels.crc32c(data) == kernels.crc32c(memoryview(data)) == wanted
 
 
-@needs_crc32c
+@needs_compiled
 @pytest.mark.usefixtures("past")
 @pytest.mark.parametrize("shift", [0, 1, 16, 63])
 @pytest.mark.parametrize("size", SIZES)
@@ -169,7 +165,7 @@ def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int
     assert (room[shift + len(out) :] == 0xAA).all(), "written behind its room"
 
 
-@needs_crc32c
+@needs_compiled
 @pytest.mark.parametrize("behind", [0, 3])
 def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
     data, out = memoryview(bytes(100 + behind)), np.empty(100, np.uint8)
@@ -189,7 +185,7 @@ def patient_threads() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-@needs_crc32c
+@needs_compiled
 @pytest.mark.usefixtures("patient_threads")
 def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
     data, went_on = memoryview(bytes(64 << 20)), False

@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 
+from precache.codecs import kernels
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
 from precache.storage.base import FileInfo, Folder
@@ -199,7 +199,7 @@ def _records(stream: BinaryIO, where: str) -> Iterator[tuple[bytes | None, dict[
 
 def _masked(data: bytes) -> int:
     """Return the masked CRC-32C of data, as TFRecord files store it."""
-    crc = int(google_crc32c.value(data))
+    crc = kernels.crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
