@@ -40,7 +40,7 @@ from precache.errors import UsageError
 from precache.recipe.coordinates import Movement
 from precache.recipe.ops import Operation
 from precache.recipe.resampling import resized_shape
-from precache.runtime.integers import sides, whole
+from precache.runtime.integers import MOST_SIDE, sides, whole
 
 Batch = dict[str, torch.Tensor]
 Place = tuple[int, ...]
@@ -965,7 +965,7 @@ class RandomCrop(_Crop):
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
     ) -> None:
         super().__init__(size, fields)
-        self.padding = whole("padding", padding, 0)
+        self.padding = whole("padding", padding, 0, MOST_SIDE)
 
     def corners(self, spare: torch.Tensor, draw: Draw) -> torch.Tensor:
         places = (spare + 2 * self.padding + 1).float()
@@ -1012,7 +1012,8 @@ class Resize(_Resampling):
         fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
         super().__init__(fields)
-        self.size = whole("size", size, 1) if not isinstance(size, tuple) else sides("size", size)
+        pair = isinstance(size, tuple)
+        self.size = sides("size", size) if pair else whole("size", size, 1, MOST_SIDE)
 
     def view(self, view: View, draw: Draw) -> View:
         size = self.size if isinstance(self.size, tuple) else None

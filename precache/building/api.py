@@ -18,7 +18,7 @@ from precache.recipe.recipe import Recipe, require_stated_draws
 from precache.runtime.integers import whole
 from precache.runtime.operating_system import require_linux
 from precache.runtime.usage import cores as usable_cores
-from precache.storage.open import StorageOptions
+from precache.storage.open import StorageOptions, address_of
 from precache_workers.planning.options import BuildOptions, read_options
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def build(
         Store rows in the order of the listing, of a folder by name as text, instead of a fixed
         shuffle.
     shard_samples
-        Rows of a shard. By default a shard has about 128 MiB of raw data, and small sets are
-        divided into about 16 shards if their chunks allow it.
+        Rows of a shard, rounded up to those of whole chunks. By default a shard has about 128 MiB
+        of raw data, and small sets are divided into about 16 shards if their chunks allow it.
     ignore_ctime
         Take local samples as unchanged that have the size and time that they had. By default those
         of another ctime or inode are read, as `chmod`, links and copies change these, but so do
@@ -326,8 +326,8 @@ def new_request(
             "python:module:factory"
         )
     own = {
-        "source": os.fspath(source),
-        "store": os.fspath(store),
+        "source": address_of("source", source),
+        "store": address_of("store", store),
         "recipe": recipe,
         "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
     }
@@ -387,8 +387,9 @@ def submit(
     recipe = _recipe_of(recipe)
     require_stated_draws(recipe)
     require_permission(recipe, checked.run_functions)
+    source, store = address_of("source", source), address_of("store", store)
     require_apart(store, source, checked.storage_options)
-    package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
+    package = pack(source, store, recipe, checked, code)
     return submit_package(package, address)
 
 

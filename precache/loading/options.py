@@ -23,6 +23,7 @@ from precache.errors import UsageError
 from precache.loading.ranks import find_local_rank, find_rank
 from precache.loading.sequences import Form
 from precache.runtime.integers import whole
+from precache.storage.open import address_of
 from precache.transforms import require_step
 
 SHUFFLE_WINDOW = 8
@@ -256,6 +257,11 @@ class LoaderOptions(BaseModel):
         weighted, resident = isinstance(self.shuffle, Weighted), self.reading.resident
         if self.refresh and (self.rows is not None or resident or weighted):
             raise UsageError("rows, weights and resident need one version; leave out refresh")
+        if self.batch_size * self.world_size >= 2**63:
+            raise UsageError(
+                f"batch_size is {self.batch_size} on each of {self.world_size} ranks; give less "
+                "than 2**63 rows a step"
+            )
         if resident == "device" and self.device.type not in ("cpu", "cuda"):
             raise UsageError(
                 f"resident='device' needs a CUDA device, and device is {str(self.device)!r}; give "
@@ -335,13 +341,12 @@ def _require_followed(name: str, value: Any, kind: Any) -> None:
 
 def require_path(uri: Any) -> str:
     """Return a path or URL as text; raise `UsageError` if it is none."""
-    try:
-        return str(os.fspath(uri))
-    except TypeError:
+    if not isinstance(uri, str | os.PathLike):
         raise UsageError(
             f"a {type(uri).__name__} was given for a store; give its path or URL, and to a Loader "
             "the rows of a subset as rows=, by their numbers or keys (Version.rows_of_keys)"
-        ) from None
+        )
+    return address_of("the store", uri)
 
 
 def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

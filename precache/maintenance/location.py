@@ -12,7 +12,7 @@ from precache.maintenance.scan import CLOCK
 from precache.messages import shown
 from precache.storage.backends import EXTRAS, WEB
 from precache.storage.base import Folder
-from precache.storage.open import StorageOptions, open_folder
+from precache.storage.open import StorageOptions, address_of, open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import LEASES_FOLDER
@@ -34,8 +34,8 @@ def require_apart(
     source
         Place of the samples, or of the store that is copied; empty if it is unknown.
     """
-    named = shown(store)
-    if os.fspath(store).partition("://")[0].lower() in WEB:
+    named = shown(address_of("store", store))
+    if named.partition("://")[0].lower() in WEB:
         raise UsageError(
             f"{named} is on a web server, which is read only; write the store to a local folder, "
             "s3://, gs:// or az://"

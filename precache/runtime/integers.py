@@ -13,21 +13,24 @@ from typing import Any
 
 from precache.errors import UsageError
 
+MOST_SIDE = 1 << 24
+"""Most pixels of a side: more than any image has, and few enough to be multiplied."""
 
-def whole(name: str, value: Any, minimum: int | None = None) -> int:
+
+def whole(name: str, value: Any, minimum: int | None = None, most: int = 2**63 - 1) -> int:
     """Convert `value` to an int.
 
     Raises
     ------
     UsageError
-        It is no integer, below `minimum`, or a size that 64 bits do not hold.
+        It is no integer, below `minimum`, or, where there is one, above `most`.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or (minimum is not None and not minimum <= number < 2**63):
-        end = ", below 2**63" if number is not None and number >= 2**63 else ""
+    if number is None or (minimum is not None and not minimum <= number <= most):
+        end = f", at most {most:,}" if number is not None and number > most else ""
         limit = "" if minimum is None else f" from {minimum} up{end}"
         raise UsageError(f"{name} is {value!r}; give a whole number{limit}")
     return number
@@ -39,7 +42,7 @@ def sides(name: str, value: Any) -> tuple[int, int]:
     Raises
     ------
     UsageError
-        They are no integers from 1 up.
+        They are no integers from 1 up, or beyond what an image has.
     """
     pair = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
-    return whole(name, pair[0], 1), whole(name, pair[1], 1)
+    return whole(name, pair[0], 1, MOST_SIDE), whole(name, pair[1], 1, MOST_SIDE)

@@ -29,7 +29,7 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
         it is below a millionth of their sum.
     """
     values = list[float]()
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         values = [] if isinstance(weights, Mapping) else [float(weight) for weight in weights]
     if len(values) != sources:
         raise UsageError(f"weights is {reprlib.repr(weights)} for {sources} loaders; give one each")

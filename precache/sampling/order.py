@@ -461,12 +461,12 @@ class Steps:
         return np.append(own, first + size - rest + self._share(first, rest))
 
     def _share(self, first: int, size: int) -> np.ndarray:
-        offsets = np.arange(size, dtype=np.int64)
         nodes = self.shuffle.nodes if self.shuffle else 1
-        if nodes > 1:
-            offsets = offsets[np.argsort((first + offsets) % nodes, kind="stable")]
         share = size // self.world_size
-        return np.sort(offsets[self.rank * share : (self.rank + 1) * share])
+        start, end = self.rank * share, (self.rank + 1) * share
+        if nodes == 1:
+            return np.arange(start, end, dtype=np.int64)
+        return np.sort(np.argsort((first + np.arange(size)) % nodes, kind="stable")[start:end])
 
     def again(self, first: int) -> np.ndarray | None:
         """Return numbers that make random draws differ for rows repeated within an epoch.

@@ -15,6 +15,20 @@ from precache.storage.local import ANYWHERE, LocalFolder
 StorageOptions = Mapping[str, Any] | None
 
 
+def address_of(name: str, value: Any) -> str:
+    """Return a path or URL as text.
+
+    Raises
+    ------
+    UsageError
+        It is neither, or has a zero byte.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise UsageError(f"{name} is {value!r}; give a path or URL as text")
+    return text
+
+
 def open_folder(
     uri: str | os.PathLike[str], options: StorageOptions = None, *, follow_links: bool = False
 ) -> Folder:
@@ -31,9 +45,10 @@ def open_folder(
     Raises
     ------
     UsageError
-        A URL that names no bucket, or one of an object store that holds credentials.
+        No path or URL; a URL that names no bucket, or one of an object store that holds
+        credentials.
     """
-    protocol, mark, path = os.fspath(uri).partition("://")
+    protocol, mark, path = address_of("the address", uri).partition("://")
     if not mark or protocol in ("file", "local"):
         path = path if mark else protocol
         return LocalFolder(Path(path).expanduser().absolute(), ANYWHERE if follow_links else None)

@@ -13,7 +13,7 @@ from precache.errors import GoneError, StoreError
 from precache.messages import shown
 from precache.runtime.threads import Threads
 from precache.storage.base import Folder
-from precache.storage.open import StorageOptions, open_folder
+from precache.storage.open import StorageOptions, address_of, open_folder
 from precache.store.arrays import (
     ROWS_PER_CHUNK,
     SHARDS,
@@ -48,7 +48,7 @@ def split_uri(
     uri: str | os.PathLike[str], storage_options: StorageOptions = None
 ) -> tuple[str, str | None]:
     """Split ``STORE@3f2a`` into (``STORE``, ``3f2a``); an existing path is not split."""
-    text = os.fspath(uri)
+    text = address_of("the store", uri)
     base, at, prefix = text.rpartition("@")
     if not at or not base or "/" in prefix or open_folder(text, storage_options).exists():
         return text, None

@@ -284,6 +284,9 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
         ({"address": "mars"}, "address is 'mars'"),
         ({"source": precache.Recipe.image()}, "source is a Recipe; give a folder"),
         ({"source": None}, "source is a NoneType; give a folder"),
+        ({"store": None}, "store is None; give a path or URL as text"),
+        ({"store": b"x"}, "store is b'x'; give a path or URL as text"),
+        ({"store": "a\0b"}, r"store is 'a\\x00b'; give a path or URL as text"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, options: Any, text: str) -> None:

@@ -240,6 +240,8 @@ def test_wrong_parameters_are_refused_where_a_transform_is_made() -> None:
         ("; give one of precache.transforms", lambda: Compose([precache.HorizontalFlip])),
         ("OfTorchvision of torchvision, .* draws once", lambda: Compose([OfTorchvision()])),
         ("Compose takes a list of transforms, not <", lambda: Compose(flip())),
+        (r"size is 10+; .*at most 16,777,216", lambda: Resize(10**30)),
+        (r"padding is 10+; .*at most 16,777,216", lambda: RandomCrop(8, padding=10**30)),
         ("p is 2; give a number from 0 to 1", lambda: flip(2)),
         ("p is 10+; give a number from 0 to 1", lambda: flip(10**400)),
         (f"scale is 0.5{no_pair}", lambda: crop(8, scale=0.5)),

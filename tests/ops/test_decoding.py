@@ -267,6 +267,33 @@ def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
     assert np.array_equal(from_black, 255 - from_white)
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_values_that_count_from_white_are_turned_around_where_they_are_kept(
+    dtype: str, compression: str | None
+) -> None:
+    values = random_bytes(48, 64).astype(dtype) * 7
+    black, white = (
+        decode(tiff(values, photometric=kind, compression=compression), Decode(mode="unchanged"))
+        for kind in ("minisblack", "miniswhite")
+    )
+    assert np.array_equal(black[..., 0], values)
+    assert np.array_equal(white[..., 0], np.iinfo(dtype).max - values)
+
+
+def test_16_bits_that_count_from_white_are_turned_around_where_pillow_keeps_them() -> None:
+    values = random_bytes(48, 64).astype(np.uint16) * 7
+    options = {"compression": "tiff_lzw", "tiffinfo": {262: 0}}
+    white = decode(encoded(Image.fromarray(values), "TIFF", **options), Decode(mode="unchanged"))
+    assert np.array_equal(white[..., 0], 65535 - values)
+
+
+def test_fractions_that_count_from_white_are_refused() -> None:
+    data = tiff(np.ones((4, 4), np.float32), photometric="miniswhite")
+    with pytest.raises(SampleError, match=r"0 is white, of float32.*save it with 0 as black"):
+        decode(data, Decode(mode="unchanged"))
+
+
 # --- more than one picture -----------------------------------------------------------------------
 
 

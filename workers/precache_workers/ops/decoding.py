@@ -770,11 +770,11 @@ def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
             if page.photometric == tifffile.PHOTOMETRIC.PALETTE:
                 return _values(Image.new("P", (1, 1)))
             if page.compression not in _BY_TIFFFILE or page.predictor not in _PREDICTORS:
-                return _as_stored(data, op, page)
+                return _from_black(_as_stored(data, op, page), page)
             array = page.asarray()
             if page.axes == "SYX":
                 array = np.moveaxis(array, 0, 2)
-            array = array.reshape(height, width, -1)
+            array = _from_black(array.reshape(height, width, -1), page)
             if array.dtype == np.bool_:
                 return _values(Image.new("1", (1, 1)))
             if page.bitspersample < 8:
@@ -786,6 +786,18 @@ def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
     except Exception as error:  # tifffile raises many kinds on broken files
         raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
     return _turned(array, orientation)
+
+
+def _from_black(array: np.ndarray, page: Any) -> np.ndarray:
+    """Turn values around of which 0 is white, as all modes do."""
+    if page.photometric != 0 or array.dtype == np.bool_:
+        return array
+    if array.dtype.kind != "u":
+        raise SampleError(
+            f"is a TIFF whose 0 is white, of {array.dtype}, which names no black; save it with 0 "
+            "as black"
+        )
+    return array.dtype.type(2**page.bitspersample - 1) - array  # type: ignore[no-any-return]
 
 
 def _as_stored(data: bytes, op: Decode, page: Any) -> np.ndarray:

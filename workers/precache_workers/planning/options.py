@@ -49,7 +49,7 @@ def _plain_paths(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(strict=True, ge=1), PLAIN_INT]
-NotNegative = Annotated[int, Field(strict=True, ge=0), PLAIN_INT]
+NotNegative = Annotated[int, Field(strict=True, ge=0, lt=2**63), PLAIN_INT]
 ShardRows = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARD_SAMPLES), PLAIN_INT]
 PathText = Annotated[str, BeforeValidator(_plain_path)]
 
