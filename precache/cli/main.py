@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = time.monotonic() - began
             waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
             with contextlib.suppress(KeyboardInterrupt), waits:
-                for line in remedies(error, options, given, seconds):
+                for line in remedies(error, given, seconds):
                     waits.stop()
                     say(line, stderr=True)
                     waits.start()
