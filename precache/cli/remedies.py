@@ -33,11 +33,6 @@ MOST_UNPACKED = 256 << 20
 ROUNDS = 6
 """Refusals, one after another, whose first ways out a command takes."""
 
-PUBLIC_OPTIONS = (
-    "account_host", "account_name", "anon", "endpoint_url", "profile", "project", "requester_pays"
-)  # fmt: skip
-"""Storage options whose values are no secrets."""
-
 
 class _Command(NamedTuple):
     """A command by which a source may build.
@@ -192,16 +187,16 @@ def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...
 
     None has secrets, or a flag of a way before.
     """
+    from precache_workers.jobs.storage_options import is_plain
+
     if not error.ways:
         return []
     options, given, unpack = parse(command.words), command.words, command.unpack
     source = getattr(options, "source", None)
-    secret = (
-        key not in PUBLIC_OPTIONS and not isinstance(value, FromEnvironment)
-        for key, value in getattr(options, "storage_options", ())
-    )
+    given_options = getattr(options, "storage_options", ())
+    are_plain = all(isinstance(v, FromEnvironment) or is_plain(k, v) for k, v in given_options)
     # Flags of a recipe do not go with another one.
-    if source is None or any(secret) or (isinstance(error, RecipeError) and "recipe" in options):
+    if source is None or not are_plain or (isinstance(error, RecipeError) and "recipe" in options):
         return []
     [place] = (place for place, word in enumerate(given) if word is source)
     end = next((number for number, word in enumerate(given) if word == "--"), len(given))
