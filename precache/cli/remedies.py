@@ -187,10 +187,10 @@ def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...
 
     None has secrets, or a flag of a way before.
     """
-    from precache_workers.jobs.storage_options import is_plain
-
     if not error.ways:
         return []
+    from precache_workers.jobs.storage_options import is_plain
+
     options, given, unpack = parse(command.words), command.words, command.unpack
     source = getattr(options, "source", None)
     given_options = getattr(options, "storage_options", ())

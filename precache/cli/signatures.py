@@ -20,7 +20,7 @@ import precache
 from precache.cli.commands import COMMAND
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
-from precache.storage.environment import FromEnvironment
+from precache.storage.environment import FromEnvironment, with_environment
 
 METAVARS = {"uri": "STORE", "older_than": "AGE", "memory_per_task": "SIZE", "report": "FILE"}
 """Placeholders that are not the last word of their parameter."""
@@ -74,7 +74,8 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
         elif parameter.name not in apart:
             yield function, parameter
     if "storage_options" in own and "storage_options_env" not in own:  # which only a shell needs
-        yield precache.build, inspect.signature(precache.build).parameters["storage_options_env"]
+        more = inspect.signature(with_environment).parameters["storage_options_env"]
+        yield with_environment, more
 
 
 def headings_of(name: str) -> Mapping[str, str]:

@@ -199,7 +199,7 @@ def diff(
     before, after
         ``STORE@prefix``, or a store, which means its current version.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------

@@ -149,7 +149,7 @@ def gc(
     dry_run
         Write and remove nothing. Ages are then measured with this machine's clock.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------

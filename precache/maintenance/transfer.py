@@ -98,7 +98,7 @@ def pull(
     tick
         Called with the size of each shard that is done.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------

@@ -108,7 +108,7 @@ def verify(
     tick
         Called with the number of bytes read.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------

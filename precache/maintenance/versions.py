@@ -154,7 +154,7 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     store
         A store, as path or URL.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------
@@ -245,7 +245,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     uri
         ``STORE@prefix``.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------
