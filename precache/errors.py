@@ -66,23 +66,23 @@ class PrecacheError(Exception):
 
 
 class UsageError(PrecacheError):
-    """A request that is invalid or cannot be met."""
-
-    exit_status = 2
-
-
-class RecipeError(UsageError):
-    """A recipe with an unknown op, an invalid parameter, or ops that do not fit together.
+    """A request that is invalid or cannot be met.
 
     Attributes
     ----------
     ways
-        As in `ChoiceError`, of a recipe that flags describe: flags of other recipes.
+        Arguments of the command line by which it is met; the first may be another source.
     """
+
+    exit_status = 2
 
     def __init__(self, *parts: object, ways: Iterable[Sequence[str]] = ()) -> None:
         super().__init__(*parts)
         self.ways = tuple(map(tuple, ways))
+
+
+class RecipeError(UsageError):
+    """A recipe with an unknown op, an invalid parameter, or ops that do not fit together."""
 
 
 class SourceError(UsageError):
@@ -94,10 +94,8 @@ class ChoiceError(SourceError):
 
     Attributes
     ----------
-    ways
-        Arguments of the command line by which it builds. The first may be another source.
     unpack
-        Words of commands by which that source comes to be, if it is not there yet.
+        Words of commands by which the source of the first way comes to be, if it is not there yet.
     doubts
         Each `Doubt` of the source that the error names.
     """
@@ -109,8 +107,7 @@ class ChoiceError(SourceError):
         unpack: Iterable[Sequence[str]] = (),
         doubts: Iterable[Any] = (),
     ) -> None:
-        super().__init__(*parts)
-        self.ways = tuple(map(tuple, ways))
+        super().__init__(*parts, ways=ways)
         self.unpack = tuple(map(tuple, unpack))
         self.doubts = tuple(doubts)
 

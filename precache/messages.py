@@ -183,10 +183,10 @@ class Table(NamedTuple):
             ).rstrip()
 
 
-def first_ones(items: Sequence[str], separator: str = ", ") -> str:
-    """List the first `SHOWN` of the items, and count the rest."""
-    rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return separator.join(items[:SHOWN]) + rest
+def first_ones(items: Sequence[str], separator: str = ", ", most: int = SHOWN) -> str:
+    """List the first ones of the items, and count the rest."""
+    rest = f" … and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + rest
 
 
 def hole_lines(holes: Sequence[tuple[str, str]]) -> list[str]:

@@ -180,8 +180,9 @@ def build(
     progress
         Show progress on standard error.
     storage_options
-        Options of the remote file systems of source and store, passed to their fsspec classes.
-        They are sent with the tasks, and never written or shown.
+        Options of the remote file systems of source and store, such as
+        ``{"endpoint_url": "http://host:9000"}``, passed to their fsspec classes. They are sent with
+        the tasks, and never written or shown.
     storage_options_env
         Storage options whose values are environment variables, such as
         ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own

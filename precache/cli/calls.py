@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,13 @@ from precache.cli.commands import COMMAND
 from precache.cli.signatures import function_of, parameters, read_recipe
 from precache.errors import UsageError
 from precache.messages import plain_data, printable
-from precache.runtime.terminal import Terminal, say, say_text
+from precache.runtime.terminal import Terminal, note, say, say_text
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
 
 
-def run(name: str, options: argparse.Namespace) -> int:
+def run(name: str, options: argparse.Namespace, text: Callable[[Any], str] = str) -> int:
     """Call the function of a command, and print its result; returns the exit status."""
     keywords, page = arguments(name, options), getattr(options, "html", None)
     if page is not None:
@@ -33,7 +33,7 @@ def run(name: str, options: argparse.Namespace) -> int:
         check_page(page)
     with _progress(name, keywords, shown=not options.json):
         result = function_of(name)(**keywords)
-    show(options, result)
+    show(options, result, text(result))
     if page is not None:
         result.html(page)
     return int(getattr(result, "fails", not getattr(result, "ok", True)))
@@ -50,16 +50,13 @@ def run_build(name: str, options: argparse.Namespace) -> int:
     """Build, or plan the build with ``--dry-run``."""
     if options.dry_run:
         return run("plan", options)
-    result = precache.build(**arguments(name, options))
-    hint = "to retry failed samples, for example after raising a limit, give --retry-failed"
-    show(options, result, f"{result}\n{hint}" if result.holes else str(result))
-    return 0
+    hint = "\nto retry failed samples, for example after raising a limit, give --retry-failed"
+    return run(name, options, lambda result: f"{result}{hint if result.holes else ''}")
 
 
 def run_submit(name: str, options: argparse.Namespace) -> int:
     """Submit a build as a job; print its id, or follow it and print its result."""
     keywords = arguments(name, options, here=False)
-    keywords["address"] = getattr(options, "address", None)  # that of the job server
     return follow(function_of(name)(**keywords), options)
 
 
@@ -83,15 +80,14 @@ def run_refresh(name: str, options: argparse.Namespace) -> int:
 
 def run_view(name: str, options: argparse.Namespace) -> int:
     """Serve pages, or write one."""
-    if options.out is not None:
+    keywords = arguments(name, options)
+    if options.out is None:
+        precache.view(**keywords).serve(options.port)
+    else:
         from precache.html.pages import check_page
 
         check_page(options.out)
-    pages = precache.view(**arguments(name, options))
-    if options.out is None:
-        pages.serve(options.port)
-    else:
-        pages.write(options.out)
+        precache.view(**keywords).write(options.out)
         say(f"wrote {options.out}", stderr=True)
     return 0
 
@@ -171,19 +167,14 @@ def follow(submitted: ClusterJob, options: argparse.Namespace) -> int:
         show(options, data, submitted.id)
         return 0
     began = "already running" if submitted.attached else "submitted"
-    _note(f"job {submitted.id} is {began}; to stop it: {submitted.command('stop')}")
+    note(f"job {submitted.id} is {began}; to stop it: {submitted.command('stop')}")
     try:
         result = submitted.wait(lambda line: say(line, stderr=True))
     except KeyboardInterrupt:
-        _note(f"the job continues; to see its progress: {submitted.command('logs --follow')}")
+        note(f"the job continues; to see its progress: {submitted.command('logs --follow')}")
         return 130
     show(options, {**data, "result": to_json(result)}, str(result))
     return 0
-
-
-def _note(line: str) -> None:
-    """Print a line on standard error."""
-    say(f"precache: {line}", stderr=True)
 
 
 @contextlib.contextmanager

@@ -39,12 +39,7 @@ _NO_WAIT = {"--no-wait": {"action": "store_true", "help": "Print the job's id, d
 _DRY_RUN = {"--dry-run": {"action": "store_true", "help": "Only report, as precache plan does."}}
 _VIEW: dict[str, dict[str, Any]] = {
     "--out": {"metavar": "FILE", "help": "Write one page (.html), or what it shows (.json)."},
-    "--port": {
-        "type": int,
-        "default": 0,
-        "metavar": "N",
-        "help": "Port of the server; by default any that is free.",
-    },
+    "--port": {"type": int, "default": 0, "help": "Port of the server; by default any free one."},
 }
 
 COMMANDS: Mapping[str, Mapping[str, Command]] = {
@@ -110,8 +105,5 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
 }
 """Commands by heading; each calls the public function of its name."""
 
-COMMAND = {name: command for group in COMMANDS.values() for name, command in group.items()} | {
-    # What a submitted job runs; it is not listed.
-    "job": Command("", flags={"document": {"metavar": "JSON", "help": "what submit sends"}}),
-}
+COMMAND = {name: command for group in COMMANDS.values() for name, command in group.items()}
 """Commands by name."""

@@ -13,11 +13,10 @@ from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import precache
-from precache.cli.commands import COMMANDS
+from precache.cli.commands import COMMAND, COMMANDS
 from precache.errors import PrecacheError, UsageError
 from precache.messages import did_you_mean, printable, without_secrets
 
-_LISTED = [name for group in COMMANDS.values() for name in group]
 _RESUMED = ("build", "pull", "push", "refresh")
 
 _EPILOG = """\
@@ -79,7 +78,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         The arguments that were given, `command`, and `json`, a stream or None.
     """
     name, *rest = arguments or ["--help"]
-    if name not in (*_LISTED, "job"):
+    if name == "job":  # what a submitted job runs; it is not listed
+        [document] = rest
+        return argparse.Namespace(command=name, document=document, json=sys.stdout)
+    if name not in COMMAND:
         _help_or_refuse(name)
     parser = _parser(name)
     options, unknown = parser.parse_known_args(rest)
@@ -111,7 +113,7 @@ def _help_or_refuse(name: str) -> NoReturn:
     if name.startswith("-"):
         parser.parse_known_args([name])
         parser.refuse([name], secret=True)
-    parser.error(f"there is no command {name.partition('=')[0]}{did_you_mean(name, _LISTED)}")
+    parser.error(f"there is no command {name.partition('=')[0]}{did_you_mean(name, COMMAND)}")
 
 
 def _with_flags(message: str, given: Sequence[str]) -> str:
@@ -146,19 +148,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = getattr(calls, f"run_{options.command}", calls.run)
             status: int = run(options.command, options)
     except PrecacheError as error:
-        from precache.runtime.terminal import Terminal, say
+        from precache.runtime.terminal import Terminal, note
 
-        say(f"precache: {_with_flags(str(error), given)}", stderr=True)
+        note(_with_flags(str(error), given))
         if isinstance(error, UsageError):
             from precache.cli.remedies import remedies
 
-            seconds = time.monotonic() - began
-            waits = Terminal(file=sys.stderr).status("Planning the commands that are left")
+            console, seconds = Terminal(file=sys.stderr), time.monotonic() - began
+            waits = console.status("Planning the commands that are left")
             with contextlib.suppress(KeyboardInterrupt), waits:
-                for line in remedies(error, options, given, seconds):
-                    waits.stop()
-                    say(line, stderr=True)
-                    waits.start()
+                for line in remedies(error, given, seconds):
+                    console.print(line, soft_wrap=True)
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from precache.cli import calls
 from precache.cli.main import parse
 from precache.cli.signatures import function_of
-from precache.errors import ChoiceError, PrecacheError, RecipeError, UsageError
+from precache.errors import ChoiceError, RecipeError, UsageError
 from precache.messages import printable, without_secrets
 from precache.storage.environment import FromEnvironment
 
@@ -33,28 +33,30 @@ MOST_UNPACKED = 256 << 20
 ROUNDS = 6
 """Refusals, one after another, whose first ways out a command takes."""
 
-PUBLIC_OPTIONS = (
-    "account_host", "account_name", "anon", "endpoint_url", "profile", "project", "requester_pays"
-)  # fmt: skip
-"""Storage options whose values are no secrets."""
-
 
 class _Command(NamedTuple):
-    """Words of a command, and those of commands that unpack its source before it."""
+    """A command by which a source may build.
+
+    Attributes
+    ----------
+    unpack
+        Words of commands by which its source comes to be.
+    met
+        Number of refusals, one after another, of which it takes a way out.
+    added
+        Flags of these ways; one that is given twice would undo the first.
+    """
 
     words: Sequence[str]
-    unpack: Sequence[Sequence[str]]
+    unpack: Sequence[Sequence[str]] = ()
+    met: int = 0
+    added: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return " && ".join(map(shlex.join, [*self.unpack, ["precache", *self.words]]))
 
 
-def remedies(
-    error: PrecacheError,
-    options: argparse.Namespace,
-    given: Sequence[str],
-    seconds: float,
-) -> Iterator[str]:
+def remedies(error: UsageError, given: Sequence[str], seconds: float) -> Iterator[str]:
     """Yield lines with the commands by which a refused source builds.
 
     What a plan of a command refuses, such as pixels that are read after labels, is said before it,
@@ -63,56 +65,47 @@ def remedies(
 
     Parameters
     ----------
-    options
-        The arguments `given` of the refused command, parsed.
+    given
+        Words of the refused command.
     seconds
         Time that the refusal took, as that of a plan may.
     """
-    end = time.monotonic() + SECONDS
-    plans = options.command in ("build", "plan") and getattr(options, "store", None) is not None
-    said, is_of_recipe = {str(error)}, isinstance(error, RecipeError)
-    left = [*_commands(error, options, given)]
-    is_one, tried = len(left) == 1, True
-    for way, first in left:
-        command: _Command | None = first
-        planned, taken = not plans, {word for word in way if _is_flag(word)}
-        # The flags of a recipe go with any source.
-        anew = (parse(first.words), first.words) if is_of_recipe else (options, given)
-        for _ in range(ROUNDS if plans else 0):
-            if command is None or time.monotonic() + seconds > end:
-                break
-            own, began = parse(command.words), time.monotonic()
+    end, asked, said = time.monotonic() + SECONDS, _Command(given), {str(error)}
+    left = _ways_out(error, asked)
+    plans = left and given[0] in ("build", "plan") and parse(given).store is not None
+    is_one, all_tried = len(left) == 1, True
+    # Another source begins anew, without the flags of ways before; those of a recipe go with any.
+    anew = dict(left) if isinstance(error, RecipeError) else dict.fromkeys(dict(left), asked)
+    while left:
+        way, command = left.pop(0)
+        began = time.monotonic()
+        refusal: UsageError | bool = not plans
+        if plans and command.met <= ROUNDS and began + seconds <= end:
             refusal = _refusal(command)
             seconds = time.monotonic() - began  # that of the next may take as long
-            if isinstance(refusal, bool):
-                planned = refusal
-                break
-            others = [*_commands(refusal, own, command.words, command.unpack)]
-            # A flag that is given twice would undo the way.
-            apart = [(o, c) for o, c in others if _is_flag(o[0]) and taken.isdisjoint(o)]
-            if not (apart and _is_flag(way[0])):
-                if others and not _is_flag(others[0][0][0]):
-                    # Another source begins anew: it may not take the flags of ways before.
-                    others, taken = [*_commands(refusal, *anew, command.unpack)], set()
-                apart = [(o, c) for o, c in others if taken.isdisjoint(o)]
-                apart.sort(key=lambda one: one[0] != way)
-            command = None
-            if apart:
-                [(other, command), *more] = apart
-                taken |= {word for word in other if _is_flag(word)}
-                if is_one:
-                    left += [(way, one) for _, one in more]
-                    is_one = not more
-            text = "also" if command else f"`{shlex.join(way)}` is refused, too"
-            text += f": {refusal}"
-            if text not in said and not (command and str(refusal) in str(error)):
-                said.add(text)
-                yield f"precache: {text}"
-        if command is not None and (line := f"  {command}") not in said:
-            said.add(line)
-            yield line
-            tried = tried and planned
-    if not tried:
+        if isinstance(refusal, bool):
+            if (line := f"  {command}") not in said:
+                said.add(line)
+                yield line
+                all_tried = all_tried and refusal
+            continue
+        others = _ways_out(refusal, command)
+        flags = [(other, by) for other, by in others if _is_flag(other[0])]
+        if flags and _is_flag(way[0]):
+            others = flags
+        else:
+            if refusal.ways and not _is_flag(refusal.ways[0][0]):
+                source = anew[way]._replace(unpack=command.unpack, met=command.met)
+                others = _ways_out(refusal, source)
+            others.sort(key=lambda one: one[0] != way)
+        text = "also" if others else f"`{shlex.join(way)}` is refused, too"
+        text += f": {refusal}"
+        if text not in said and not (others and str(refusal) in str(error)):
+            said.add(text)
+            yield f"precache: {text}"
+        left[:0] = [(way, by) for _, by in (others if is_one else others[:1])]
+        is_one = is_one and len(others) == 1
+    if not all_tried:
         yield (
             "precache: not all of these were tried, as that takes long, or unpacks much: one that "
             "is refused prints commands in its turn"
@@ -137,8 +130,8 @@ def _refusal(command: _Command) -> UsageError | bool:
             if refusal is None:
                 return True
             named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
-            ways = [[word.replace(str(unpacked), folder) for word in way] for way in _ways(refusal)]
-            return type(refusal)(*named, **({"ways": ways} if ways else {}))
+            ways = [[w.replace(str(unpacked), folder) for w in way] for way in refusal.ways]
+            return type(refusal)(*named, ways=ways)
     return False
 
 
@@ -172,10 +165,6 @@ def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
     return False
 
 
-def _ways(error: PrecacheError) -> Sequence[Sequence[str]]:
-    return error.ways if isinstance(error, ChoiceError | RecipeError) else ()
-
-
 def _refusal_of_plan(options: argparse.Namespace) -> UsageError | None:
     silent = io.StringIO()
     try:
@@ -193,29 +182,22 @@ def _refusal_of_plan(options: argparse.Namespace) -> UsageError | None:
     return None
 
 
-def _commands(
-    error: PrecacheError,
-    options: argparse.Namespace,
-    given: Sequence[str],
-    unpack: Sequence[Sequence[str]] = (),
-) -> Iterator[tuple[Sequence[str], _Command]]:
-    """Yield the ways out of a refusal, each with its command; none with secrets.
+def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...], _Command]]:
+    """Return the ways out of the refusal of a command, each with its command.
 
-    Parameters
-    ----------
-    unpack
-        Words of commands by which the source of the refused command comes to be.
+    None has secrets, or a flag of a way before.
     """
+    if not error.ways:
+        return []
+    from precache_workers.jobs.storage_options import is_plain
+
+    options, given, unpack = parse(command.words), command.words, command.unpack
     source = getattr(options, "source", None)
-    ways = _ways(error)
-    secret = (
-        key not in PUBLIC_OPTIONS and not isinstance(value, FromEnvironment)
-        for key, value in getattr(options, "storage_options", ())
-    )
-    if not ways or source is None or any(secret):
-        return
-    if isinstance(error, RecipeError) and hasattr(options, "recipe"):
-        return  # flags do not go with it
+    given_options = getattr(options, "storage_options", ())
+    are_plain = all(isinstance(v, FromEnvironment) or is_plain(k, v) for k, v in given_options)
+    # Flags of a recipe do not go with another one.
+    if source is None or not are_plain or (isinstance(error, RecipeError) and "recipe" in options):
+        return []
     [place] = (place for place, word in enumerate(given) if word is source)
     end = next((number for number, word in enumerate(given) if word == "--"), len(given))
     here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
@@ -225,8 +207,10 @@ def _commands(
         return f"./{short}" if short != text and short.startswith("-") else short  # no flag
 
     if isinstance(error, ChoiceError) and error.unpack:
-        unpack = [[*map(relative, command)] for command in error.unpack]
-    for way in ways:
+        unpack = [[*map(relative, words)] for words in error.unpack]
+    found = []
+    for way in error.ways:
+        added = frozenset(filter(_is_flag, way))
         words, flags = [*given], [*map(relative, way)]
         is_source = not flags[0].startswith("-")
         if is_source:
@@ -237,9 +221,11 @@ def _commands(
             if kind in ("folder", "folders") or (kind and before):  # that of the archives
                 flags += "--source-kind", "folders" if "{" in words[place] else "folder"
         words[end:end] = flags
-        command = _Command(words, before)
-        if str(command) == printable(without_secrets(str(command))):
-            yield way, command
+        by = _Command(words, before, command.met + 1, command.added | added)
+        is_shown = str(by) == printable(without_secrets(str(by)))
+        if is_shown and added.isdisjoint(command.added):
+            found.append((way, by))
+    return found
 
 
 def _is_flag(word: str) -> bool:

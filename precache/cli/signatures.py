@@ -20,12 +20,9 @@ import precache
 from precache.cli.commands import COMMAND
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
-from precache.storage.environment import FromEnvironment
+from precache.storage.environment import FromEnvironment, with_environment
 
-METAVARS = {
-    "uri": "STORE", "older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE",
-    "report": "FILE",
-}  # fmt: skip
+METAVARS = {"uri": "STORE", "older_than": "AGE", "memory_per_task": "SIZE", "report": "FILE"}
 """Placeholders that are not the last word of their parameter."""
 
 _ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
@@ -35,23 +32,20 @@ _ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments of a command, and its description."""
     command, groups = COMMAND[name], dict[str, Any]({"": parser})
-    if name != "job":
-        example = f"\n\nexample:\n  precache {name} {command.example}" if command.example else ""
-        parser.description = documented(function_of(name))[0] + example
-        headings = headings_of(name)
-        for function, parameter in parameters(name):
-            group = headings.get(parameter.name, "")
-            to = groups.get(group) or groups.setdefault(group, parser.add_argument_group(group))
-            if parameter.name == "recipe":
-                _add_recipe(parser)
-            elif parameter.name == "storage_options":
-                _add_storage_options(to)
-            else:
-                _add(to, function, parameter)
+    example = f"\n\nexample:\n  precache {name} {command.example}" if command.example else ""
+    parser.description = documented(function_of(name))[0] + example
+    headings = headings_of(name)
+    for function, parameter in parameters(name):
+        group = headings.get(parameter.name, "")
+        to = groups.get(group) or groups.setdefault(group, parser.add_argument_group(group))
+        if parameter.name == "recipe":
+            _add_recipe(parser)
+        else:
+            _add(to, function, parameter)
     for flag, settings in command.flags.items():
         parser.add_argument(flag, **settings)
-    parser.set_defaults(json=name == "job")
-    if name not in ("job", "view"):
+    parser.set_defaults(json=False)
+    if name != "view":
         text = "Print one JSON object on standard output."
         parser.add_argument("--json", action="store_true", help=text)
     if command.model:  # whose flags are too many for a line
@@ -69,7 +63,7 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
     """Yield the parameters that have arguments, each with the function that documents it."""
     function = function_of(name)
     own = inspect.signature(function).parameters
-    apart = {"storage_options_env", "tick"}
+    apart = {"tick"}
     if "recipe" in own:  # functions of a recipe that the command line names are the user's own
         apart.add("run_functions")
     for parameter in own.values():
@@ -79,6 +73,9 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
                     yield precache.build, more
         elif parameter.name not in apart:
             yield function, parameter
+    if "storage_options" in own and "storage_options_env" not in own:  # which only a shell needs
+        more = inspect.signature(with_environment).parameters["storage_options_env"]
+        yield with_environment, more
 
 
 def headings_of(name: str) -> Mapping[str, str]:
@@ -160,15 +157,15 @@ def _add(to: Any, function: Callable[..., Any], parameter: inspect.Parameter) ->
     elif tuple in origins:
         settings |= {"type": _size, "metavar": "N|HxW"}
     elif Mapping in origins:
-        settings |= {"type": _pair, "action": "append", "metavar": "KEY=VALUE"}
+        of, read = _PAIRS.get(name, ("VALUE", _pair))
+        settings |= {"type": read, "action": "append", "metavar": f"KEY={of}"}
     elif Sequence in origins:
         text_kind = str in _kinds(get_args(origins[Sequence])[0])
         settings |= {"action": "append"} if text_kind else _TIMES
     elif str not in kinds:
         settings |= {"type": kinds[0], "metavar": "N"}
-    to.add_argument(
-        flag_of(name), dest=name, required=required, default=argparse.SUPPRESS, **settings
-    )
+    settings |= {"dest": name.removesuffix("_env"), "default": argparse.SUPPRESS}
+    to.add_argument(flag_of(name), required=required, **settings)
 
 
 def flag_of(name: str) -> str:
@@ -206,19 +203,6 @@ def _pair(text: str, of: str = "KEY=VALUE", secret: bool = False) -> tuple[str, 
     return key, value
 
 
-def _add_storage_options(to: Any) -> None:
-    add = functools.partial(
-        to.add_argument, dest="storage_options", action="append", default=argparse.SUPPRESS
-    )
-    text = "Option of the file system of a URL, such as endpoint_url=http://host:9000; repeatable."
-    add("--storage-options", metavar="KEY=VALUE", type=_storage_option, help=text)
-    text = (
-        "The same, but the value is read from an environment variable (on a cluster: of each "
-        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable."
-    )
-    add("--storage-options-env", metavar="KEY=VARIABLE", type=_storage_option_env, help=text)
-
-
 def _storage_option(text: str) -> tuple[str, Any]:
     """Split KEY=VALUE; the value is parsed if it is JSON, unless the option takes text."""
     from precache.storage.service_options import TEXT_OPTIONS
@@ -241,6 +225,11 @@ def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
 
 
 _TIMES = {"type": _number_or_file, "metavar": "N|FILE"}
+_PAIRS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "storage_options": ("VALUE", _storage_option),
+    "storage_options_env": ("VARIABLE", _storage_option_env),
+}
+"""Placeholder and type of the values of pairs, by parameter."""
 
 
 # --- the recipe ---------------------------------------------------------------------------------

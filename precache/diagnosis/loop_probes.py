@@ -21,9 +21,10 @@ from precache.diagnosis.measurements import SLOW, Copies, Measurements, Setup, T
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
-from precache.loading.loop import counters_of
+from precache.loading.loop import Loop, counters_of
 from precache.loading.mixing import Mixture
 from precache.loading.slots import map_tensors
+from precache.runtime.machine import current_device
 from precache.runtime.spread import Spread
 from precache.runtime.usage import cores, read_usage
 
@@ -59,7 +60,7 @@ def restored(loader: Any, objects: Sequence[Any]) -> Iterator[None]:
                 f"restore has {item!r}, which has no state_dict and load_state_dict; give "
                 "models, optimizers and the like"
             )
-    placed = [loader] if isinstance(loader, Loader | Mixture) else []
+    placed = [loader] if isinstance(loader, Loop) else []
     states = [(item, copy.deepcopy(item.state_dict())) for item in (*placed, *objects)]
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
@@ -136,23 +137,22 @@ class Probes:
     step: Callable[[Any], Any]
     limits: Limits
     device: torch.device | None
-    restore: Sequence[Any]
     tick: Callable[[str], None]
 
     def __post_init__(self) -> None:
         loader = self.loader
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
-        self._together = sum(source.together for source in _loaders_of(loader)) or 1
+        sources = loader.loaders if isinstance(loader, Mixture) else [loader]
+        self._together = sum(one.together for one in sources if isinstance(one, Loader)) or 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
 
     def run(self) -> Measurements:
-        """Run all probes, then restore the saved states."""
+        """Run all probes."""
         self._batches = batches_of(self.loader)
-        with restored(self.loader, self.restore):
-            try:
-                return self._measure().without_outlier()
-            finally:
-                self._batches.close()
+        try:
+            return self._measure().without_outlier()
+        finally:
+            self._batches.close()
 
     def _measure(self) -> Measurements:
         self.tick("the step alone")
@@ -192,11 +192,9 @@ class Probes:
     def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup]:
         """Time the step on a batch on the device and, on CUDA, on the batch as it was loaded."""
         self._run_step(batch)
-        device = self.device or _current_device()
+        device = self.device or current_device()
         on_device = map_tensors(batch, lambda tensor: tensor.to(device))
-        for _ in range(WARMUP):
-            self._run_step(on_device)
-        step = _time(lambda: self._run_step(on_device), self.limits)
+        step = _time(lambda: self._run_step(on_device), self.limits, WARMUP)
         setup = Setup(
             workers=self._workers,
             prefetch=self._prefetch,
@@ -334,12 +332,6 @@ def _can_be_sent(batch: Any) -> bool:
     return False
 
 
-def _current_device() -> torch.device:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def _synchronise() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
         torch.cuda.synchronize()
@@ -364,18 +356,11 @@ def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:
             yield from _arrays(value)
 
 
-def _loaders_of(loader: Any) -> tuple[Loader, ...]:
-    """Return the `Loader` itself or the sources of a mixture; empty for other loaders."""
-    if isinstance(loader, Mixture):
-        return loader.loaders
-    return (loader,) if isinstance(loader, Loader) else ()
-
-
 def _reads_store(loader: Any) -> bool:
     dataset = dataset_of(loader)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return bool(_loaders_of(loader)) or isinstance(dataset, CachedDataset)
+    return isinstance(loader, Loop) or isinstance(dataset, CachedDataset)
 
 
 def _length(loader: Any) -> int | None:

@@ -77,9 +77,8 @@ class TimedRun:
 
     def without(self, batch: int) -> TimedRun:
         """Leave one batch out."""
-        seconds, waits = (
-            values[:batch] + values[batch + 1 :] for values in (self.seconds, self.waits)
-        )
+        seconds = self.seconds[:batch] + self.seconds[batch + 1 :]
+        waits = self.waits[:batch] + self.waits[batch + 1 :]
         return replace(self, seconds=seconds, waits=waits, total=self.total - self.seconds[batch])
 
     @property

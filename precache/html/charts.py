@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +20,6 @@ MAX_DOTS = 200
 LEAST_MS = 1e-4
 MARGIN = 0.03
 """Share of a scale that stays free at either end."""
-
-
-class Tick(NamedTuple):
-    """A labelled position on an axis."""
-
-    at: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,6 @@ class Panel:
 class Bars:
     """Bars of each quantity below each other, in one panel per quantity."""
 
-    kind: ClassVar = "bars"
     title: str
     rows: Sequence[str]
     panels: Sequence[Panel]
@@ -77,7 +68,6 @@ class Bars:
 class Dots:
     """Times of samples or batches in ms, with a row for each entry of `rows`."""
 
-    kind: ClassVar = "dots"
     title: str
     rows: Mapping[str, npt.NDArray[np.float64]]
     note: str = ""
@@ -96,14 +86,14 @@ class Dots:
         return 100 * (MARGIN + (1 - 2 * MARGIN) * share)
 
     @property
-    def ticks(self) -> list[Tick]:
-        """Labelled times."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """Labelled times: position and text."""
         low, high = self._range
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         each = (1, 2, 5) if high < 300 * low else (1,)
         powers = decades[:: 1 + len(decades) // 8]
         times = [digit * 10.0**power for power in powers for digit in each]
-        return [Tick(self.at(ms), f"{ms:,.12g}") for ms in times if low <= ms <= high]
+        return [(self.at(ms), f"{ms:,.12g}") for ms in times if low <= ms <= high]
 
     def spread(self, row: str) -> Spread:
         """Return the figures of a row, in ms."""
@@ -124,6 +114,3 @@ class Dots:
         # A deterministic jitter: multiples of the golden ratio.
         jitter = 20 + 60 * (np.arange(len(ms)) * (math.sqrt(5) - 1) / 2 % 1)
         yield from zip(map(self.at, ms.tolist()), jitter.tolist(), strict=True)
-
-
-Chart = Bars | Dots

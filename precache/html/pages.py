@@ -89,16 +89,13 @@ def render(
     served
         The page is served over HTTP, and its links and forms lead there; otherwise it is one file.
     """
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            css=style_sheet(styles),
-            script=part(script) if script else "",
-            policy=content_policy(styles, script, served=served),
-            served=served,
-            **values,
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        css=style_sheet(styles),
+        script=part(script) if script else "",
+        policy=content_policy(styles, script, served=served),
+        served=served,
+        **values,
     )
 
 

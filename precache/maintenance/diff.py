@@ -198,6 +198,8 @@ def diff(
     ----------
     before, after
         ``STORE@prefix``, or a store, which means its current version.
+    storage_options
+        As `open` takes them.
 
     Raises
     ------

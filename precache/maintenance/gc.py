@@ -148,6 +148,8 @@ def gc(
         w), or 0 for all.
     dry_run
         Write and remove nothing. Ages are then measured with this machine's clock.
+    storage_options
+        As `open` takes them.
 
     Raises
     ------

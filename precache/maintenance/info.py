@@ -103,7 +103,7 @@ def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) 
     store
         A store, or ``STORE@prefix`` for a version; path or URL.
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Raises
     ------

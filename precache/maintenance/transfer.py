@@ -98,7 +98,7 @@ def pull(
     tick
         Called with the size of each shard that is done.
     storage_options
-        Options of remote file systems, as their fsspec classes take them.
+        As `open` takes them.
 
     Raises
     ------

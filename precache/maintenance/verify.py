@@ -108,7 +108,7 @@ def verify(
     tick
         Called with the number of bytes read.
     storage_options
-        Options of a remote file system, passed to its fsspec class.
+        As `open` takes them.
 
     Raises
     ------

@@ -153,6 +153,8 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     ----------
     store
         A store, as path or URL.
+    storage_options
+        As `open` takes them.
 
     Raises
     ------
@@ -242,6 +244,8 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     ----------
     uri
         ``STORE@prefix``.
+    storage_options
+        As `open` takes them.
 
     Raises
     ------

@@ -87,13 +87,8 @@ class MeterSettings:
         self.device = None if device is None else named_device(device)
 
 
-class Wait(NamedTuple):
-    """A long wait of the host, and a function that returns the keys of its samples."""
-
-    seconds: float
-    step: int
-    first: bool
-    keys: Callable[[], SampleKeys]
+Wait = tuple[SlowStep, Callable[[], SampleKeys]]
+"""A long wait of the host, and a function that returns the keys of its samples."""
 
 
 class Window(NamedTuple):
@@ -124,8 +119,8 @@ class Window(NamedTuple):
         stats = self.steps.stats(made=self.made)
         slow: tuple[SlowStep, ...] = ()
         if rare(stats.data, stats.stall_ratio, settings.threshold):
-            long = [wait for wait in reversed(self.waits) if wait.seconds > stats.data.mean]
-            slow = tuple(SlowStep(w.step, w.seconds, w.first, w.keys()) for w in long)
+            long = [wait for wait in reversed(self.waits) if wait[0].seconds > stats.data.mean]
+            slow = tuple(dataclasses.replace(step, keys=keys()) for step, keys in long)
         own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio)
         return StallReport(
             name=settings.name,
@@ -153,16 +148,15 @@ class RankKeyValue:
     keeps our requests from delaying others.
     """
 
-    def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: Any, name: str, world_size: int) -> None:
         self._keys = [f"{key_prefix(name)}/{number}" for number in range(world_size)]
         self._store = store
-        self._rank = rank
-        self._reporting: set[int] = set()
+        self._reporting: list[str] = []
         self._silent: set[int] = set()
 
     def put(self, stalls: RankStalls) -> None:
         """Publish the figures of this rank."""
-        self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
+        self._store.set(self._keys[stalls.rank], json.dumps(dataclasses.asdict(stalls)))
 
     def gather(self, window: int, is_last: Callable[[], bool]) -> list[RankStalls]:
         """Return the last figures of every rank that has published any, in order of ranks.
@@ -187,12 +181,9 @@ class RankKeyValue:
             seconds *= 2
 
     def _read(self) -> list[RankStalls]:
-        new = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
-        if not new or not self._store.check([self._keys[rank] for rank in new]):
-            new = [rank for rank in new if self._store.check([self._keys[rank]])]
-        self._reporting.update(new)
-        ranks = sorted(self._reporting)
-        values = self._store.multi_get([self._keys[rank] for rank in ranks])
+        known = (key in self._reporting or self._store.check([key]) for key in self._keys)
+        self._reporting = [key for key, is_known in zip(self._keys, known, strict=True) if is_known]
+        values = self._store.multi_get(self._reporting)
         return [RankStalls(**json.loads(value)) for value in values]
 
 
@@ -270,7 +261,7 @@ class Publisher:
         ranks = report.rank, report.world_size
         if ranks != self._ranks:
             self._ranks, store = ranks, job_store(report.world_size)
-            self._store = None if store is None else RankKeyValue(store, report.name, *ranks)
+            self._store = store if store is None else RankKeyValue(store, report.name, ranks[1])
         # The store may end with the process group.
         if self._store is None or not dist.is_initialized():
             return report

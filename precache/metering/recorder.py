@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import logging
 import time
@@ -15,8 +14,8 @@ import torch
 from precache.errors import UsageError
 from precache.loading.ranks import find_rank
 from precache.metering.publisher import MeterSettings, Publisher, Wait, Window, publisher_of
-from precache.metering.report import SampleKeys, StallReport
-from precache.runtime.machine import Machine
+from precache.metering.report import SampleKeys, SlowStep, StallReport
+from precache.runtime.machine import Machine, current_device
 from precache.runtime.step_clock import Counters, stall_clock
 from precache.runtime.threads import collected
 
@@ -109,8 +108,7 @@ class StallRecorder:
 
     def begin(self) -> None:
         """Start an iteration, which requests its first batch."""
-        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
-        device = self._settings.device or torch.device("cuda" if on_cuda else "cpu")
+        device = self._settings.device or current_device()
         if device != self._device:
             self._clock, self._device = stall_clock(device), device
             self._arrived = 0
@@ -142,9 +140,10 @@ class StallRecorder:
 
     def inspect(self, batch: Any) -> None:
         """Keep the samples of a long wait for the report."""
-        if len(self._waits) < KEPT_WAITS or self._wait > self._waits[0].seconds:
-            step = self.publisher.steps + self._arrived
-            bisect.insort(self._waits, Wait(self._wait, step, self._first, self._locate(batch)))
+        if len(self._waits) < KEPT_WAITS or self._wait > self._waits[0][0].seconds:
+            step = SlowStep(self.publisher.steps + self._arrived, self._wait, self._first)
+            self._waits.append((step, self._locate(batch)))
+            self._waits.sort(key=lambda wait: wait[0].seconds)
             del self._waits[:-KEPT_WAITS]
         if self._first:
             # After the first batch, so that the loader has forked its processes before.
@@ -157,7 +156,7 @@ class StallRecorder:
             self._clock.forget()
             if self._in_hand:
                 last = self.publisher.steps + self._arrived
-                self._waits = [wait for wait in self._waits if wait.step != last]
+                self._waits = [wait for wait in self._waits if wait[0].step != last]
                 self._arrived, self._in_hand = self._arrived - 1, False
         if self._running:
             self._report()

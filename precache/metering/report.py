@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from precache.messages import printable
+from precache.messages import first_ones, printable
 from precache.runtime.machine import Machine
 from precache.runtime.spread import Spread
 from precache.units import ms
@@ -44,9 +44,8 @@ class SlowStep:
         if self.first:
             text += ", the first of an iteration"
         if self.keys:
-            rest = len(self.keys) - SHOWN_KEYS
-            shown = ", ".join(printable(str(key)) for key in self.keys[:SHOWN_KEYS])
-            text += f": {shown}" + (f" … and {rest} more" if rest > 0 else "")
+            keys = [printable(str(key)) for key in self.keys]
+            text += f": {first_ones(keys, most=SHOWN_KEYS)}"
         return text + ")"
 
 

@@ -32,6 +32,13 @@ class Machine:
     io_wait: float | None = None
 
 
+def current_device() -> torch.device:
+    """Return the current CUDA device if this process uses CUDA, else the CPU."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 class MachineReader:
     """Reads counters, and returns their increase since the last reading; safe on any thread.
 
@@ -39,8 +46,7 @@ class MachineReader:
     """
 
     def __init__(self) -> None:
-        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
-        self._device = torch.cuda.current_device() if on_cuda else None
+        self._device = current_device()
         self._lock = threading.Lock()
         self._last: Usage | None = None
 
@@ -48,7 +54,7 @@ class MachineReader:
         """Return the load since the last call; the first call returns the GPU's alone."""
         with self._lock:
             last, self._last = self._last, (now := read_usage())
-        gpu = None if self._device is None else _gpu_utilization(self._device)
+        gpu = _gpu_utilization(self._device) if self._device.type == "cuda" else None
         if last is None or now.wall <= last.wall:
             return Machine(gpu_utilization=gpu)
         gained = now - last
@@ -59,7 +65,7 @@ class MachineReader:
         return Machine(cpu, gpu, io)
 
 
-def _gpu_utilization(device: int) -> float | None:
+def _gpu_utilization(device: torch.device) -> float | None:
     try:
         return torch.cuda.utilization(device) / 100
     except Exception:

@@ -45,9 +45,9 @@ def say_text(text: str, out: Console | None = None) -> None:
         (out or Terminal()).print(shown, soft_wrap=True)
 
 
-def say_error(error: BaseException) -> None:
-    """Print why a command failed."""
-    say(f"precache: {error}", stderr=True)
+def note(line: object) -> None:
+    """Print a line about a command, or its error, on standard error."""
+    say(f"precache: {line}", stderr=True)
 
 
 def guard_output() -> None:

@@ -37,17 +37,19 @@ class FromEnvironment:
 
 
 def with_environment(
-    options: Mapping[str, Any] | None, variables: Mapping[str, str] | None
+    storage_options: Mapping[str, Any] | None, storage_options_env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return storage options together with those that variables of the environment hold.
 
     Parameters
     ----------
-    variables
-        Storage option -> name of a variable.
+    storage_options_env
+        Storage options whose values are environment variables, such as
+        ``{"secret": "PHOTOS_SECRET"}``.
     """
-    by_name = {key: FromEnvironment(variable) for key, variable in (variables or {}).items()}
-    return {**(options or {}), **by_name}
+    variables = (storage_options_env or {}).items()
+    by_name = {key: FromEnvironment(variable) for key, variable in variables}
+    return {**(storage_options or {}), **by_name}
 
 
 def read_environment(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def open(uri: str | os.PathLike[str], storage_options: StorageOptions = None) ->
     uri
         A store, or one of its versions' folders.
     storage_options
-        Options of a remote file system, as its fsspec class takes them.
+        Options of a remote file system, such as ``{"endpoint_url": "http://host:9000"}``, as its
+        fsspec class takes them.
 
     Raises
     ------

@@ -81,9 +81,8 @@ def _card(catalogue: Catalogue, row: int, stored: dict[str, Any] | str, side: in
     key, version = catalogue.key(row), catalogue.version
     arrays, problems = ({}, [stored]) if isinstance(stored, str) else (stored, [])
     pictures, numbers = [], []
-    for array in (array for name in version.recipe.fields for array in version.variants(name)):
-        if array not in arrays:
-            continue
+    fields = version.recipe.fields
+    for array in (a for name in fields for a in version.variants(name) if a in arrays):
         pixels, note = preview(arrays[array], kind=version.kind(array))
         title = ", variant ".join(array.split("."))
         if pixels is None:

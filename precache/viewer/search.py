@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -157,33 +157,29 @@ class Catalogue:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read(self, rows: Sequence[int]) -> list[dict[str, np.ndarray] | str]:
-        """Read rows as epoch 0 does, as array name -> values.
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[dict[str, np.ndarray] | str]:
+        """Read rows as an epoch does, as array name -> values.
 
         A row that cannot be read gives the reason instead.
         """
         try:
-            return list(self._read(rows, self._reader))
+            reader = self._reader.at_epoch(epoch)
+            out = reader.read_whole(np.array(rows, np.int64))
         except (DamageError, StorageError) as error:
             if len(rows) == 1:
                 return [str(error)]
-            return [self.read([row])[0] for row in rows]
+            return [self.read([row], epoch)[0] for row in rows]
+        return [{a: out[name][at] for name, a in reader.arrays.items()} for at in range(len(rows))]
 
     def variants(self, row: int) -> dict[str, np.ndarray] | str:
         """Read all variants of all fields of a row, by array; or the reason why they cannot."""
         arrays: dict[str, np.ndarray] = {}
-        try:
-            for epoch in range(max(field.variants for field in self.version.fields.values())):
-                [values] = self._read([row], self._reader.at_epoch(epoch))
-                arrays |= values
-        except (DamageError, StorageError) as error:
-            return str(error)
+        for epoch in range(max(field.variants for field in self.version.fields.values())):
+            [values] = self.read([row], epoch)
+            if isinstance(values, str):
+                return values
+            arrays |= values
         return arrays
-
-    def _read(self, rows: Sequence[int], reader: VersionReader) -> Iterator[dict[str, np.ndarray]]:
-        out = reader.read_whole(np.array(rows, np.int64))
-        for position in range(len(rows)):
-            yield {array: out[name][position] for name, array in reader.arrays.items()}
 
 
 def _parse_number(text: str) -> np.float32:

@@ -32,7 +32,7 @@ def view(
         The first page shows rows whose keys contain `find`, of the class `label` (its name or
         number).
     storage_options
-        As `build` takes them.
+        As `open` takes them.
 
     Returns
     -------

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.diagnosis.diagnose import Diagnosis
+from precache.diagnosis.diagnose import Diagnosis, loops, render_diagnosis
 from precache.diagnosis.judgement import Remedy
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
-from precache.diagnosis.page import loops, render_diagnosis
 from precache.runtime.usage import Usage
 from tests.support.html_page import stands_alone
 

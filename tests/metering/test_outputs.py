@@ -134,7 +134,7 @@ def ranks() -> Iterator[list[RankKeyValue]]:
     """Three, each with a connection of its own to a store."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(3)]
-    yield [RankKeyValue(client, "train", rank, 3) for rank, client in enumerate(clients)]
+    yield [RankKeyValue(client, "train", 3) for client in clients]
     del clients, server
 
 

@@ -185,8 +185,7 @@ class Examination:
         """Yield the figures of every codec, the recipe's own first."""
         declared = {name: field.stored_as for name, field in self.job.recipe.fields.items()}
         own = "+".join(dict.fromkeys(codec.name for codec in declared.values()))
-        rows = [sample.rows for sample in stages.usual]
-        shapes = stages.shapes.values()
+        rows, shapes = stages.rows, stages.shapes.values()
         trials = {own: declared} | {
             codec.name: dict.fromkeys(declared, codec)
             for codec in CODECS

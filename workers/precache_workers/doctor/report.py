@@ -313,9 +313,7 @@ def predict_build(
     times: UnitTimes,
     cores: int,
     storage: Sequence[Throughput],
-    *,
-    listing: float,
-    start: float,
+    **spent: float,
 ) -> Estimate:
     """Predict the build of a new store from its unit times.
 
@@ -323,8 +321,8 @@ def predict_build(
     ----------
     per_shard
         Rows of a shard.
-    listing, start
-        Seconds to list the source, and from the start of a worker to its first sample.
+    spent
+        Seconds of `listing` and `start`, as of `estimate`.
     """
     full, rest = divmod(samples, per_shard)
     rows = [per_shard] * full + [rest] * (rest > 0)
@@ -332,8 +330,7 @@ def predict_build(
         [ShardWork.new(count, times.computed) for count in rows],
         times,
         cores,
-        listing=listing,
-        start=start,
+        **spent,
         round_trip=FILE_SECONDS,
         fetched_per_s=max((reading.requests_per_s for reading in storage), default=math.inf),
     )

@@ -50,9 +50,9 @@ class StageTimes:
     failures: Sequence[tuple[str, str]]
 
     @property
-    def usual(self) -> list[SampleRun]:
-        """Samples whose rows have the most common shapes: a store holds no others."""
-        return [sample for sample in self.samples if _shapes(sample) == self.shapes]
+    def rows(self) -> list[Mapping[str, np.ndarray]]:
+        """Rows of the most common shapes: a store holds no others."""
+        return [sample.rows for sample in self.samples if _shapes(sample) == self.shapes]
 
     def misfits(self) -> list[tuple[str, str]]:
         """Return (key, reason) of all other samples."""
@@ -120,9 +120,7 @@ def measure_stages(
     HangError
         A sample takes too long.
     """
-    # Each alone, so that the time of each is measured.
-    alone = replace(task, alone=frozenset(task.keys))
-    return run_in_time(lambda: _measure(alone, seconds, tick), task.job.sample_seconds)
+    return run_in_time(lambda: _measure(task, seconds, tick), task.job.sample_seconds)
 
 
 def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) -> StageTimes:
@@ -143,8 +141,9 @@ def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) ->
             encode = encoder_of(codec_for(recipe.fields[name].stored_as, shape), shape)
             run.time("encode", partial(encode, run.rows[name]))
 
-    barred = task.barred
-    runs = run_samples(task.fetch(), measure, barred=barred, warm_up=recipes, seconds=seconds)
+    # Each alone, so that the time of each is measured.
+    samples_in_turn, barred = replace(task, alone=frozenset(task.keys)).fetch(), task.barred
+    runs = run_samples(samples_in_turn, measure, barred=barred, warm_up=recipes, seconds=seconds)
     samples, failures, held = list[SampleRun](), list[tuple[str, str]](), 0
     with contextlib.closing(runs):
         for number, (run, error) in enumerate(runs, 1):

@@ -16,7 +16,7 @@ from typing import Any
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.messages import shown
 from precache.runtime.process_id import process_of
-from precache.runtime.terminal import guard_output, say_error
+from precache.runtime.terminal import guard_output, note
 from precache.storage.open import open_folder
 from precache.store.lease import Lease
 from precache_workers.planning.listing import ListedSource
@@ -113,7 +113,7 @@ def main(job: Any) -> int:
         with Lease(store, name, log_path, nonce):
             run_build(request, True, listed)
     except PrecacheError as error:
-        say_error(error)
+        note(error)
         return error.exit_status
     Path(log_path).unlink(missing_ok=True)
     return 0

@@ -33,7 +33,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     for key, value in options.items():
         if isinstance(value, FromEnvironment):
             variables[key] = value.variable
-        elif _is_plain(key, value):
+        elif is_plain(key, value):
             plain[key] = value
         else:
             raise UsageError(
@@ -44,13 +44,14 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return plain, variables
 
 
-def _is_plain(key: str, value: Any) -> bool:
+def is_plain(key: str, value: Any) -> bool:
+    """Return whether the value of an option is no secret."""
     if key == "token":
         return isinstance(value, str) and value in PLAIN_TOKENS
     if key not in PLAIN:
         return False
     if isinstance(value, Mapping):
-        return all(_is_plain(inner, value[inner]) for inner in value)
+        return all(is_plain(inner, value[inner]) for inner in value)
     if isinstance(value, str):
         # Text without a scheme is not read as a URL: what may hold a secret in it is refused.
         return shown(value) == value and ("://" in value or not set("@?;&") & set(value))
