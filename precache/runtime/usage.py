@@ -148,9 +148,9 @@ def _control_groups(controller: str) -> list[Path]:
         for line in (PROC / "self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or controller in controllers.split(","):
-                group = (CGROUPS / controller if controllers else CGROUPS) / path.lstrip("/")
+                root, group = CGROUPS / (controller if controllers else ""), Path(path.lstrip("/"))
                 # A container may see the whole path of its group, but only the group's own files.
-                groups += [group, *group.parents]
+                groups += [root / folder for folder in (group, *group.parents)]
     return groups
 
 
