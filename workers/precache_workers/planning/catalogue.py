@@ -5,8 +5,9 @@ the content of the sample of each row, and of each part from which a field start
 array the digest of the ops that made it. So a row of a field may come from any version that has the
 same content of the part under the first of the field's ops, under whatever key and in whatever row;
 where one of these ops is random, the key has to be the same, too. The content of a listed sample is
-known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
-guess, by its key, or its size with its name or time, and the task that fetches it finds out.
+known if a version has its source, key, size and time or etag. Of another sample the catalogue has
+guesses: the contents of its key, else one of its size with its name or time. The task that fetches
+it finds out which it is.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class StoredRows:
         Labels of rows that came with their samples, -1 for none; None if others are known.
     parts, starts
         Part of samples -> its contents, by row, as `content`; field -> parts that decide it.
+    others
+        What is stored of other contents that a sample may have, where the first one is a guess.
     """
 
     arrays: Sequence[StoredArray]
@@ -128,6 +131,7 @@ class StoredRows:
     labels: np.ndarray | None = None
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)
     starts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    others: Sequence[StoredRows] = ()
 
     @classmethod
     def empty(cls, fields: Collection[str], rows: int) -> StoredRows:
@@ -147,6 +151,7 @@ class StoredRows:
             holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
             labels=None if self.labels is None else self.labels[part],
             parts={start: content[part] for start, content in self.parts.items()},
+            others=[other.shard(rows) for other in self.others if other.content[part].any()],
         )
 
     def without(self, place: tuple[str, str], shard: int) -> StoredRows:
@@ -158,7 +163,8 @@ class StoredRows:
                 gone = (held[:, 0] == number) & (held[:, 1] >= rows.start)
                 gone &= held[:, 1] < rows.stop
                 fields[name] = np.where(gone[:, np.newaxis], np.int32(-1), held)
-        return replace(self, fields=fields)
+        others = [other.without(place, shard) for other in self.others]
+        return replace(self, fields=fields, others=others)
 
     @functools.cached_property
     def contents(self) -> list[str]:
@@ -179,7 +185,9 @@ class StoredRows:
     @functools.cached_property
     def has_rows(self) -> np.ndarray:
         """Rows of which some field is stored: (rows,) bool."""
-        return np.asarray(np.logical_or.reduce([has_row(held) for held in self.fields.values()]))
+        stored = [has_row(held) for held in self.fields.values()]
+        stored += [other.has_rows for other in self.others]
+        return np.asarray(np.logical_or.reduce(stored))
 
     @functools.cached_property
     def used(self) -> list[StoredArray]:
@@ -498,6 +506,10 @@ class Catalogue:
             known=known,
             holes=holes,
             starts={n: [*starts_of(n, f)] for n, f in declared.items()},
+            others=[
+                replace(self, listed=other).find(rows_per_shard, shapes)
+                for other in self.listed.others
+            ],
         )
 
     def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
@@ -581,6 +593,10 @@ def _samples(
             yield samples
 
 
+MOST_GUESSES = 4
+"""Contents that a sample may have, at most: each costs as much memory as the first."""
+
+
 def _contents(
     spec: VersionSpec, versions: Sequence[StoredSamples], pinned: str | None, with_labels: bool
 ) -> StoredRows:
@@ -588,7 +604,7 @@ def _contents(
     labels that came with samples."""
     table = spec.table
     content = np.zeros((len(table), 2), np.uint64)
-    known, guessed = (np.zeros(len(table), np.bool_) for _ in range(2))
+    known = np.zeros(len(table), np.bool_)
     labels = np.full(len(table), -1, np.int64) if with_labels else None
     for samples in versions:
         of_keys = samples.at_keys(samples.content, 0)
@@ -604,26 +620,42 @@ def _contents(
         if labels is not None:
             labels[same] = samples.at_keys(np.asarray(samples.version.labels), -1)[same]
     by_source = sorted(versions, key=lambda samples: samples.table.source != table.source)
-    for as_copied, samples in itertools.product((True, False), by_source):
+    contents = [content]
+    for samples in by_source:
         of_keys = samples.at_keys(samples.content, 0)
-        new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
-        if as_copied:  # with their times, as copies of a folder are
-            new &= samples.at_keys(samples.table.sizes, -1) == table.sizes
-            new &= (samples.at_keys(samples.table.mtimes, -1) == table.mtimes) & (table.mtimes > 0)
-        content[new], guessed[new] = of_keys[new], True
-    parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
-    for is_guess, samples in itertools.product((False, True), by_source):
-        alike = samples.at_keys(samples.content, 0) == content
-        for start in parts.keys() & samples.parts.keys():
-            of_keys = samples.at_keys(samples.parts[start], 0)
-            new = ~table.is_removed if is_guess else (known | guessed) & alike.all(1)
-            new &= _is_known(of_keys) & ~_is_known(parts[start])
-            parts[start][new] = of_keys[new]
-            known[new] &= not is_guess
-    new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
+        new = _is_known(of_keys) & ~known & ~table.is_removed
+        for guesses in contents:
+            blank = new & ~_is_known(guesses)
+            guesses[blank] = of_keys[blank]
+            new &= (guesses != of_keys).any(1)
+        if new.any() and len(contents) < MOST_GUESSES:
+            contents.append(np.where(new[:, np.newaxis], of_keys, np.uint64(0)))
+    parts, *parts_of_others = (_parts(spec, by_source, guesses, known) for guesses in contents)
+    new = np.flatnonzero(~_is_known(content) & ~table.is_removed & (table.sizes >= 0))
     if len(new):
         _guess_moved_or_copied(table, by_source, content, parts, new)
-    return StoredRows((), {}, content, known, {}, labels, parts)
+    others = [
+        StoredRows((), {}, guesses, np.zeros_like(known), {}, parts=of_parts)
+        for guesses, of_parts in zip(contents[1:], parts_of_others, strict=True)
+    ]
+    return StoredRows((), {}, content, known, {}, labels, parts, others=others)
+
+
+def _parts(
+    spec: VersionSpec, versions: Sequence[StoredSamples], content: np.ndarray, known: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the contents of parts of samples that have these contents; where a part is a guess,
+    the sample is `known` no more."""
+    parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
+    for is_guess, samples in itertools.product((False, True), versions):
+        alike = (samples.at_keys(samples.content, 0) == content).all(1)
+        for start in parts.keys() & samples.parts.keys():
+            of_keys = samples.at_keys(samples.parts[start], 0)
+            new = _is_known(content) & _is_known(of_keys) & ~_is_known(parts[start])
+            new &= alike | is_guess
+            parts[start][new] = of_keys[new]
+            known[new] &= not is_guess
+    return parts
 
 
 def _guess_moved_or_copied(
