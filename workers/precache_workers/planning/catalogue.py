@@ -292,29 +292,27 @@ class StoredSamples:
             of[starts[0]] if len(starts) == 1 else np.hstack([of[start] for start in starts])
             for of in (self.parts, parts)
         )
-        found, wanted = np.full(len(content), -1), _is_known(content)
+        found, left = np.full(len(content), -1), np.flatnonzero(_is_known(content))
 
         def take(rows: np.ndarray) -> None:
-            same = wanted & (found < 0) & (rows >= 0)
-            same[same] = (own[rows[same]] == content[same]).all(1)
+            nonlocal left
+            same = rows >= 0
+            same[same] = (own[rows[same]] == content[left[same]]).all(1)
             same[same] = usable[rows[same]]
-            found[same] = rows[same]
+            found[left[same]] = rows[same]
+            left = left[~same]
 
         if same_keys:
-            take(self.rows)
+            take(self.rows[left])
             return found
-        places = np.arange(len(content))
-        take(np.where(places < len(self.table), places, -1))
-        take(self.rows)
-        left = np.flatnonzero(wanted & (found < 0))
+        take(np.where(left < len(self.table), left, -1))
+        take(self.rows[left])
         if len(left):
             # A content of which only the first half is found is taken for unknown.
             ordered = np.flatnonzero(usable & _is_known(own))
             ordered = ordered[np.argsort(own[ordered, 0], kind="stable")]
             at = np.searchsorted(own[ordered, 0], content[left, 0])
-            rows = np.full(len(content), -1)
-            rows[left] = np.append(ordered, -1)[at]
-            take(rows)
+            take(np.append(ordered, -1)[at])
         return found
 
 
@@ -338,6 +336,8 @@ class Catalogue:
         Samples that failed are not known to fail.
     lost
         Places of arrays, and shards, that are not what they were: no rows are taken of these.
+    same_keys
+        Rows are looked up by the keys of samples alone, as contents are guessed by these.
     """
 
     spec: VersionSpec
@@ -345,6 +345,7 @@ class Catalogue:
     listed: StoredRows
     retries: bool = False
     lost: Collection[tuple[tuple[str, str], int]] = ()
+    same_keys: bool = False
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -434,6 +435,10 @@ class Catalogue:
         return holes
 
     @functools.cached_property
+    def _others(self) -> list[Catalogue]:
+        return [replace(self, listed=other, same_keys=True) for other in self.listed.others]
+
+    @functools.cached_property
     def _found(self) -> dict[tuple[object, ...], np.ndarray]:
         return {}
 
@@ -506,16 +511,14 @@ class Catalogue:
             known=known,
             holes=holes,
             starts={n: [*starts_of(n, f)] for n, f in declared.items()},
-            others=[
-                replace(self, listed=other).find(rows_per_shard, shapes)
-                for other in self.listed.others
-            ],
+            others=[other.find(rows_per_shard, shapes) for other in self._others],
         )
 
     def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
         """Find the rows of a version for a field: (listed,) int64, -1 for none."""
         declared = self.spec.recipe.fields[name]
-        same_keys = any(op.is_random for op in declared.ops[: array.applied])
+        is_random = any(op.is_random for op in declared.ops[: array.applied])
+        same_keys = is_random or self.same_keys
         starts = (*starts_of(name, declared),)
         key = number, starts, same_keys, array.place if self.lost else None
         if key not in self._found:
@@ -622,14 +625,17 @@ def _contents(
     by_source = sorted(versions, key=lambda samples: samples.table.source != table.source)
     contents = [content]
     for samples in by_source:
-        of_keys = samples.at_keys(samples.content, 0)
-        new = _is_known(of_keys) & ~known & ~table.is_removed
+        rows = np.flatnonzero(~known & ~table.is_removed & (samples.rows >= 0))
+        own = samples.content[samples.rows[rows]]
+        other = _is_known(own)
         for guesses in contents:
-            blank = new & ~_is_known(guesses)
-            guesses[blank] = of_keys[blank]
-            new &= (guesses != of_keys).any(1)
-        if new.any() and len(contents) < MOST_GUESSES:
-            contents.append(np.where(new[:, np.newaxis], of_keys, np.uint64(0)))
+            rows, own = rows[other], own[other]
+            blank = ~_is_known(guesses[rows])
+            guesses[rows[blank]] = own[blank]
+            other = (guesses[rows] != own).any(1)
+        if other.any() and len(contents) < MOST_GUESSES:
+            contents.append(np.zeros_like(content))
+            contents[-1][rows[other]] = own[other]
     parts, *parts_of_others = (_parts(spec, by_source, guesses, known) for guesses in contents)
     new = np.flatnonzero(~_is_known(content) & ~table.is_removed & (table.sizes >= 0))
     if len(new):
@@ -648,13 +654,16 @@ def _parts(
     the sample is `known` no more."""
     parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
     for is_guess, samples in itertools.product((False, True), versions):
-        alike = (samples.at_keys(samples.content, 0) == content).all(1)
         for start in parts.keys() & samples.parts.keys():
-            of_keys = samples.at_keys(samples.parts[start], 0)
-            new = _is_known(content) & _is_known(of_keys) & ~_is_known(parts[start])
-            new &= alike | is_guess
-            parts[start][new] = of_keys[new]
-            known[new] &= not is_guess
+            blank = _is_known(content) & ~_is_known(parts[start])
+            rows = np.flatnonzero(blank & (samples.rows >= 0))
+            if not is_guess:
+                alike = (samples.content[samples.rows[rows]] == content[rows]).all(1)
+                rows = rows[alike]
+            own = samples.parts[start][samples.rows[rows]]
+            new = _is_known(own)
+            parts[start][rows[new]] = own[new]
+            known[rows[new]] &= not is_guess
     return parts
 
 
